@@ -1,0 +1,107 @@
+"""Chains: the engine hashes of one prompt prefix, in order from the root, and the stripe units they are placed by.
+
+A *stripe unit* is up to 32 consecutive blocks of a chain, counted from its root; all of them are placed together, by the
+unit's first engine hash. A prefix reader stops at its first hole, so blocks that are read together are lost together.
+A slice of a chain keeps its root: a block's placement never depends on how much of the chain a request names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STRIPE_UNIT_BLOCKS = 32
+RANK_MAX = (1 << 32) - 1
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Some blocks of one chain, as a request names them; it travels as it is.
+
+    ``hashes`` holds the engine hashes one after another; ``units`` holds one placement hash for each stripe unit touched
+    and ``unit_blocks`` how many of the blocks, in order, each unit covers.
+    """
+
+    hashes: bytes
+    hash_bytes: int
+    units: bytes
+    unit_blocks: tuple[int, ...]
+    rank: int
+    group: int
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self.hashes) // self.hash_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Blocks ``start`` to ``stop`` of one prefix, for one rank and one KV group. Slice it: ``chain[8:40]``."""
+
+    hashes: bytes
+    """All engine hashes from the root, joined."""
+
+    hash_bytes: int
+    rank: int = 0
+    group: int = 0
+    start: int = 0
+    stop: int = 0
+    is_chained: bool = True
+    """False when the blocks have no order: each is then placed by its own hash."""
+
+    @classmethod
+    def of(
+        cls, engine_hashes: Iterable[bytes], *, hash_bytes: int, rank: int = 0, group: int = 0, is_chained: bool = True
+    ) -> Chain:
+        """Make a chain of engine hashes, from the root on.
+
+        Raises UsageError when a hash has another length than the volume's layout says, or rank or group is out of range.
+        """
+        listed = [bytes(engine_hash) for engine_hash in engine_hashes]
+        for position, engine_hash in enumerate(listed):
+            if len(engine_hash) != hash_bytes:
+                message = (
+                    f"engine hash {position} has {len(engine_hash)} bytes, and the volume's layout says {hash_bytes}: "
+                    "pass the engine's whole block hash, or open the volume with a layout of that hash_bytes"
+                )
+                raise UsageError(message)
+        if not (0 <= rank <= RANK_MAX and 0 <= group <= RANK_MAX):
+            message = f"rank {rank} or group {group} is not in 0 to {RANK_MAX}"
+            raise UsageError(message)
+        return cls(b"".join(listed), hash_bytes, rank, group, 0, len(listed), is_chained)
+
+    def __len__(self) -> int:
+        """Count the blocks of this slice."""
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> Chain:
+        """Return consecutive blocks of this slice; placement stays that of the whole chain."""
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            message = "slice a chain as chain[first:last], without a step"
+            raise UsageError(message)
+        first, last, _ = part.indices(len(self))
+        last = max(first, last)
+        return Chain(
+            self.hashes, self.hash_bytes, self.rank, self.group, self.start + first, self.start + last, self.is_chained
+        )
+
+    def span(self) -> Span:
+        """Return what a request says about these blocks."""
+        width = self.hash_bytes
+        own = self.hashes[self.start * width : self.stop * width]
+        if not self.is_chained:
+            return Span(own, width, own, (1,) * len(self), self.rank, self.group)
+        units, counts, position = [], [], self.start
+        while position < self.stop:
+            root = position - position % STRIPE_UNIT_BLOCKS
+            end = min(self.stop, root + STRIPE_UNIT_BLOCKS)
+            units.append(self.hashes[root * width : (root + 1) * width])
+            counts.append(end - position)
+            position = end
+        return Span(own, width, b"".join(units), tuple(counts), self.rank, self.group)

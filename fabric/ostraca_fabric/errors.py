@@ -1,0 +1,97 @@
+"""Every error that Ostraca raises on purpose.
+
+An expected outcome (a miss, a full drive, a late answer) is a value, never one of these::
+
+    OstracaError
+    ├── UsageError               the caller passed something that can't be used (also a ValueError)
+    ├── ConnectError             no agent could be reached, or it refused
+    │   ├── AuthenticationError
+    │   └── VersionError
+    ├── ClosedError              used after close, or after fork
+    ├── RefusedError             the agent refused one request
+    │   ├── UnknownVolumeError
+    │   └── LayoutMismatchError
+    ├── ProtocolError            the other end broke the wire's rules
+    │   ├── FrameTooLongError
+    │   └── MalformedError
+    ├── TransportError           the data plane can't be set up
+    ├── DriveError               a drive did not do what it was asked
+    ├── FormatError              what lies on flash isn't ours to use
+    └── MembershipError          the membership store can't be reached or refused
+"""
+
+from __future__ import annotations
+
+
+class OstracaError(Exception):
+    """Something in Ostraca went wrong."""
+
+
+class UsageError(OstracaError, ValueError):
+    """The caller passed something that can't be used; the message says what to pass instead."""
+
+
+class ConnectError(OstracaError, ConnectionError):
+    """No agent could be reached, or the one reached refused the connection."""
+
+
+class AuthenticationError(ConnectError):
+    """The agent did not accept who this says it is."""
+
+
+class VersionError(ConnectError):
+    """The two ends speak no common version of the wire."""
+
+
+class ClosedError(OstracaError):
+    """The client was closed, lost its agent for good, or crossed a fork."""
+
+
+class RefusedError(OstracaError):
+    """The agent refused one request; the connection goes on."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UnknownVolumeError(RefusedError):
+    """No volume of this name belongs to this tenant."""
+
+
+class LayoutMismatchError(RefusedError):
+    """The volume exists with another layout or block size; bytes would have another meaning."""
+
+
+class ProtocolError(OstracaError):
+    """The other end broke the rules of the wire; its connection is closed, no other is harmed."""
+
+    code = "protocol"
+
+
+class FrameTooLongError(ProtocolError):
+    """A frame announced more bytes than the limit agreed in the handshake."""
+
+    code = "frame_too_long"
+
+
+class MalformedError(ProtocolError):
+    """A frame's bytes are not a message of a type known here."""
+
+    code = "malformed"
+
+
+class TransportError(OstracaError):
+    """The data plane between a worker and its agent can't be set up or used."""
+
+
+class DriveError(OstracaError):
+    """A drive did not do what it was asked; what was read is not to be used, what was written may be lost."""
+
+
+class FormatError(OstracaError):
+    """What lies on the drive is not a shard this fabric may use; the message says what it is and what to do."""
+
+
+class MembershipError(OstracaError):
+    """The membership store can't be reached, or refused a change."""

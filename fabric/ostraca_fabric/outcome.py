@@ -1,0 +1,89 @@
+"""What can become of one block in a request.
+
+Outcomes are values: a miss never raises. They travel as one byte per block, so the numbers are part of the wire and are
+never reused.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class BlockState(IntEnum):
+    """What a get, lookup or prefetch says about one block."""
+
+    MISS = 0
+    """Not there, or it did not verify: recompute it."""
+
+    HIT = 1
+    """There, and for a get: verified and handed over."""
+
+    LATE = 2
+    """The deadline came first."""
+
+    DECLINED = 3
+    """The fabric chose not to try; the reason says why."""
+
+
+class PutState(IntEnum):
+    """What a put says about one block."""
+
+    DECLINED = 0
+    """Not stored; the reason says why."""
+
+    STAGED = 1
+    """The agent has the bytes. Nothing is promised, and nobody can get the block yet."""
+
+    COMMITTED = 2
+    """Listed in a summary on flash, and only then in the index: losing an agent does not lose it."""
+
+    EXISTS = 3
+    """An earlier put of the block completed; this one cost no flash write."""
+
+    LATE = 4
+    """The deadline came first. The block may yet be committed, or not at all."""
+
+
+class Ack(IntEnum):
+    """The state at which a put is to be acknowledged."""
+
+    STAGED = 1
+    COMMITTED = 2
+
+
+class Reason(IntEnum):
+    """Why a block is not a HIT, or was not stored."""
+
+    NONE = 0
+    NOT_FOUND = 1
+    """No owner lists the block."""
+    DAMAGED = 2
+    """What was read or landed failed its tag."""
+    WRONG_LENGTH = 3
+    """The stored block has another length than the caller asked for."""
+    DRIVE_ERROR = 4
+    """The drive failed the read or the write."""
+    TRANSFER_FAILED = 5
+    """The bytes did not reach the other end's memory."""
+    DEADLINE = 6
+    """Time ran out."""
+    OVERLOADED = 7
+    """A queue was at its limit."""
+    IN_FLIGHT = 8
+    """Another put of the same block is under way."""
+    NO_SPACE = 9
+    """The shard has no segment free to write now."""
+    NO_OWNER = 10
+    """No agent owns the shard, or its owner can't be reached."""
+    QUARANTINED = 11
+    """Too much memory is held by transfers not known to have ended."""
+    TOO_SLOW = 12
+    """Loading would have taken longer than recomputing."""
+    DISCONNECTED = 13
+    """The agent went away before it answered."""
+    CANCELLED = 14
+    """The caller took the request back."""
+    ADMISSION = 15
+    """The write budget is spent on better blocks."""
+    EXPIRED = 16
+    """The reservation ended before the commit."""

@@ -1,0 +1,49 @@
+"""Volumes: namespaces of blocks with one tenant, one layout and one largest block size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from ostraca_fabric.ids import TenantId
+    from ostraca_fabric.layout import Layout
+
+BLOCK_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeRecord:
+    """A volume as the membership store keeps it. It holds no secret."""
+
+    tenant: TenantId
+    name: str
+    layout: Layout
+    block_bytes: int
+    """The largest block, in bytes."""
+
+    incarnation: int = 1
+    """Raised when the volume is erased, which gives it a new secret."""
+
+    def __post_init__(self) -> None:
+        """Refuse a block size that flash can't hold."""
+        if not 1 <= self.block_bytes <= BLOCK_BYTES_MAX:
+            message = f"block_bytes is {self.block_bytes}: a volume's blocks have 1 to {BLOCK_BYTES_MAX} bytes"
+            raise UsageError(message)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What one block takes in an arena, in staging and at most on flash: whole pages."""
+        return -(-self.block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeIdentity:
+    """What a tag commits to besides the block itself. All of it is public."""
+
+    tenant: TenantId
+    name: str
+    layout_digest: bytes

@@ -1,0 +1,415 @@
+"""Everything that is said between a worker and its agent, and between agents.
+
+Messages are msgspec structs, encoded as msgpack arrays ``[tag, field, ...]``. A later version may add fields with defaults
+at the end and new messages with new tags; nothing else. Columns (one value per block) travel as the little-endian bytes of
+a numpy array, so a batch costs no Python object per block; ``ostraca_fabric.wire.columns`` packs and checks them.
+
+A request carries an id chosen by whoever asks, unique among the requests it has under way on that connection. Deadlines
+travel as the time that remains, in seconds, so no two clocks are ever compared.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ostraca_fabric.chain import Span  # noqa: TC001 (msgspec reads it at run time)
+from ostraca_fabric.layout import Layout  # noqa: TC001
+
+WIRE_VERSION = 1
+"""What this release speaks by preference. It also speaks the one before it (none before the first)."""
+
+WIRE_VERSION_OLDEST = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t"):
+    """Anything that travels as one msgpack frame."""
+
+
+# --- handshake -------------------------------------------------------------------------------------------------------
+
+
+class ArenaOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The memory a worker opens to its agent, and over which transport.
+
+    ``base`` is its address in the worker, ``metadata`` is the transport's own and opaque here. Slots of ``s`` bytes lie in
+    chunks: the slot at ``offset`` is number ``offset // chunk_bytes * (chunk_bytes // s) + offset % chunk_bytes // s``.
+    """
+
+    transport: str
+    arena_bytes: int
+    chunk_bytes: int
+    base: int = 0
+    metadata: bytes = b""
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the agent accepts on this connection. Beyond it, a frame is refused."""
+
+    frame_bytes_max: int
+    blocks_max: int
+    inflight_max: int
+
+
+class Hello(Message, tag=1):
+    """First frame of a connection: who asks, and what it can do. A connection belongs to one tenant."""
+
+    version_oldest: int
+    version_newest: int
+    role: str
+    """``worker``, ``agent`` or ``operator``."""
+    tenant: str
+    token: str
+    """Empty on a unix socket where peer credentials suffice."""
+    name: str
+    """For people: program and process id."""
+    features: tuple[str, ...] = ()
+    arenas: tuple[ArenaOffer, ...] = ()
+    """In order of preference. None: the connection moves no blocks."""
+
+
+class Welcome(Message, tag=2):
+    """The agent accepts: the version and features to use from here on, and which arena offer it took."""
+
+    version: int
+    agent: str
+    start_id: bytes
+    features: tuple[str, ...]
+    limits: ConnectionLimits
+    transport: str
+    """Empty when no arena was offered."""
+
+
+class Refused(Message, tag=3):
+    """The agent does not accept the connection, and closes it. Codes: version, authentication, transport, limit, protocol."""
+
+    code: str
+    message: str
+
+
+class Failed(Message, tag=4):
+    """The request can't be served as asked. Codes: unknown_volume, layout_mismatch, usage, overloaded, internal ..."""
+
+    request: int
+    code: str
+    message: str
+
+
+# --- worker to agent -------------------------------------------------------------------------------------------------
+
+
+class OpenVolume(Message, tag=10):
+    """Find a volume of the connection's tenant, or make it."""
+
+    request: int
+    name: str
+    layout: Layout
+    block_bytes: int
+    create: bool
+
+
+class VolumeOpened(Message, tag=11):
+    """The volume; ``handle`` names it on this connection only."""
+
+    request: int
+    handle: int
+    incarnation: int
+
+
+class Lookup(Message, tag=12):
+    """Which blocks could be got now? With ``pin_s``, hits stay gettable that long."""
+
+    request: int
+    handle: int
+    deadline_s: float
+    spans: tuple[Span, ...]
+    pin_s: float = 0.0
+
+
+class LookupDone(Message, tag=13):
+    """``states``: one BlockState byte per block, spans in order; ``reasons``: one Reason byte per block."""
+
+    request: int
+    states: bytes
+    reasons: bytes
+
+
+class Get(Message, tag=14):
+    """Bring blocks into arena slots. ``lengths``: u32 bytes expected per block; ``slots``: u64 arena offset per block."""
+
+    request: int
+    handle: int
+    deadline_s: float
+    spans: tuple[Span, ...]
+    lengths: bytes
+    slots: bytes
+    slot_bytes: int
+    recompute_s: float = 0.0
+    """How long recomputing would take; 0 when not known."""
+
+
+class GetProgress(Message, tag=15):
+    """These blocks (``positions``: u32 in the request) have landed and may be verified; more follow."""
+
+    request: int
+    positions: bytes
+
+
+class GetDone(Message, tag=16):
+    """The get is over. ``states`` and ``reasons``: a byte per block.
+
+    ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows when it is.
+    """
+
+    request: int
+    states: bytes
+    reasons: bytes
+    unsettled: bytes = b""
+
+
+class Put(Message, tag=17):
+    """Take blocks from arena slots. ``tags``: 16 bytes per block, made by the SDK from the caller's bytes."""
+
+    request: int
+    handle: int
+    deadline_s: float
+    ack: int
+    spans: tuple[Span, ...]
+    lengths: bytes
+    tags: bytes
+    slots: bytes
+    slot_bytes: int
+
+
+class PutDone(Message, tag=18):
+    """The put is acknowledged. ``states``: a PutState byte per block. ``unsettled`` as in GetDone.
+
+    Slots not listed there are the worker's again.
+    """
+
+    request: int
+    states: bytes
+    reasons: bytes
+    unsettled: bytes = b""
+
+
+class Prefetch(Message, tag=19):
+    """Bring blocks into the agent's DRAM, as far as it has room and time."""
+
+    request: int
+    handle: int
+    deadline_s: float
+    spans: tuple[Span, ...]
+
+
+class PrefetchDone(Message, tag=20):
+    """``states``: HIT where the block is in the agent's DRAM now."""
+
+    request: int
+    states: bytes
+    reasons: bytes
+
+
+class Cancel(Message, tag=21):
+    """The caller no longer wants the answer. The request still gets its final message, soon."""
+
+    request: int
+
+
+class Settled(Message, tag=22):
+    """Every transfer of this request is now known to have ended; its slots are the worker's again."""
+
+    request: int
+
+
+class Ping(Message, tag=23):
+    """Answer at once."""
+
+    request: int
+
+
+class Pong(Message, tag=24):
+    """An answer to Ping."""
+
+    request: int
+
+
+class Status(Message, tag=25):
+    """What does the agent believe?"""
+
+    request: int
+
+
+class StatusDone(Message, tag=26):
+    """``body``: an ``AgentStatus`` as msgpack (``ostraca_fabric.status``)."""
+
+    request: int
+    body: bytes
+
+
+class Fetch(Message, tag=27):
+    """Inline transport only, agent to worker: send these arena bytes as bulk frames of ``transfer``, in this order."""
+
+    transfer: int
+    slots: bytes
+    lengths: bytes
+
+
+# --- mover to owner --------------------------------------------------------------------------------------------------
+
+
+class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Some keys of one shard: 16 bytes each."""
+
+    shard: str
+    keys: bytes
+
+
+class Resolve(Message, tag=40):
+    """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released."""
+
+    request: int
+    deadline_s: float
+    pin_s: float
+    shards: tuple[ShardKeys, ...]
+
+
+class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an owner knows of one shard's keys, one value per key asked for.
+
+    ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes. Values of keys
+    not found are zero. ``pin``: to release early; 0 when nothing was found.
+    """
+
+    shard: str
+    is_owner: bool
+    owner_epoch: int
+    found: bytes = b""
+    offsets: bytes = b""
+    lengths: bytes = b""
+    generations: bytes = b""
+    tags: bytes = b""
+    pin: int = 0
+
+
+class Resolved(Message, tag=41):
+    """Answer to Resolve, shards in the order asked."""
+
+    request: int
+    shards: tuple[ShardExtents, ...]
+
+
+class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Blocks someone wants to write to one shard. ``lengths``: u32."""
+
+    shard: str
+    keys: bytes
+    lengths: bytes
+
+
+class Reserve(Message, tag=42):
+    """Hand out space for these blocks, for ``hold_s``."""
+
+    request: int
+    deadline_s: float
+    hold_s: float
+    shards: tuple[ShardWants, ...]
+
+
+class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``states``: u8, a PutState (STAGED stands for "reserved", EXISTS, DECLINED); ``reasons``: u8;
+    ``reservations``, ``offsets``: u64 in the shard, zero where not reserved.
+    """
+
+    shard: str
+    is_owner: bool
+    owner_epoch: int
+    states: bytes = b""
+    reasons: bytes = b""
+    reservations: bytes = b""
+    offsets: bytes = b""
+
+
+class Reserved(Message, tag=43):
+    """Answer to Reserve, shards in the order asked."""
+
+    request: int
+    shards: tuple[ShardReservations, ...]
+
+
+class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Blocks written: ``reservations`` u64, ``tags`` 16 bytes each."""
+
+    shard: str
+    owner_epoch: int
+    reservations: bytes
+    tags: bytes
+
+
+class Commit(Message, tag=44):
+    """List these blocks. Answered when they are in a summary on flash."""
+
+    request: int
+    deadline_s: float
+    shards: tuple[ShardCommit, ...]
+
+
+class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``states``: u8, a PutState (COMMITTED, EXISTS or DECLINED); ``reasons``: u8."""
+
+    shard: str
+    states: bytes
+    reasons: bytes
+
+
+class Committed(Message, tag=45):
+    """Answer to Commit, shards in the order asked."""
+
+    request: int
+    shards: tuple[ShardCommitted, ...]
+
+
+class ShardRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Pins and reservations of one shard that are no longer needed. ``reservations``: u64."""
+
+    shard: str
+    pins: tuple[int, ...] = ()
+    reservations: bytes = b""
+
+
+class Release(Message, tag=46):
+    """Give back early what would run out by itself. Not answered."""
+
+    shards: tuple[ShardRelease, ...]
+
+
+class Damage(Message, tag=47):
+    """A block read from this extent failed its tag. The owner ignores it unless current. Not answered."""
+
+    shard: str
+    key: bytes
+    offset: int
+    length: int
+    generation: int
+    tag: bytes
+
+
+WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status
+AgentAnswer = VolumeOpened | LookupDone | GetDone | PutDone | PrefetchDone | Pong | StatusDone | Failed
+OwnerRequest = Resolve | Reserve | Commit
+OwnerAnswer = Resolved | Reserved | Committed | Failed
+OwnerNotice = Release | Damage
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Refused
+    | WorkerRequest
+    | AgentAnswer
+    | GetProgress
+    | Cancel
+    | Settled
+    | Fetch
+    | OwnerRequest
+    | OwnerAnswer
+    | OwnerNotice
+)
