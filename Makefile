@@ -1,0 +1,64 @@
+# `make demo` and `make test` are all the set-up there is: whatever they need, `scripts/setup` creates in .venv.
+#
+#   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
+#   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
+#   DEMO_ARGS=, PYTEST_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#
+# The first two count when .venv is made; `make clean` first to change them later.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+OSTRACA_TORCH ?=
+BIN := .venv/bin
+READY := .venv/.ready
+CODE := fabric dpu_agent enclosure sdk
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(READY) ## Two worker processes share a real model's KV cache through Ostraca
+	@$(BIN)/python demo/run.py $(DEMO_ARGS)
+
+.PHONY: test
+test: $(READY) ## Run the whole test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: $(READY) ## Measure against this machine's own limits
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: format
+format: $(READY) ## Format the code and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Hashes are the public index's: wheels that happen to lie on this machine must not find their way into the lock.
+.PHONY: lock
+lock: $(READY) ## Write requirements.lock anew (LOCK_ARGS=--upgrade for newer versions)
+	@env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+	  $(BIN)/uv pip compile pyproject.toml --group dev --extra agent --extra enclosure --extra demo \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --quiet --output-file requirements.lock $(LOCK_ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv and every cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find $(CODE) tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): scripts/setup requirements.lock pyproject.toml
+	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup
