@@ -148,10 +148,14 @@ class Get(Message, tag=14):
 
 
 class GetProgress(Message, tag=15):
-    """These blocks (``positions``: u32 in the request) have landed and may be verified; more follow."""
+    """These blocks (``positions``: u32 in the request) have landed and may be verified; more may follow.
+
+    ``tags``: 16 bytes each, as their writers' SDKs made them. A block is a HIT in ``GetDone`` only if it was named here.
+    """
 
     request: int
     positions: bytes
+    tags: bytes
 
 
 class GetDone(Message, tag=16):
