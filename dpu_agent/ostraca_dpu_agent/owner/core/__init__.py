@@ -1,0 +1,36 @@
+"""What an owner decides about one shard: where blocks lie, who may write where, what is evicted. Pure.
+
+``ShardCore`` takes calls and the time, and returns decisions and summary pages to write; its caller does the I/O and says
+how it ended. Segments go round::
+
+    FREE -> OPENING -> OPEN -> SEALED -> DRAINING -> FREE
+
+OPENING waits for an empty summary page of the new generation, OPEN hands out space, DRAINING has left the index and waits
+until nobody reads or writes in it any more.
+"""
+
+from __future__ import annotations
+
+from ostraca_dpu_agent.owner.core.answers import (
+    CommitAnswer,
+    CommitsDone,
+    Reservations,
+    Resolution,
+    ShardCounts,
+    SummaryWrite,
+)
+from ostraca_dpu_agent.owner.core.segments import SegmentState
+from ostraca_dpu_agent.owner.core.settings import ShardSettings
+from ostraca_dpu_agent.owner.core.shard import ShardCore
+
+__all__ = [
+    "CommitAnswer",
+    "CommitsDone",
+    "Reservations",
+    "Resolution",
+    "SegmentState",
+    "ShardCore",
+    "ShardCounts",
+    "ShardSettings",
+    "SummaryWrite",
+]

@@ -1,0 +1,119 @@
+"""What ``ShardCore`` answers. Columns hold one value per block, in the order asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.owner.core.segments import SegmentState
+    from ostraca_fabric.extent import Generation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolution:
+    """Where blocks lie. Values of keys not found are zero."""
+
+    found: NDArray[np.bool_]
+    offsets: NDArray[np.uint64]
+    """In the shard, in bytes."""
+
+    lengths: NDArray[np.uint32]
+    """The blocks' own bytes; on flash they take whole pages."""
+
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    pin: int
+    """To release early; 0 when nothing was found or no pin was asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservations:
+    """Space handed out."""
+
+    states: NDArray[np.uint8]
+    """A PutState each: STAGED stands for "reserved"; EXISTS; DECLINED."""
+
+    reasons: NDArray[np.uint8]
+    """A Reason each: IN_FLIGHT, NO_SPACE, OVERLOADED or BAD_LENGTH where declined."""
+
+    reservations: NDArray[np.uint64]
+    """Zero where nothing was reserved."""
+
+    offsets: NDArray[np.uint64]
+    """In the shard, in bytes; zero where nothing was reserved."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitAnswer:
+    """What a commit says at once."""
+
+    states: NDArray[np.uint8]
+    """A PutState each: STAGED stands for "in the next summary write", whose end a ``CommitsDone`` will tell; DECLINED is
+    final."""
+
+    reasons: NDArray[np.uint8]
+    """EXPIRED where the reservation had ended, was unknown, or is of another owner epoch; IN_FLIGHT where it was
+    committed already."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryWrite:
+    """Summary pages to write: all pieces before ``ShardCore.written`` is called, in any order."""
+
+    number: int
+    segment: int
+    generation: Generation
+    pieces: tuple[tuple[int, bytes], ...]
+    """Offset in the shard and whole pages, each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitsDone:
+    """Commits that have ended."""
+
+    reservations: NDArray[np.uint64]
+    states: NDArray[np.uint8]
+    """COMMITTED, or DECLINED when the summary could not be written."""
+
+    reasons: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """What a shard holds and has done since its owner began."""
+
+    blocks: int
+    blocks_max: int
+    block_bytes: int
+    """Bytes of the blocks that can be got."""
+
+    capacity_bytes: int
+    """Data areas of all segments."""
+
+    segments: Mapping[SegmentState, int]
+    pins: int
+    reservations: int
+    """Reservations and commits under way."""
+
+    keys_asked: int
+    keys_found: int
+    blocks_reserved: int
+    blocks_committed: int
+    blocks_evicted: int
+    blocks_evicted_unread: int
+    """Evicted without having been found once: written for nothing."""
+
+    blocks_dropped: int
+    """Damaged, and confirmed so."""
+
+    segments_evicted: int
+    summary_writes: int
+    summary_write_failures: int
