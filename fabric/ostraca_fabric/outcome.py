@@ -87,3 +87,5 @@ class Reason(IntEnum):
     """The write budget is spent on better blocks."""
     EXPIRED = 16
     """The reservation ended before the commit."""
+    BAD_LENGTH = 17
+    """No segment of the shard can hold a block of this length."""
