@@ -1,18 +1,20 @@
-"""Chains: the engine hashes of one prompt prefix, in order from the root, and the stripe units they are placed by.
+"""Chains: the engine hashes of one prompt prefix, from the root on, and the stripe units they are placed by.
 
-A *stripe unit* is up to 32 consecutive blocks of a chain, counted from its root; all of them are placed together, by the
-unit's first engine hash. A prefix reader stops at its first hole, so blocks that are read together are lost together.
-A slice of a chain keeps its root: a block's placement never depends on how much of the chain a request names.
+A *stripe unit* is up to 32 consecutive blocks of a chain, counted from its root; all of them are placed
+together, by the unit's first engine hash. A prefix reader stops at its first hole, so blocks that are read
+together are lost together. A slice of a chain keeps its root: a block's placement never depends on how much
+of the chain a request names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.layout import HASH_BYTES_MAX, HASH_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +26,10 @@ RANK_MAX = (1 << 32) - 1
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Some blocks of one chain, as a request names them; it travels as it is.
 
-    ``hashes`` holds the engine hashes one after another; ``units`` holds one placement hash for each stripe unit touched
-    and ``unit_blocks`` how many of the blocks, in order, each unit covers.
+    ``hashes`` holds the engine hashes one after another; ``units`` holds one placement hash for each stripe
+    unit touched and ``unit_blocks`` how many of the blocks, in order, each unit covers. Columns that
+    contradict each other raise UsageError, which msgspec turns into a ValidationError where the span came off
+    the wire.
     """
 
     hashes: bytes
@@ -35,6 +39,21 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     group: int
 
+    def __post_init__(self) -> None:
+        """Refuse columns that contradict each other: nobody later meets a block left over."""
+        blocks, rest = divmod(len(self.hashes), _checked_hash_bytes(self.hash_bytes))
+        units = len(self.unit_blocks)
+        if rest or len(self.units) != units * self.hash_bytes or sum(self.unit_blocks) != blocks:
+            message = (
+                f"a span of {len(self.hashes)} bytes of hashes and {len(self.units)} of units, "
+                f"{self.hash_bytes} each, whose {units} units cover {sum(self.unit_blocks)} blocks"
+            )
+            raise UsageError(message)
+        if units and not 1 <= min(self.unit_blocks) <= max(self.unit_blocks) <= STRIPE_UNIT_BLOCKS:
+            message = f"a stripe unit has 1 to {STRIPE_UNIT_BLOCKS} blocks"
+            raise UsageError(message)
+        _check_rank_and_group(self.rank, self.group)
+
     def __len__(self) -> int:
         """Count the blocks."""
         return len(self.hashes) // self.hash_bytes
@@ -42,7 +61,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Blocks ``start`` to ``stop`` of one prefix, for one rank and one KV group. Slice it: ``chain[8:40]``."""
+    """Blocks ``start`` to ``stop`` of one prefix, for one rank and KV group. Slice it: ``chain[8:40]``."""
 
     hashes: bytes
     """All engine hashes from the root, joined."""
@@ -57,23 +76,34 @@ class Chain:
 
     @classmethod
     def of(
-        cls, engine_hashes: Iterable[bytes], *, hash_bytes: int, rank: int = 0, group: int = 0, is_chained: bool = True
+        cls,
+        engine_hashes: Iterable[bytes],
+        *,
+        hash_bytes: int,
+        rank: int = 0,
+        group: int = 0,
+        is_chained: bool = True,
     ) -> Chain:
         """Make a chain of engine hashes, from the root on.
 
-        Raises UsageError when a hash has another length than the volume's layout says, or rank or group is out of range.
+        Raises UsageError when a hash is not bytes or has another length than the volume's layout says, or
+        when rank or group is out of range.
         """
-        listed = [bytes(engine_hash) for engine_hash in engine_hashes]
+        _checked_hash_bytes(hash_bytes)
+        _check_rank_and_group(rank, group)
+        try:
+            # By way of memoryview, because bytes(32) is 32 zeros: integer hashes must not become one block.
+            listed = [bytes(memoryview(engine_hash)) for engine_hash in engine_hashes]
+        except TypeError as error:
+            message = f"engine hashes are bytes: {error}"
+            raise UsageError(message) from error
         for position, engine_hash in enumerate(listed):
             if len(engine_hash) != hash_bytes:
                 message = (
-                    f"engine hash {position} has {len(engine_hash)} bytes, and the volume's layout says {hash_bytes}: "
-                    "pass the engine's whole block hash, or open the volume with a layout of that hash_bytes"
+                    f"engine hash {position} has {len(engine_hash)} bytes, and the volume's layout "
+                    f"says {hash_bytes}: pass the whole block hash, or open the volume with another layout"
                 )
                 raise UsageError(message)
-        if not (0 <= rank <= RANK_MAX and 0 <= group <= RANK_MAX):
-            message = f"rank {rank} or group {group} is not in 0 to {RANK_MAX}"
-            raise UsageError(message)
         return cls(b"".join(listed), hash_bytes, rank, group, 0, len(listed), is_chained)
 
     def __len__(self) -> int:
@@ -82,14 +112,12 @@ class Chain:
 
     def __getitem__(self, part: slice) -> Chain:
         """Return consecutive blocks of this slice; placement stays that of the whole chain."""
-        if not isinstance(part, slice) or part.step not in (None, 1):
+        if not isinstance(part, slice) or part.step not in (None, 1):  # type: ignore[redundant-expr]  # untyped callers
             message = "slice a chain as chain[first:last], without a step"
             raise UsageError(message)
         first, last, _ = part.indices(len(self))
         last = max(first, last)
-        return Chain(
-            self.hashes, self.hash_bytes, self.rank, self.group, self.start + first, self.start + last, self.is_chained
-        )
+        return replace(self, start=self.start + first, stop=self.start + last)
 
     def span(self) -> Span:
         """Return what a request says about these blocks."""
@@ -105,3 +133,16 @@ class Chain:
             counts.append(end - position)
             position = end
         return Span(own, width, b"".join(units), tuple(counts), self.rank, self.group)
+
+
+def _checked_hash_bytes(hash_bytes: int) -> int:
+    if not HASH_BYTES_MIN <= hash_bytes <= HASH_BYTES_MAX:
+        message = f"hash_bytes is {hash_bytes}: engine hashes have {HASH_BYTES_MIN} to {HASH_BYTES_MAX} bytes"
+        raise UsageError(message)
+    return hash_bytes
+
+
+def _check_rank_and_group(rank: int, group: int) -> None:
+    if not (0 <= rank <= RANK_MAX and 0 <= group <= RANK_MAX):
+        message = f"rank {rank} or group {group} is not in 0 to {RANK_MAX}"
+        raise UsageError(message)
