@@ -1,8 +1,8 @@
 """Where blocks lie on flash.
 
 A *generation* tells one use of a segment from the next: the owner's epoch and a count, packed as
-``epoch << 32 | count`` so that generations compare as they were handed out and fit a numpy column. The lowest is the
-oldest. Generation 0 is "never written".
+``epoch << 32 | count`` so that generations compare as they were handed out and fit a numpy column. The lowest
+is the oldest. Generation 0 is "never written".
 """
 
 from __future__ import annotations

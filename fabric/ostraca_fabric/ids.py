@@ -1,7 +1,7 @@
 """Identities: who and what there is in a fabric.
 
-Names are chosen by people and readable in logs and in etcd; start ids and fabric ids are random. A shard's id names its
-enclosure and drive, so that a log line says where a block lay.
+Names are chosen by people and readable in logs and in etcd; start ids and fabric ids are random. A shard's id
+names its enclosure and drive, so that a log line says where a block lay.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checked_name(what: str, name: str) -> str:
 
     Raises UsageError that says what a good name is; *what* names the thing in its message.
     """
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.match(name):  # type: ignore[redundant-expr]  # untyped callers
         message = (
             f"{what} {name!r} is not a usable name: take 1 to 63 of a-z, 0-9, '.', '_' and '-', "
             "beginning with a letter or digit"

@@ -1,7 +1,7 @@
 """What makes a block's bytes meaningful.
 
-Two workers share blocks only when all of this is equal, and the layout's digest is in every block's tag: a worker that
-reads with another layout can only miss.
+Two workers share blocks only when all of this is equal, and the layout's digest is in every block's tag: a
+worker that reads with another layout can only miss.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Layout:
             message = "a layout needs a model and a dtype: they keep different bytes apart"
             raise UsageError(message)
         if not HASH_BYTES_MIN <= self.hash_bytes <= HASH_BYTES_MAX:
-            message = f"hash_bytes is {self.hash_bytes}: engine hashes have {HASH_BYTES_MIN} to {HASH_BYTES_MAX} bytes"
+            message = (
+                f"hash_bytes is {self.hash_bytes}: engines use {HASH_BYTES_MIN} to {HASH_BYTES_MAX} bytes"
+            )
             raise UsageError(message)
         positive = (self.page_tokens, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
         if min(positive) < 1:

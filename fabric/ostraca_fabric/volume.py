@@ -31,7 +31,7 @@ class VolumeRecord:
     def __post_init__(self) -> None:
         """Refuse a block size that flash can't hold."""
         if not 1 <= self.block_bytes <= BLOCK_BYTES_MAX:
-            message = f"block_bytes is {self.block_bytes}: a volume's blocks have 1 to {BLOCK_BYTES_MAX} bytes"
+            message = f"block_bytes is {self.block_bytes}: blocks have 1 to {BLOCK_BYTES_MAX} bytes"
             raise UsageError(message)
 
     @property

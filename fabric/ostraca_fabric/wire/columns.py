@@ -1,12 +1,12 @@
 """Columns: one value per block, as the little-endian bytes of a numpy array.
 
-Reading checks the length against the count of blocks the rest of the message names, so nothing beyond this module meets a
-short column.
+Reading checks the length against the count of blocks the rest of the message names, so nothing beyond this
+module meets a short column.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from ostraca_fabric.errors import MalformedError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-U8 = np.dtype("u1")
-U32 = np.dtype("<u4")
-U64 = np.dtype("<u8")
+U8: np.dtype[np.uint8] = np.dtype("u1")
+U32: np.dtype[np.uint32] = np.dtype("<u4")
+U64: np.dtype[np.uint64] = np.dtype("<u8")
+_Value = TypeVar("_Value", np.uint8, np.uint32, np.uint64)
+
 KEY_BYTES = 16
 TAG_BYTES = 16
 
@@ -51,7 +53,7 @@ def positions(column: bytes, blocks: int) -> NDArray[np.uint32]:
     return found
 
 
-def _read(what: str, column: bytes, dtype: np.dtype[np.generic], count: int) -> NDArray[np.generic]:  # type: ignore[type-var]
+def _read(what: str, column: bytes, dtype: np.dtype[_Value], count: int) -> NDArray[_Value]:
     if len(column) != count * dtype.itemsize:
         message = f"{what} column of {len(column)} bytes where {count} values were due"
         raise MalformedError(message)
