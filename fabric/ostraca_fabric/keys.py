@@ -1,0 +1,65 @@
+"""Keys: what an owner's index knows a block by, derived by agents only.
+
+A volume's secret comes from the fabric key, and everything else from the volume's secret. So a key says
+nothing about the tokens or the tenant it stands for to whoever lacks the fabric key, a tenant can't ask for
+another's keys, and an erased volume's new incarnation shares no key with the old one. Secrets never leave the
+agents; a worker needs none.
+
+Every derivation is keyed BLAKE2b (RFC 7693, section 2.9) with the 16-byte personalisation of BLAKE2's
+parameter block, a different one for each purpose. Fields of variable length are preceded by their length
+(u32, little-endian), so that tenant ``a`` with volume ``bc`` and tenant ``ab`` with volume ``c`` have nothing
+in common.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.chain import Span
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.ids import TenantId
+
+FABRIC_KEY_BYTES = 32
+SECRET_BYTES = 32
+KEY_BYTES = 16
+
+
+def volume_secret(fabric_key: bytes, *, tenant: TenantId, name: str, incarnation: int) -> bytes:
+    """Return the 32-byte secret of one incarnation of a volume.
+
+    Raises UsageError when the fabric key has not 32 bytes.
+    """
+    if len(fabric_key) != FABRIC_KEY_BYTES:
+        raise UsageError(f"the fabric key has {len(fabric_key)} bytes: take {FABRIC_KEY_BYTES} random ones")
+    fields = [tenant.encode(), name.encode(), struct.pack("<Q", incarnation)]
+    message = b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    return blake2b(message, key=fabric_key, digest_size=SECRET_BYTES, person=b"ostraca-volume").digest()
+
+
+def placement_secret(secret: bytes) -> bytes:
+    """Return the 32 bytes under which a volume's blocks are placed: the same for all ranks and groups."""
+    return blake2b(key=secret, digest_size=SECRET_BYTES, person=b"ostraca-place").digest()
+
+
+def derive_keys(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
+    """Return the keys of all blocks of *spans*, in order: shape (n, 16), read-only.
+
+    A key is BLAKE2b-128 under the volume's secret over engine hash, rank and group (u32, little-endian).
+    """
+    # Copying a keyed state costs less than half of making one: 0.5 µs per block, of which the hashing itself
+    # is 0.25.
+    keyed = blake2b(key=secret, digest_size=KEY_BYTES, person=b"ostraca-key").copy
+    keys = []
+    for span in spans:
+        rank_and_group = struct.pack("<II", span.rank, span.group)
+        hashes, width = span.hashes, span.hash_bytes
+        for at in range(0, len(hashes), width):
+            state = keyed()
+            state.update(hashes[at : at + width] + rank_and_group)
+            keys.append(state.digest())
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
