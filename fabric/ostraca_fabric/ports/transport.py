@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_fabric.wire.messages import ArenaOffer
+    from ostraca_fabric.wire.messages import ArenaOffer, Message
 
 
 class Direction(Enum):
@@ -57,7 +57,16 @@ class BulkChannel(Protocol):
     """What a transport may ask of the worker's control connection. Only the inline transport does."""
 
     def send_bulk(self, transfer: int, offset: int, payload: memoryview) -> None:
-        """Send bytes for *offset* of the worker's arena; the payload is copied or sent before this returns."""
+        """Send bytes for *offset* of the worker's arena; the payload is copied or sent before this returns.
+
+        Frames and messages arrive in the order sent. Raises ConnectionError when the connection is closed.
+        """
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises ConnectionError when the connection is closed."""
+
+    async def drained(self) -> None:
+        """Wait until little enough is queued that more may be sent. Raises ConnectionError when closed."""
 
     def expect_bulk(self, transfer: int, parts: Sequence[memoryview]) -> asyncio.Future[None]:
         """Ask for the parts of a transfer announced by a ``Fetch``: the future ends when all have landed, or raises
@@ -85,8 +94,12 @@ class Transport(Protocol):
     name: str
     """As in ``ArenaOffer.transport``: ``nixl`` or ``inline``."""
 
-    def register(self, staging: memoryview) -> None:
-        """Make this memory a source and target of transfers. Call before the first attach; it stays mapped for good."""
+    def register(self, staging: memoryview, *, chunk_bytes: int = 0) -> None:
+        """Make this memory a source and target of transfers. Call before the first attach; it stays mapped for good.
+
+        ``chunk_bytes`` is that of the memory's SlotPool, when it has one: waves of its slots are then prepared once
+        and cost less. May block for as long as registering takes.
+        """
 
     async def attach(self, offer: ArenaOffer, staging: memoryview, channel: BulkChannel) -> Peer:
         """Make a worker's arena reachable. Raises TransportError when the offer can't be used."""
