@@ -1,0 +1,159 @@
+"""Summary pages: the lists of committed blocks at the head of each segment.
+
+A page has 96 bytes of header and 50 entries of 80 bytes. Full pages are written once, at their own place; the
+partly filled one behind them, the *tail*, alternates between two slots with a rising sequence, so that a torn
+write of one slot leaves the other. A page's checksum covers all of it but itself, under a seed of the shard's
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from ostraca_fabric.extent import PAGE_BYTES, Generation
+from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.flash.superblock import ShardIdentity
+    from ostraca_fabric.ids import OwnerEpoch
+
+SUMMARY_MAGIC = int.from_bytes(b"OSTRsumm", "little")
+SUMMARY_VERSION = 1
+CHECKSUM_BYTES = 8
+
+ENTRY = np.dtype(
+    [
+        ("key", "u1", 16),
+        ("tag", "u1", 16),
+        ("offset", "<u8"),  # in the shard, in bytes
+        ("length", "<u4"),  # the block's own bytes
+        ("flags", "<u4"),
+        ("encryption", "u1", 32),
+    ]
+)
+"""One committed block."""
+
+PAGE = np.dtype(
+    [
+        ("checksum", "<u8"),  # first, so that what it covers is one piece
+        ("magic", "<u8"),
+        ("version", "<u4"),
+        ("count", "<u4"),
+        ("shard", "u1", 16),
+        ("segment", "<u4"),
+        ("page", "<u4"),
+        ("generation", "<u8"),
+        ("sequence", "<u8"),
+        ("owner_epoch", "<u8"),
+        ("reserved", "u1", 24),
+        ("entries", ENTRY, ENTRIES_PER_PAGE),
+    ]
+)
+assert PAGE.itemsize == PAGE_BYTES
+
+Entries = np.ndarray[Any, np.dtype[np.void]]
+"""An array of ``ENTRY``."""
+
+Pages = np.ndarray[Any, np.dtype[np.void]]
+"""An array of ``PAGE``."""
+
+
+def entries_of(
+    keys: NDArray[np.uint8], tags: NDArray[np.uint8], offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]
+) -> Entries:
+    """Make entries of columns of the same length."""
+    entries = np.zeros(len(keys), ENTRY)
+    entries["key"], entries["tag"], entries["offset"], entries["length"] = keys, tags, offsets, lengths
+    return entries
+
+
+def page_checksum(page: memoryview, seed: int) -> int:
+    """Return what a page's checksum should be."""
+    return xxhash.xxh3_64_intdigest(page[CHECKSUM_BYTES:], seed=seed)
+
+
+def valid_pages(identity: ShardIdentity, segment: int, area: bytes | memoryview) -> tuple[Pages, int]:
+    """Find the pages of a summary area that owners of this shard wrote for this segment, whenever.
+
+    Returns the pages, and how many others looked like one but were not to be believed.
+    """
+    pages = np.frombuffer(area, PAGE)
+    is_ours = (pages["magic"] == SUMMARY_MAGIC) & (pages["version"] == SUMMARY_VERSION)
+    is_ours &= (pages["shard"] == np.frombuffer(identity.digest, np.uint8)).all(axis=1)
+    is_ours &= (pages["segment"] == segment) & (pages["count"] <= ENTRIES_PER_PAGE)
+    view = memoryview(area).cast("B")
+    good: list[int] = []
+    for place in np.flatnonzero(is_ours).tolist():
+        checksum = page_checksum(view[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], identity.seed)
+        # A tail slot may hold any page; a full page is believed at its own place alone.
+        at_its_place = place < TAIL_SLOTS or int(pages["page"][place]) == place - TAIL_SLOTS
+        if checksum == int(pages["checksum"][place]) and at_its_place:
+            good.append(place)
+    damaged = int((pages["magic"] == SUMMARY_MAGIC).sum()) - len(good)
+    return pages[np.array(good, np.intp)], damaged
+
+
+@dataclass(slots=True)
+class SummaryLog:
+    """Writes the summary of one generation of one segment.
+
+    ``append`` may be called again only when all pieces of the call before are on flash: until then the slot
+    it would write holds the only copy of blocks committed earlier.
+    """
+
+    geometry: Geometry
+    identity: ShardIdentity
+    segment: int
+    generation: Generation
+    epoch: OwnerEpoch
+    listed: int = 0
+    """Entries appended so far."""
+
+    _tail: Entries = field(default_factory=lambda: np.zeros(0, ENTRY))
+    _slot: int = 0
+    _sequence: int = 0
+
+    def opening(self) -> tuple[tuple[int, bytes], ...]:
+        """Return the empty page that must be on flash before the segment's first space is handed out."""
+        assert self._sequence == 0, "a segment is opened once in a generation"
+        return (self._tail_piece(0, self._tail),)
+
+    def append(self, entries: Entries) -> tuple[tuple[int, bytes], ...]:
+        """List more blocks; return what to write, as (offset in the shard, pages)."""
+        assert len(entries), "nothing to list"
+        assert self.listed + len(entries) <= self.geometry.entries_max, "the summary area is full"
+        page = self.listed // ENTRIES_PER_PAGE
+        pending = np.concatenate([self._tail, entries])
+        full_pages = len(pending) // ENTRIES_PER_PAGE
+        pieces: list[tuple[int, bytes]] = []
+        if full_pages:
+            listed = pending[: full_pages * ENTRIES_PER_PAGE].reshape(full_pages, ENTRIES_PER_PAGE)
+            written = b"".join(self._page(page + number, listed[number]) for number in range(full_pages))
+            pieces.append((self.geometry.page_offset(self.segment, page), written))
+        self._tail = pending[full_pages * ENTRIES_PER_PAGE :].copy()
+        if len(self._tail):
+            pieces.append(self._tail_piece(page + full_pages, self._tail))
+        self.listed += len(entries)
+        return tuple(pieces)
+
+    def _tail_piece(self, page: int, entries: Entries) -> tuple[int, bytes]:
+        offset = self.geometry.tail_offset(self.segment, self._slot)
+        self._slot = (self._slot + 1) % TAIL_SLOTS
+        return offset, self._page(page, entries)
+
+    def _page(self, number: int, entries: Entries) -> bytes:
+        self._sequence += 1
+        made = np.zeros((), PAGE)
+        made["magic"], made["version"], made["count"] = SUMMARY_MAGIC, SUMMARY_VERSION, len(entries)
+        made["shard"] = np.frombuffer(self.identity.digest, np.uint8)
+        made["segment"], made["page"], made["generation"] = self.segment, number, self.generation
+        made["sequence"], made["owner_epoch"] = self._sequence, self.epoch
+        made["entries"][: len(entries)] = entries
+        made["checksum"] = page_checksum(memoryview(made.tobytes()), self.identity.seed)
+        return made.tobytes()

@@ -1,0 +1,176 @@
+"""The superblock: says whose shard this is, and how it is laid out.
+
+Page 0 of a shard, with a copy in page 1. All numbers are little-endian. Magic, version and checksum keep
+their places in every version, so that each release can name what it may not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from ostraca_fabric.errors import FormatError, UsageError
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
+from ostraca_fabric.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId
+
+MAGIC = b"OSTRACA\x1a"
+VERSION = 1
+VERSION_OLDEST = 1
+
+_HEAD = struct.Struct("<8sIIQ")  # magic, version, zero, checksum
+_BODY = struct.Struct("<16s16sQQQIIQ32x64s128s160s")
+_CHECKSUM_AT = 16
+_BODY_AT = _HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIdentity:
+    """What every summary page of a shard is bound to.
+
+    So no page of another shard, or of this one before it was formatted anew, is ever taken for its own.
+    """
+
+    digest: bytes
+    """16 bytes, in each page."""
+
+    seed: int
+    """64 bits, in each page's checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """Whose shard this is, and its measures."""
+
+    fabric: FabricId
+    format_id: bytes
+    """16 random bytes, new each time a shard is formatted."""
+
+    enclosure: EnclosureId
+    drive: DriveId
+    shard: ShardId
+    drive_offset: int
+    """Where on its drive the shard begins, in bytes."""
+
+    geometry: Geometry
+
+    def __post_init__(self) -> None:
+        """Refuse ids of a wrong size."""
+        if len(self.fabric) != ID_BYTES or len(self.format_id) != ID_BYTES:
+            raise UsageError(f"a fabric id and a format id have {ID_BYTES} bytes each")
+
+    @property
+    def identity(self) -> ShardIdentity:
+        """Return what summary pages are bound to."""
+        names = self.fabric + self.format_id + self.shard.encode()
+        digest = hashlib.blake2b(names, digest_size=24, person=b"ostraca-shard").digest()
+        return ShardIdentity(digest[:16], int.from_bytes(digest[16:], "little"))
+
+
+def encode_superblock(superblock: Superblock) -> bytes:
+    """Return the bytes a shard begins with: the page and its copy."""
+    geometry = superblock.geometry
+    body = _BODY.pack(
+        superblock.fabric,
+        superblock.format_id,
+        geometry.shard_bytes,
+        geometry.segment_bytes,
+        geometry.first_segment_offset,
+        geometry.segments,
+        geometry.summary_pages,
+        superblock.drive_offset,
+        superblock.enclosure.encode(),
+        superblock.drive.encode(),
+        superblock.shard.encode(),
+    )
+    page = bytearray((_HEAD.pack(MAGIC, VERSION, 0, 0) + body).ljust(PAGE_BYTES, b"\0"))
+    struct.pack_into("<Q", page, _CHECKSUM_AT, _checksum(page))
+    return bytes(page) * SUPERBLOCK_COPIES
+
+
+def decode_superblock(pages: bytes) -> Superblock:
+    """Read a shard's first two pages: the superblock, or its copy when that alone is good.
+
+    Raises FormatError that says what was found instead and what to do.
+    """
+    first, copy = pages[:PAGE_BYTES], pages[PAGE_BYTES : 2 * PAGE_BYTES]
+    try:
+        return _decode_page(first)
+    except FormatError as first_error:
+        try:
+            return _decode_page(copy)
+        except FormatError as copy_error:
+            # The copy says more when only the first page was wiped.
+            raise (copy_error if is_blank(first) and not is_blank(copy) else first_error) from None
+
+
+def is_blank(page: bytes) -> bool:
+    """Say whether nothing was ever written here."""
+    return not any(page)
+
+
+def _checksum(page: bytes | bytearray) -> int:
+    return xxhash.xxh3_64_intdigest(bytes(page[:_CHECKSUM_AT]) + bytes(page[_CHECKSUM_AT + 8 :]))
+
+
+def _decode_page(page: bytes) -> Superblock:
+    if len(page) != PAGE_BYTES:
+        raise FormatError(
+            f"a superblock has {PAGE_BYTES} bytes, and {len(page)} were there: the drive was cut short"
+        )
+    if is_blank(page):
+        raise FormatError("there is no shard here, the page is blank: format the drive first")
+    magic, version, _, checksum = _HEAD.unpack_from(page)
+    if magic != MAGIC:
+        raise FormatError(
+            f"this is not a shard of Ostraca (it begins with {bytes(magic).hex()}): something else may "
+            "live on this drive; choose another, or wipe it first"
+        )
+    if checksum != _checksum(page):
+        raise FormatError(
+            "the superblock is damaged: its checksum does not match; format the drive anew, which empties it"
+        )
+    if version < VERSION_OLDEST:
+        raise FormatError(
+            f"flash format {version} is older than this release reads ({VERSION_OLDEST} to {VERSION}): "
+            "format the drive anew, which empties it, or run an older release"
+        )
+    if version > VERSION:
+        raise FormatError(
+            f"flash format {version} is newer than this release reads ({VERSION_OLDEST} to {VERSION}): "
+            "upgrade this release"
+        )
+    return _superblock(page)
+
+
+def _superblock(page: bytes) -> Superblock:
+    (
+        fabric,
+        format_id,
+        shard_bytes,
+        segment_bytes,
+        first_segment_offset,
+        segments,
+        summary_pages,
+        drive_offset,
+        *names,
+    ) = _BODY.unpack_from(page, _BODY_AT)
+    try:
+        enclosure, drive, shard = (name.rstrip(b"\0").decode() for name in names)
+        geometry = Geometry(shard_bytes, segment_bytes, segments, summary_pages, first_segment_offset)
+    except (UsageError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"the superblock makes no sense ({error}): format the drive anew, which empties it"
+        ) from error
+    return Superblock(
+        FabricId(fabric),
+        format_id,
+        EnclosureId(enclosure),
+        DriveId(drive),
+        ShardId(shard),
+        drive_offset,
+        geometry,
+    )
