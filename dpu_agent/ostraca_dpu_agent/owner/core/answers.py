@@ -56,12 +56,12 @@ class CommitAnswer:
     """What a commit says at once."""
 
     states: NDArray[np.uint8]
-    """A PutState each: STAGED stands for "in the next summary write", whose end a ``CommitsDone`` will tell; DECLINED is
-    final."""
+    """A PutState each: STAGED stands for "in the next summary write", whose end a ``CommitsDone`` will tell;
+    DECLINED is final."""
 
     reasons: NDArray[np.uint8]
-    """EXPIRED where the reservation had ended, was unknown, or is of another owner epoch; IN_FLIGHT where it was
-    committed already."""
+    """EXPIRED where the reservation had ended, was unknown, or is of another owner epoch; IN_FLIGHT where it
+    was committed already."""
 
 
 @dataclass(frozen=True, slots=True)

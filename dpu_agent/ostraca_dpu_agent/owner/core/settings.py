@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """How an owner runs one shard. The defaults suit a shard of many segments; small shards adapt by themselves."""
+    """How an owner runs one shard. Small shards keep less free by themselves."""
 
     blocks_max: int = 1 << 24
-    """Blocks the index may hold; each takes up to 48 bytes of memory. At the limit the oldest segment is evicted. A shard
-    whose summary areas list fewer never needs more."""
+    """Blocks the index may hold; each takes up to 48 bytes of memory. At the limit the oldest segment is
+    evicted. A shard whose summary areas list fewer never needs more."""
 
     free_segments: int = 2
-    """Segments kept free ahead of need, so that writers never wait for readers' pins to run out. Raise it when puts are
-    declined for lack of space while readers hold long pins. A shard gives up at most a quarter of its segments for it."""
+    """Segments kept free ahead of need, so that writers never wait for readers' pins to run out. Raise it
+    when puts are declined for lack of space while readers hold long pins. A shard gives up at most a quarter
+    of its segments for it."""
 
     pin_max_s: float = 30.0
     """The longest pin. A stopped reader can hold a segment back for this long."""
@@ -24,8 +25,8 @@ class ShardSettings:
     """The longest reservation."""
 
     late_write_s: float = 120.0
-    """How long after an abandoned reservation's end a write of its holder may still reach the drive. The segment is not
-    reused before that: covers the path's time-outs and the longest pause of an agent."""
+    """How long after an abandoned reservation's end a write of its holder may still reach the drive. The
+    segment is not reused before that: covers the path's time-outs and the longest pause of an agent."""
 
     pins_max: int = 1 << 16
     """Pins held at once. Beyond it nothing is found, which readers take as misses."""

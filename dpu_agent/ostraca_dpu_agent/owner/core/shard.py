@@ -27,22 +27,29 @@ if TYPE_CHECKING:
 class ShardCore:
     """One shard under one owner epoch.
 
-    After every call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do the I/O, and
-    report each with ``written``. One call at a time; nothing here blocks.
+    After every call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do
+    the I/O, and report each with ``written``. One call at a time; nothing here blocks.
     """
 
     def __init__(
-        self, superblock: Superblock, recovered: RecoveredShard, *, epoch: OwnerEpoch, settings: ShardSettings, now_s: float
+        self,
+        superblock: Superblock,
+        recovered: RecoveredShard,
+        *,
+        epoch: OwnerEpoch,
+        settings: ShardSettings,
+        now_s: float,
     ) -> None:
         """Own the shard that ``flash.recovery.recover(superblock, summary_areas)`` found.
 
-        Raises UsageError when *epoch* is below ``recovered.highest_epoch``: claim with ``epoch_at_least`` above that.
-        The first summary writes are due at once; space is handed out when they are written.
+        Raises UsageError when *epoch* is below ``recovered.highest_epoch``: claim with ``epoch_at_least``
+        above that. The first summary writes are due at once; space is handed out when they are written.
         """
         raise NotImplementedError
 
     def resolve(self, now_s: float, keys: NDArray[np.uint8], *, pin_s: float) -> Resolution:
-        """Find blocks and keep their segments from being reused for *pin_s* (at most ``pin_max_s``; 0 pins nothing).
+        """Find blocks and keep their segments from being reused for *pin_s* (at most ``pin_max_s``; 0 pins
+        nothing).
 
         *keys*: shape (n, 16). Counts as a read of every block found.
         """
@@ -71,33 +78,36 @@ class ShardCore:
     def writes_due(self) -> list[SummaryWrite]:
         """Take the summary writes to do now: commits gathered so far, and openings of segments.
 
-        A segment has at most one write under way; what is committed meanwhile waits for the next. Every write taken must be
-        reported to ``written``.
+        A segment has at most one write under way; what is committed meanwhile waits for the next. Every write
+        taken must be reported to ``written``.
         """
         raise NotImplementedError
 
     def written(self, now_s: float, write: SummaryWrite, *, is_ok: bool) -> CommitsDone:
         """Say how a summary write ended: *is_ok* only when every piece is durable.
 
-        Blocks of a good write are in the index from here on. A failed one declines its blocks, and those gathered
-        behind it, and seals the segment.
+        Blocks of a good write are in the index from here on. A failed one declines its blocks, and those
+        gathered behind it, and seals the segment.
         """
         raise NotImplementedError
 
     def release(self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64]) -> None:
         """End pins and reservations early; unknown or ended ones are ignored.
 
-        A released reservation's extent is not handed out again in this generation. The holder says with it that no
-        write of its own is under way there any more; one that can't tell lets the reservation run out instead.
+        A released reservation's extent is not handed out again in this generation. The holder says with it
+        that no write of its own is under way there any more; one that can't tell lets the reservation run out
+        instead.
         """
         raise NotImplementedError
 
     def expire(self, now_s: float) -> None:
-        """End what has run out, and evict and open segments ahead of need. Call about once a second at least."""
+        """End what has run out, and evict and open segments ahead of need. Call about once a second at
+        least."""
         raise NotImplementedError
 
     def is_current(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
-        """Say whether this extent is what the index lists for *key*: a damage report of anything else is ignored.
+        """Say whether this extent is what the index lists for *key*: a damage report of anything else is
+        ignored.
 
         The caller of a current one reads the extent again itself before it calls ``drop``.
         """
