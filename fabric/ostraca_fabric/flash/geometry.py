@@ -50,9 +50,8 @@ class Geometry:
         if self.segments < SEGMENTS_MIN:
             needed = FIRST_SEGMENT_OFFSET + SEGMENTS_MIN * self.segment_bytes
             raise UsageError(
-                f"a shard of {self.shard_bytes} bytes holds {self.segments} segments of "
-                f"{self.segment_bytes}, and a ring needs {SEGMENTS_MIN}: give the shard at least {needed} bytes "
-                "or take smaller segments"
+                f"{self.shard_bytes} bytes hold {self.segments} segments of {self.segment_bytes}, and a shard needs "
+                f"{SEGMENTS_MIN}: give it at least {needed} bytes, or take smaller segments"
             )
         if (
             self.first_segment_offset < SUPERBLOCK_COPIES * PAGE_BYTES
