@@ -110,8 +110,9 @@ class Placement:
         parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
         part_of_unit = np.repeat(_mixed(parts), [len(span.unit_blocks) for span in spans])
         rows = _winners(unit_hashes[:, 0], self._enclosure_hashes, self._enclosure_shares)
-        drawers = _mixed(unit_hashes[:, 1] ^ part_of_unit)
-        columns = _winners(drawers, self._shard_hashes[rows], self._shard_shares[rows])
+        columns = _winners(
+            unit_hashes[:, 1] ^ part_of_unit, self._shard_hashes[rows], self._shard_shares[rows]
+        )
         return np.repeat(self._shard_indexes[rows, columns], unit_blocks)
 
 

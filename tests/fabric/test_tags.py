@@ -1,0 +1,143 @@
+"""Tags: the same bytes for the same block, and nothing else, have the same one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fabric import second_implementation as second
+
+from ostraca_fabric.chain import RANK_MAX, Chain, Span
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.tags import TAG_BYTES, matches, tag_of, tag_of_parts, tag_seeds, tags_of
+from ostraca_fabric.volume import VolumeIdentity
+
+IDENTITY = VolumeIdentity(TenantId("acme"), "llama-70b", bytes(range(16)))
+HASH = bytes(range(100, 132))
+
+u32 = st.integers(0, RANK_MAX)
+seeds = st.integers(0, 2**64 - 1)
+
+
+def span(*hashes: bytes, rank: int = 0, group: int = 0) -> Span:
+    return Chain.of(hashes, hash_bytes=len(hashes[0]), rank=rank, group=group).span()
+
+
+def seed_of(identity: VolumeIdentity, one: Span, length: int) -> int:
+    (seed,) = tag_seeds(identity, [one], np.array([length], np.uint32)).tolist()
+    return int(seed)
+
+
+def test_seeds_and_tags_are_what_they_always_were() -> None:
+    seed = seed_of(IDENTITY, span(HASH, rank=3, group=1), 5)
+    assert f"{seed:016x}" == "4839fc2cfef71e3d"
+    assert tag_of(b"shard", seed).hex() == "d29258e4417de9473a74106f245ad1b5"
+
+
+def test_the_tag_of_nothing_under_seed_zero_is_the_published_xxh3_value() -> None:
+    assert tag_of(b"", 0).hex() == "99aa06d3014798d86001c324468d497f"
+
+
+@given(
+    st.tuples(st.text(max_size=9), st.text(max_size=9), st.binary(min_size=16, max_size=16)),
+    st.lists(st.tuples(st.integers(8, 64), st.integers(1, 4), u32, u32, u32), max_size=4),
+    st.randoms(),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_second_implementation_makes_the_same_seeds(
+    volume: tuple[str, str, bytes], shapes: list[tuple[int, int, int, int, int]], dice: Random
+) -> None:
+    spans, lengths, expected = [], [], []
+    for width, blocks, rank, group, length in shapes:
+        hashes = [dice.randbytes(width) for _ in range(blocks)]
+        spans.append(span(*hashes, rank=rank, group=group))
+        lengths += [length] * blocks
+        expected += [second.seed(volume, each, rank, group, length) for each in hashes]
+    identity = VolumeIdentity(TenantId(volume[0]), volume[1], volume[2])
+    assert tag_seeds(identity, spans, np.array(lengths, np.uint32)).tolist() == expected
+
+
+def test_every_part_of_the_identity_makes_another_seed() -> None:
+    one = span(HASH, rank=1, group=2)
+    found = [
+        seed_of(IDENTITY, one, 4096),
+        seed_of(replace(IDENTITY, tenant=TenantId("acm")), one, 4096),
+        seed_of(replace(IDENTITY, tenant=TenantId("acmel"), name="lama-70b"), one, 4096),
+        seed_of(replace(IDENTITY, name="llama-70c"), one, 4096),
+        seed_of(replace(IDENTITY, layout_digest=bytes(16)), one, 4096),
+        seed_of(IDENTITY, span(HASH[:-1] + b"x", rank=1, group=2), 4096),
+        seed_of(IDENTITY, span(HASH, rank=2, group=1), 4096),
+        seed_of(IDENTITY, span(HASH, rank=1, group=3), 4096),
+        seed_of(IDENTITY, one, 4095),
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_seeds_come_in_the_order_of_blocks_each_with_its_own_length() -> None:
+    first, last = span(HASH, HASH[::-1]), span(HASH, rank=7)
+    found = tag_seeds(IDENTITY, [first, last], np.array([10, 20, 30], np.uint32)).tolist()
+    assert found == [
+        seed_of(IDENTITY, span(HASH), 10),
+        seed_of(IDENTITY, span(HASH[::-1]), 20),
+        seed_of(IDENTITY, last, 30),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_lengths_that_are_not_one_for_each_block_are_refused(count: int) -> None:
+    with pytest.raises(UsageError, match="2 blocks"):
+        tag_seeds(IDENTITY, [span(HASH, HASH)], np.ones(count, np.uint32))
+
+
+@given(st.lists(st.binary(max_size=600), max_size=6), seeds)
+@settings(deadline=None, max_examples=60)
+def test_the_tag_of_parts_is_the_tag_of_the_whole(parts: list[bytes], seed: int) -> None:
+    whole = b"".join(parts)
+    assert tag_of_parts(parts, seed) == tag_of(whole, seed) == second.tag(whole, seed)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=300), seeds), max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_a_batch_of_tags_is_the_tags_one_by_one(blocks: list[tuple[bytes, int]]) -> None:
+    views = [memoryview(block) for block, _ in blocks]
+    made = tags_of(views, np.array([seed for _, seed in blocks], np.uint64))
+    assert made.shape == (len(blocks), TAG_BYTES)
+    assert [row.tobytes() for row in made] == [tag_of(block, seed) for block, seed in blocks]
+
+
+def test_a_batch_with_a_seed_too_few_is_a_broken_call() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        tags_of([memoryview(b"a"), memoryview(b"b")], np.array([1], np.uint64))
+
+
+@given(st.binary(min_size=1, max_size=5000), seeds, st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_flipped_bit_a_lost_byte_and_another_seed_do_not_match(
+    block: bytes, seed: int, data: st.DataObject
+) -> None:
+    tag = tag_of(block, seed)
+    bit = data.draw(st.integers(0, 8 * len(block) - 1))
+    flipped = bytearray(block)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert matches(block, seed, tag)
+    assert matches(np.frombuffer(block, np.uint8).data, seed, np.frombuffer(tag, np.uint8).data)
+    assert not matches(flipped, seed, tag)
+    assert not matches(block[:-1], seed, tag)
+    assert not matches(block + b"\0", seed, tag)
+    assert not matches(block, seed ^ 1, tag)
+
+
+def test_blocks_of_zeros_under_two_identities_have_two_tags() -> None:
+    zeros = bytes(1 << 20)
+    one, other = (seed_of(IDENTITY, span(HASH, rank=rank), len(zeros)) for rank in (0, 1))
+    assert tag_of(zeros, one) != tag_of(zeros, other)
+
+
+def test_a_view_with_gaps_is_refused_and_not_silently_copied() -> None:
+    with pytest.raises(BufferError):
+        tag_of(memoryview(bytes(64))[::2], 0)
