@@ -196,6 +196,10 @@ def test_the_order_of_records_is_of_no_account(order: list[int], dice: Random) -
         dice.shuffle(shards)
         shuffled.append(replace(UNEVEN[number], shards=tuple(shards)))
     np.testing.assert_array_equal(placed(shuffled, loose(300)), placed(UNEVEN, loose(300)))
+    # Equal draws are too rare to be met here; they fall alike because members stand in the same order.
+    one, other = Placement.among(EPOCH, shuffled), Placement.among(EPOCH, UNEVEN)
+    np.testing.assert_array_equal(one._enclosure_hashes, other._enclosure_hashes)
+    np.testing.assert_array_equal(one._shard_hashes, other._shard_hashes)
 
 
 def test_a_placement_made_of_a_map_is_the_one_made_of_its_enclosures() -> None:
