@@ -387,7 +387,10 @@ class Release(Message, tag=46):
 
 
 class Damage(Message, tag=47):
-    """A block read from this extent failed its tag. The owner ignores it unless current. Not answered."""
+    """A block read from this extent failed its tag, which was made with this seed. Not answered.
+
+    The owner ignores it unless the extent is current, and reads again itself before it drops anything.
+    """
 
     shard: str
     key: bytes
@@ -395,6 +398,7 @@ class Damage(Message, tag=47):
     length: int
     generation: int
     tag: bytes
+    seed: int
 
 
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status

@@ -1,8 +1,33 @@
-"""A shard's segments and the states they pass through."""
+"""A shard's segments and the ring they go round in.
+
+One segment at most is OPENING, and two at most are OPEN: the *current* one, which hands out space, and the *ready* one
+that takes over from it.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.extent import Generation, generation, generation_parts
+from ostraca_fabric.flash.summary import SummaryLog
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.superblock import Superblock
+    from ostraca_fabric.ids import OwnerEpoch
+
+_NEXT_AT = 0.75
+"""How full the current segment is when the next one is made ready."""
+
+_FREE_SHARE = 4
+"""At most one in so many segments is kept free."""
 
 
 class SegmentState(Enum):
@@ -20,3 +45,147 @@ class SegmentState(Enum):
 
     DRAINING = "draining"
     """Out of the index; waits for pins and reservations on it to end."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment in one generation."""
+
+    number: int
+    state: SegmentState = SegmentState.FREE
+    generation: Generation = Generation(0)
+    log: SummaryLog | None = None
+    """Its summary, when this owner opened it."""
+
+    bytes_used: int = 0
+    """Of the data area, handed out in this generation."""
+
+    entries_used: int = 0
+    """Reservations handed out in this generation: each may become an entry."""
+
+    held: int = 0
+    """Reservations on it that are neither committed nor ended."""
+
+    quiet_at_s: float = 0.0
+    """From when on no write of an abandoned reservation can still reach it."""
+
+    queued: list[NDArray[np.intp]] = field(default_factory=list)
+    """Committed reservations for the next summary write."""
+
+    is_writing: bool = False
+    is_broken: bool = False
+    """Writing its summary failed: nothing more is listed in this generation."""
+
+    is_short: bool = False
+    """A block did not fit into what is left of it."""
+
+
+class Ring:
+    """All segments of a shard, by state."""
+
+    def __init__(
+        self, superblock: Superblock, recovered: RecoveredShard, epoch: OwnerEpoch, free_segments: int
+    ) -> None:
+        self.geometry = superblock.geometry
+        self.segments = [Segment(number) for number in range(self.geometry.segments)]
+        self.generations = np.zeros(self.geometry.segments, np.uint64)
+        self.sealed: deque[Segment] = deque()
+        """The oldest first."""
+
+        self.current: Segment | None = None
+        self.ready: Segment | None = None
+        self.opening: Segment | None = None
+        self.draining: list[Segment] = []
+        self._identity = superblock.identity
+        self._epoch = epoch
+        self._count = recovered.highest_count
+        self._spare = min(free_segments, self.geometry.segments // _FREE_SHARE)
+        for found in recovered.segments:
+            segment = self.segments[found.number]
+            segment.generation = found.generation
+            self.generations[found.number] = found.generation
+            if len(found.entries):
+                segment.state = SegmentState.SEALED
+                segment.bytes_used, segment.entries_used = self.geometry.data_bytes, len(found.entries)
+                self.sealed.append(segment)
+        # Those of the lowest generation first, so that flash wears evenly over restarts.
+        free = [segment for segment in self.segments if segment.state is SegmentState.FREE]
+        self.free: deque[Segment] = deque(sorted(free, key=lambda segment: segment.generation))
+
+    def segment_of(self, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the numbers of the segments these extents lie in."""
+        begin = np.uint64(self.geometry.first_segment_offset)
+        return ((offsets - begin) // np.uint64(self.geometry.segment_bytes)).astype(np.intp)
+
+    @property
+    def needs_next(self) -> bool:
+        """Whether the current segment is about to end."""
+        current = self.current
+        if current is None or current.is_short:
+            return True
+        return (
+            current.bytes_used >= _NEXT_AT * self.geometry.data_bytes
+            or current.entries_used >= _NEXT_AT * self.geometry.entries_max
+        )
+
+    @property
+    def lacks_free(self) -> bool:
+        """Whether a segment should be evicted to have one free in time."""
+        coming = len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
+        return coming < max(self._spare, int(self.needs_next))
+
+    def begin_opening(self) -> Segment | None:
+        """Take a free segment into its next generation, when it is time and one is free."""
+        is_time = self.opening is None and self.ready is None and (self._spare > 0 or self.needs_next)
+        if not is_time or not self.free:
+            return None
+        number = self.free.popleft().number
+        self._count += 1
+        made = generation(epoch=self._epoch, count=self._count)
+        assert made > int(self.generations[number]), f"generation {generation_parts(made)} is not the newest"
+        log = SummaryLog(self.geometry, self._identity, number, made, self._epoch)
+        segment = Segment(number, SegmentState.OPENING, made, log)
+        self.segments[number], self.generations[number], self.opening = segment, made, segment
+        return segment
+
+    def end_opening(self, *, is_ok: bool) -> None:
+        """Make the segment ready, or give it back as free."""
+        segment, self.opening = self.opening, None
+        assert segment is not None, "no segment is opening"
+        if is_ok:
+            segment.state, self.ready = SegmentState.OPEN, segment
+        else:
+            segment.state, segment.log = SegmentState.FREE, None
+            self.free.append(segment)
+
+    def take_over(self) -> Segment | None:
+        """Make the ready segment the current one; the one before it is sealed. None when none is ready."""
+        if self.ready is None:
+            return None
+        self.seal_current()
+        self.current, self.ready = self.ready, None
+        return self.current
+
+    def seal_current(self) -> None:
+        """Hand out no more space of the current segment."""
+        if self.current is not None:
+            self.current.state = SegmentState.SEALED
+            self.sealed.append(self.current)
+            self.current = None
+
+    def begin_draining(self) -> Segment | None:
+        """Take the oldest sealed segment out of use; None while commits to it are being written, or none is sealed."""
+        if not self.sealed or self.sealed[0].queued or self.sealed[0].is_writing:
+            return None
+        segment = self.sealed.popleft()
+        segment.state = SegmentState.DRAINING
+        self.draining.append(segment)
+        return segment
+
+    def end_draining(self, now_s: float, pins: NDArray[np.int64]) -> None:
+        """Free the segments that nobody reads or writes in any more."""
+        for segment in list(self.draining):
+            if not pins[segment.number] and not segment.held and now_s >= segment.quiet_at_s:
+                self.draining.remove(segment)
+                segment.state = SegmentState.FREE
+                self.free.append(segment)

@@ -1,0 +1,191 @@
+"""One agent: mover, owner and steward put together, and the addresses it listens at.
+
+Several agents may share a process, and then its transports and drives. Whoever starts an agent stops it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ostraca_dpu_agent.mover.mover import Mover
+from ostraca_dpu_agent.mover.routes import Routes
+from ostraca_dpu_agent.mover.staging import Staging
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.session import Sessions
+from ostraca_dpu_agent.steward.steward import Steward
+from ostraca_dpu_agent.volumes import Volumes
+from ostraca_fabric.connection import serve
+from ostraca_fabric.fabric_map import AgentRecord
+from ostraca_fabric.ids import ID_BYTES, StartId
+from ostraca_fabric.status import AgentStatus, ShardStatus
+from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.wire.handshake import AgentHandshake
+from ostraca_fabric.wire.messages import ConnectionLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_dpu_agent.settings import AgentSettings
+    from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+    from ostraca_fabric.connection import Server
+    from ostraca_fabric.fabric_map import DriveRecord, FabricMap
+    from ostraca_fabric.ids import AgentId, DriveId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.wire.handshake import Access
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One agent of a fabric."""
+
+    def __init__(  # noqa: PLR0913 (what an agent is made of)
+        self,
+        agent: AgentId,
+        settings: AgentSettings,
+        *,
+        addresses: Sequence[str],
+        access: Access,
+        fabric_key: bytes,
+        membership: Membership,
+        owners: LoopbackOwners,
+        transports: Mapping[str, Transport],
+        open_drive: Callable[[DriveRecord], Drive],
+        clock: Callable[[], float],
+    ) -> None:
+        """Make the parts; memory is mapped here, nothing is reachable before ``start``.
+
+        *transports* in order of preference; *clock* is monotonic, in seconds.
+        """
+        self.id = agent
+        self.start_id = StartId(secrets.token_bytes(ID_BYTES))
+        self._settings = settings
+        self._addresses = tuple(addresses)
+        self._access = access
+        self._membership = membership
+        self._owners = owners
+        self._transports = transports
+        self._clock = clock
+        self._started_s = clock()
+        self._drives: dict[DriveId, Drive] = {}
+        self._owner = OwnerService(clock)
+        self._staging = Staging(settings.memory)
+        self._routes = Routes(membership.map)
+        self._mover = Mover(
+            settings,
+            staging=self._staging,
+            drives=self._drives,
+            owners=owners,
+            routes=lambda: self._routes,
+            clock=clock,
+        )
+        self._sessions = Sessions(
+            settings.requests,
+            mover=self._mover,
+            owner=self._owner,
+            volumes=Volumes(membership, fabric_key),
+            transports=transports,
+            status=self.status,
+        )
+        record = AgentRecord(agent, self.start_id, self._addresses)
+        self._record = record
+        self._steward = Steward(
+            record,
+            settings,
+            membership=membership,
+            owner=self._owner,
+            drives=self._drives,
+            open_drive=open_drive,
+            clock=clock,
+        )
+        self._servers: list[Server] = []
+        self._loops = Tasks(f"agent {agent}")
+
+    async def start(self) -> None:
+        """Join the fabric, serve the shards that fall to this agent, then listen.
+
+        Raises MembershipError, and ConnectError when an address can't be had.
+        """
+        for transport in self._transports.values():
+            transport.register(self._staging.memory.view, chunk_bytes=self._settings.memory.chunk_bytes)
+        self._owners.register(self.id, self._owner)
+        await self._membership.join(self._record)
+        await self._steward.turn()
+        self._on_map(self._membership.map)
+        self._loops.spawn(self._steward.run(self._on_map))
+        requests = self._settings.requests
+        handshake = AgentHandshake(
+            agent=self.id,
+            start_id=self.start_id,
+            access=self._access,
+            limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
+            transports=tuple(self._transports),
+        )
+        for address in self._addresses:
+            self._servers.append(await serve(address, self._sessions, handshake, self._settings.connections))
+        log.info("%s listens at %s", self.id, ", ".join(self.addresses))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, with real ports; empty before ``start``."""
+        return tuple(server.address for server in self._servers)
+
+    async def stop(self) -> bool:
+        """Stop in order: no new requests, staged puts to flash, claims back, and out of the fabric.
+
+        Returns whether every transfer and I/O has ended; if not, this agent's memory must stay mapped.
+        """
+        for server in self._servers:
+            await server.close()
+        has_ended = await self._mover.close(within_s=self._settings.drain_s)
+        await self._loops.stop()
+        await self._steward.close()
+        self._owners.unregister(self.id)
+        await self._membership.leave(self.id, self.start_id)
+        return has_ended
+
+    def status(self) -> AgentStatus:
+        """Return what this agent believes."""
+        memory = self._settings.memory
+        return AgentStatus(
+            agent=self.id,
+            start_id=self.start_id.hex(),
+            version=version("ostraca"),
+            uptime_s=self._clock() - self._started_s,
+            transports=tuple(self._transports),
+            sentence=self._steward.sentence,
+            workers=self._sessions.workers,
+            staging_bytes=memory.staging_bytes,
+            staging_used_bytes=self._staging.held_bytes,
+            quarantined_bytes=self._staging.quarantined_bytes,
+            cache_bytes=memory.cache_bytes,
+            cache_used_bytes=self._staging.cache.used_bytes,
+            counters=self._mover.counters.snapshot(),
+            shards=tuple(_shard_status(owned) for _, owned in sorted(self._owner.shards.items())),
+            agents=tuple(
+                (agent.id, agent.addresses[0]) for agent in self._membership.map.agents.values() if agent.addresses
+            ),
+        )
+
+    def _on_map(self, fabric_map: FabricMap) -> None:
+        if fabric_map.revision != self._routes.map.revision:
+            self._routes = Routes(fabric_map)
+
+
+def _shard_status(owned: OwnedShard) -> ShardStatus:
+    counts = owned.core.counts()
+    return ShardStatus(
+        shard=owned.record.id,
+        owner_epoch=owned.epoch,
+        blocks=counts.blocks,
+        used_bytes=counts.block_bytes,
+        size_bytes=counts.capacity_bytes,
+        evicted_blocks=counts.blocks_evicted,
+        is_failing=owned.is_failing,
+    )

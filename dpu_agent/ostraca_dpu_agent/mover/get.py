@@ -1,0 +1,214 @@
+"""A get: blocks from the DRAM cache or from flash into the worker's arena.
+
+Each wave goes through its stages by itself: lease staging, read and verify, move, report. A few waves of one request are on
+their way at once, so that flash and network overlap. At the deadline the request is answered with what has landed; slots
+whose transfer has not settled are named, and ``Settled`` follows when it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.mover.locate import Located
+from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
+from ostraca_fabric.extent import rounded_up
+from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import GetDone, GetProgress, Settled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.mover.cache import CachedBlock
+    from ostraca_dpu_agent.mover.mover import Mover
+    from ostraca_dpu_agent.mover.request import Worker
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.wire.messages import Get
+
+class GetRun:
+    """One get. ``run`` answers it; waves that outlive it end by themselves."""
+
+    def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Get) -> None:
+        """Take the request apart; raises MalformedError when its columns don't fit."""
+        self._mover = mover
+        self._worker = worker
+        self._volume = volume
+        self._request = request
+        self._blocks = Blocks.of(volume, request.spans, request.lengths)
+        count = len(self._blocks)
+        self._slots = columns.u64(request.slots, count).astype(np.int64)
+        self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
+        self._states = np.full(count, BlockState.LATE, np.uint8)
+        self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
+        self._is_moving = np.zeros(count, np.bool_)
+        self._leases: set[Lease] = set()
+        self._waves_ahead = asyncio.Semaphore(mover.settings.waves_ahead)
+        self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+
+    async def run(self) -> GetDone:
+        """Bring what can be brought by the deadline."""
+        mover = self._mover
+        held = self._take_cached()
+        waves = [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
+        located = await self._locate(held)
+        waves += [mover.tasks.spawn(self._flash_wave(located, positions)) for positions in self._to_load(located)]
+        await self._clocked.wait(waves)
+        for lease in self._leases:
+            mover.staging.quarantine(lease)
+        unsettled = np.flatnonzero(self._is_moving)
+        mover.tasks.spawn(self._finish(waves, located, must_settle=len(unsettled) > 0))
+        if self._clocked.stopped.is_set():
+            self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
+        mover.counters.count_get(self._states, self._blocks.lengths)
+        return GetDone(
+            self._request.request,
+            self._states.tobytes(),
+            self._reasons.tobytes(),
+            unsettled.astype(columns.U32).tobytes(),
+        )
+
+    def _take_cached(self) -> list[tuple[NDArray[np.intp], list[CachedBlock]]]:
+        """Hold what the DRAM cache has, in waves of one slot size."""
+        cache = self._mover.staging.cache
+        if not len(cache):
+            return []
+        keys, lengths = self._blocks.keys.tobytes(), self._blocks.lengths.tolist()
+        by_size: dict[int, tuple[list[int], list[CachedBlock]]] = {}
+        for position, length in enumerate(lengths):
+            block = cache.take(keys[position * 16 : position * 16 + 16])
+            if block is None:
+                continue
+            if block.length != length:
+                cache.give_back([block])
+                continue
+            positions, blocks = by_size.setdefault(block.slot_bytes, ([], []))
+            positions.append(position)
+            blocks.append(block)
+        waves = []
+        for slot_bytes, (positions, blocks) in by_size.items():
+            step = self._mover.blocks_per_wave(slot_bytes)
+            for part in cut(np.arange(len(positions)), step):
+                chosen = slice(int(part[0]), int(part[-1]) + 1)
+                waves.append((np.array(positions[chosen], np.intp), blocks[chosen]))
+        return waves
+
+    async def _cached_wave(self, positions: NDArray[np.intp], blocks: list[CachedBlock]) -> None:
+        try:
+            if not self._clocked.is_over:
+                offsets = np.array([block.offset for block in blocks], np.int64)
+                tags = b"".join(block.tag for block in blocks)
+                await self._deliver(positions, offsets, blocks[0].slot_bytes, tags)
+                self._mover.counters.get_hits_from_cache += len(blocks)
+        finally:
+            self._mover.staging.cache.give_back(blocks)
+
+    async def _locate(self, held: list[tuple[NDArray[np.intp], list[CachedBlock]]]) -> Located:
+        wanted = np.ones(len(self._blocks), np.bool_)
+        for positions, _ in held:
+            wanted[positions] = False
+        within_s = self._clocked.left_s
+        if not wanted.any() or within_s <= 0:
+            return Located.nothing(len(self._blocks))
+        located = await self._mover.locator.locate(
+            self._mover.routes(),
+            self._volume,
+            self._blocks.spans,
+            self._blocks.keys,
+            wanted=wanted,
+            within_s=within_s,
+            pin_s=within_s,
+        )
+        fits = located.is_found & (located.lengths == self._blocks.lengths)
+        missing = np.flatnonzero(wanted & ~located.is_found)
+        self._end(missing, BlockState.MISS, located.reasons[missing])
+        self._end(np.flatnonzero(located.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH)
+        located.is_found = fits
+        return located
+
+    def _to_load(self, located: Located) -> list[NDArray[np.intp]]:
+        """Cut what was found into waves; nothing when recomputing it is faster."""
+        found = np.flatnonzero(located.is_found)
+        recompute_s = self._request.recompute_s
+        load_bytes = int(self._blocks.lengths[found].sum())
+        if recompute_s > 0 and self._mover.pace.estimate_s(load_bytes) > recompute_s:
+            self._end(found, BlockState.DECLINED, Reason.TOO_SLOW)
+            return []
+        return cut(found, self._mover.blocks_per_wave(self._slot_bytes))
+
+    async def _flash_wave(self, located: Located, positions: NDArray[np.intp]) -> None:
+        mover = self._mover
+        async with self._waves_ahead:
+            if self._clocked.is_over:
+                return
+            lease = await mover.staging.lease(
+                len(positions), self._slot_bytes, Purpose.GET, within_s=self._clocked.left_s
+            )
+            if isinstance(lease, NoRoom):
+                self._refuse(positions, lease)
+                return
+            if self._clocked.is_over:
+                mover.staging.release(lease)
+                return
+            self._leases.add(lease)
+            is_good = np.zeros(len(positions), np.bool_)
+            keep = keeper(self._blocks, located.tags, positions, lease, is_good)
+            try:
+                reasons = await mover.load(located, self._blocks, positions, lease)
+                is_good[:] = reasons == Reason.NONE
+                if self._clocked.is_over:
+                    return
+                self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
+                if is_good.any():
+                    arrived = positions[is_good]
+                    tags = located.tags[arrived].tobytes()
+                    await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags)
+            finally:
+                self._leases.discard(lease)
+                mover.staging.release(lease, keep=keep)
+
+    async def _deliver(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
+    ) -> None:
+        wave = Wave(
+            staging=offsets,
+            arena=self._slots[positions],
+            lengths=self._blocks.lengths[positions],
+            staging_slot_bytes=slot_bytes,
+            arena_slot_bytes=self._request.slot_bytes,
+        )
+        self._is_moving[positions] = True
+        end = await self._worker.peer.submit(Direction.TO_WORKER, wave)
+        self._is_moving[positions] = False
+        if self._clocked.is_over:
+            return
+        if end is TransferEnd.DONE:
+            self._end(positions, BlockState.HIT, Reason.NONE)
+            named = positions.astype(columns.U32).tobytes()
+            self._worker.send(GetProgress(self._request.request, named, tags))
+        else:
+            self._end(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
+
+    async def _finish(
+        self, waves: list[asyncio.Task[None]], located: Located, *, must_settle: bool
+    ) -> None:
+        """Once no wave touches flash or the arena any more, say so."""
+        await asyncio.gather(*waves, return_exceptions=True)
+        self._mover.locator.release(located)
+        if must_settle:
+            self._worker.send(Settled(self._request.request))
+
+    def _refuse(self, positions: NDArray[np.intp], why: NoRoom) -> None:
+        if not self._clocked.is_over:
+            state = BlockState.LATE if why is NoRoom.DEADLINE else BlockState.DECLINED
+            self._end(positions, state, NO_ROOM_REASONS[why])
+
+    def _end(
+        self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]
+    ) -> None:
+        self._states[positions] = state
+        self._reasons[positions] = reasons

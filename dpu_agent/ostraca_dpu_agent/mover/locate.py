@@ -1,0 +1,157 @@
+"""Asking owners where blocks lie."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.outcome import Reason
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardKeys, ShardRelease
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.chain import Span
+    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ports.owners import Owners
+    from ostraca_fabric.wire.messages import ShardExtents
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A shard that some of a request's blocks lie in."""
+
+    owner: AgentId
+    shard: ShardId
+    drive: DriveId
+    base: int
+    """The shard's first byte on the drive."""
+
+
+@dataclass(slots=True)
+class Located:
+    """Where the blocks of one request lie: a row per block of the request."""
+
+    is_found: NDArray[np.bool_]
+    reasons: NDArray[np.uint8]
+    """Why a block isn't found."""
+
+    sources: list[Source]
+    source: NDArray[np.intp]
+    """Which of ``sources`` a block lies in."""
+
+    offsets: NDArray[np.uint64]
+    """In the shard, bytes."""
+
+    lengths: NDArray[np.uint32]
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
+
+    @classmethod
+    def nothing(cls, blocks: int) -> Located:
+        """Begin with no block found."""
+        return cls(
+            is_found=np.zeros(blocks, np.bool_),
+            reasons=np.full(blocks, Reason.NOT_FOUND, np.uint8),
+            sources=[],
+            source=np.zeros(blocks, np.intp),
+            offsets=np.zeros(blocks, np.uint64),
+            lengths=np.zeros(blocks, np.uint32),
+            generations=np.zeros(blocks, np.uint64),
+            tags=np.zeros((blocks, columns.TAG_BYTES), np.uint8),
+        )
+
+
+class Locator:
+    """Resolves keys with the owners of their shards, all owners at once."""
+
+    def __init__(self, owners: Owners) -> None:
+        """Ask through *owners*."""
+        self._owners = owners
+
+    async def locate(  # noqa: PLR0913 (the parts of one question)
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+        pin_s: float,
+    ) -> Located:
+        """Locate the *wanted* blocks of a request; an owner that does not answer leaves its blocks not found.
+
+        What is found stays readable for *pin_s* counted from before this call. Call ``release`` when done reading.
+        """
+        located = Located.nothing(len(keys))
+        parts, unowned = routes.by_owner(volume.placement_secret, spans)
+        located.reasons[unowned] = Reason.NO_OWNER
+        asked = []
+        for owner, shard_parts in parts.items():
+            narrowed = [(part, part.positions[wanted[part.positions]]) for part in shard_parts]
+            wanted_parts = [(part, positions) for part, positions in narrowed if len(positions)]
+            if wanted_parts:
+                asked.append(self._ask(routes, owner, wanted_parts, keys, located, within_s, pin_s))
+        await asyncio.gather(*asked)
+        return located
+
+    def release(self, located: Located) -> None:
+        """Give the pins of a finished request back."""
+        by_owner: dict[AgentId, list[ShardRelease]] = {}
+        for owner, pin in located.pins:
+            by_owner.setdefault(owner, []).append(pin)
+        located.pins.clear()
+        for owner, releases in by_owner.items():
+            self._owners.tell(owner, Release(tuple(releases)))
+
+    async def _ask(  # noqa: PLR0913
+        self,
+        routes: Routes,
+        owner: AgentId,
+        parts: list[tuple[ShardPart, NDArray[np.intp]]],
+        keys: NDArray[np.uint8],
+        located: Located,
+        within_s: float,
+        pin_s: float,
+    ) -> None:
+        shards = tuple(ShardKeys(part.shard, keys[positions].tobytes()) for part, positions in parts)
+        try:
+            answer = await self._owners.ask(owner, Resolve(0, within_s, pin_s, shards))
+        except (TimeoutError, ConnectError):
+            answer = None
+        if not isinstance(answer, Resolved):
+            for _, positions in parts:
+                located.reasons[positions] = Reason.NO_OWNER
+            return
+        for (part, positions), extents in zip(parts, answer.shards, strict=True):
+            if not extents.is_owner:
+                located.reasons[positions] = Reason.NO_OWNER
+                continue
+            drive, base = routes.place(part.shard)
+            located.sources.append(Source(owner, part.shard, drive, base))
+            _fill(located, positions, extents)
+            if extents.pin:
+                located.pins.append((owner, ShardRelease(part.shard, (extents.pin,))))
+
+
+def _fill(located: Located, positions: NDArray[np.intp], extents: ShardExtents) -> None:
+    count = len(positions)
+    located.is_found[positions] = columns.u8(extents.found, count) != 0
+    located.source[positions] = len(located.sources) - 1
+    located.offsets[positions] = columns.u64(extents.offsets, count)
+    located.lengths[positions] = columns.u32(extents.lengths, count)
+    located.generations[positions] = columns.u64(extents.generations, count)
+    located.tags[positions] = columns.rows16(extents.tags, count)

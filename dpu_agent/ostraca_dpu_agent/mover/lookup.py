@@ -1,0 +1,61 @@
+"""A look-up: which blocks could be got now. It touches no flash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.keys import derive_keys
+from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import LookupDone
+
+if TYPE_CHECKING:
+    from ostraca_dpu_agent.mover.mover import Mover
+    from ostraca_dpu_agent.mover.request import Worker
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.wire.messages import Lookup
+
+
+class LookupRun:
+    """One look-up."""
+
+    def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Lookup) -> None:
+        """Take the request apart."""
+        self._mover = mover
+        self._volume = volume
+        self._request = request
+        self._keys = derive_keys(volume.secret, request.spans)
+        self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+
+    async def run(self) -> LookupDone:
+        """Ask the DRAM cache and the owners."""
+        count = len(self._keys)
+        states = np.full(count, BlockState.LATE, np.uint8)
+        reasons = np.full(count, Reason.DEADLINE, np.uint8)
+        within_s = self._clocked.left_s
+        if within_s > 0:
+            is_cached = self._cached()
+            located = await self._mover.locator.locate(
+                self._mover.routes(),
+                self._volume,
+                self._request.spans,
+                self._keys,
+                wanted=~is_cached,
+                within_s=within_s,
+                pin_s=self._request.pin_s,
+            )
+            is_hit = is_cached | located.is_found
+            states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)
+            reasons[:] = np.where(is_hit, Reason.NONE, located.reasons)
+        return LookupDone(self._request.request, states.tobytes(), reasons.tobytes())
+
+    def _cached(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        cache, width = self._mover.staging.cache, columns.KEY_BYTES
+        if not len(cache):
+            return np.zeros(len(self._keys), np.bool_)
+        keys = self._keys.tobytes()
+        return np.fromiter(
+            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
+        )

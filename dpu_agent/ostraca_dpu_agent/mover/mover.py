@@ -1,0 +1,165 @@
+"""The mover: what gets, puts, look-ups and prefetches share, and their entry points."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from ostraca_dpu_agent.mover.counters import Counters
+from ostraca_dpu_agent.mover.get import GetRun
+from ostraca_dpu_agent.mover.load import Loader
+from ostraca_dpu_agent.mover.locate import Locator
+from ostraca_dpu_agent.mover.lookup import LookupRun
+from ostraca_dpu_agent.mover.pace import Pace
+from ostraca_dpu_agent.mover.prefetch import PrefetchRun
+from ostraca_dpu_agent.mover.put import PutRun
+from ostraca_dpu_agent.mover.request import Clocked
+from ostraca_fabric.errors import RefusedError
+from ostraca_fabric.outcome import Reason
+from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.wire.messages import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.request import Blocks, Worker
+    from ostraca_dpu_agent.mover.routes import Routes
+    from ostraca_dpu_agent.mover.staging import Lease, Staging
+    from ostraca_dpu_agent.settings import AgentSettings
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.owners import Owners
+    from ostraca_fabric.wire.messages import (
+        Get,
+        GetDone,
+        Lookup,
+        LookupDone,
+        Prefetch,
+        PrefetchDone,
+        Put,
+        PutDone,
+    )
+
+_T = TypeVar("_T")
+
+_CHECK_THREADS = 2
+
+
+class Mover:
+    """Carries blocks for the workers of one agent. Lives on the event loop's thread."""
+
+    def __init__(  # noqa: PLR0913 (what a mover is made of)
+        self,
+        settings: AgentSettings,
+        *,
+        staging: Staging,
+        drives: Mapping[DriveId, Drive],
+        owners: Owners,
+        routes: Callable[[], Routes],
+        clock: Callable[[], float],
+    ) -> None:
+        """Work from *routes*, which gives the newest; *drives* is kept current by the steward."""
+        self.settings = settings.flow
+        self.hold_s = settings.owner.hold_s
+        self.staging = staging
+        self.drives = drives
+        self.owners = owners
+        self.routes = routes
+        self.clock = clock
+        self.locator = Locator(owners)
+        self._loader = Loader(staging, drives)
+        self.pace = Pace()
+        self.counters = Counters()
+        self.tasks = Tasks("the mover")
+        self._requests = 0
+        self._checkers = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="ostraca-check")
+
+    async def get(self, worker: Worker, volume: ServedVolume, request: Get) -> GetDone:
+        """Bring blocks into the worker's arena."""
+        return await self._bounded(lambda: GetRun(self, worker, volume, request).run())
+
+    async def put(self, worker: Worker, volume: ServedVolume, request: Put) -> PutDone:
+        """Take blocks from the worker's arena."""
+        return await self._bounded(lambda: PutRun(self, worker, volume, request).run())
+
+    async def lookup(self, worker: Worker, volume: ServedVolume, request: Lookup) -> LookupDone:
+        """Say which blocks could be got."""
+        return await self._bounded(lambda: LookupRun(self, worker, volume, request).run())
+
+    async def prefetch(self, worker: Worker, volume: ServedVolume, request: Prefetch) -> PrefetchDone:
+        """Bring blocks into the DRAM cache."""
+        return await self._bounded(lambda: PrefetchRun(self, worker, volume, request).run())
+
+    async def close(self, *, within_s: float) -> bool:
+        """Let what is under way end; say whether all of it has.
+
+        What has not goes on holding its memory, which must stay mapped.
+        """
+        ended = await self.tasks.finish(within_s=within_s)
+        self._checkers.shutdown(wait=False)
+        return ended
+
+    # For the requests.
+
+    def clocked(self, deadline_s: float, stopped: asyncio.Event) -> Clocked:
+        """Start the clock of a request."""
+        allowed_s = min(deadline_s, self.settings.deadline_max_s) - self.settings.answer_margin_s
+        return Clocked(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)
+
+    def blocks_per_wave(self, slot_bytes: int) -> int:
+        """Say how many slots of this size make a wave."""
+        return max(1, self.settings.wave_bytes // slot_bytes)
+
+    async def checked(self, check: Callable[[], list[bool]]) -> NDArray[np.bool_]:
+        """Run a check of many bytes off the loop."""
+        return np.array(await asyncio.get_running_loop().run_in_executor(self._checkers, check), np.bool_)
+
+    async def load(
+        self, located: Located, blocks: Blocks, positions: NDArray[np.intp], lease: Lease
+    ) -> NDArray[np.uint8]:
+        """Bring located blocks into a lease's slots; returns a Reason per block, NONE where it is there and verified.
+
+        Damaged ones are reported to their owners.
+        """
+        load_bytes = len(positions) * lease.slot_bytes
+        self.pace.begin(self.clock(), load_bytes)
+        try:
+            reasons = await self._loader.load(located, positions, lease, blocks.seeds)
+        finally:
+            self.pace.end(self.clock(), load_bytes)
+        for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
+            self._report_damage(located, blocks, int(positions[row]))
+        return reasons
+
+    def _report_damage(self, located: Located, blocks: Blocks, position: int) -> None:
+        self.counters.damaged += 1
+        source = located.sources[int(located.source[position])]
+        self.owners.tell(
+            source.owner,
+            Damage(
+                shard=source.shard,
+                key=blocks.keys[position].tobytes(),
+                offset=int(located.offsets[position]),
+                length=int(located.lengths[position]),
+                generation=int(located.generations[position]),
+                tag=located.tags[position].tobytes(),
+                seed=int(blocks.seeds[position]),
+            ),
+        )
+
+    async def _bounded(self, run: Callable[[], Awaitable[_T]]) -> _T:
+        if self._requests >= self.settings.requests_max:
+            message = f"{self._requests} requests are under way on this agent: ask again later"
+            raise RefusedError("overloaded", message)
+        self._requests += 1
+        try:
+            return await run()
+        finally:
+            self._requests -= 1

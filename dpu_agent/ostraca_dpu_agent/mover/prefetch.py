@@ -1,0 +1,108 @@
+"""A prefetch: blocks from flash into the DRAM cache, as far as there is room and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, NoRoom, Purpose
+from ostraca_fabric.extent import rounded_up
+from ostraca_fabric.keys import derive_keys
+from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.tags import tag_seeds
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import PrefetchDone
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.mover import Mover
+    from ostraca_dpu_agent.mover.request import Worker
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.wire.messages import Prefetch
+
+
+class PrefetchRun:
+    """One prefetch: one wave after the other, so that gets go before it."""
+
+    def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Prefetch) -> None:
+        """Take the request apart."""
+        self._mover = mover
+        self._volume = volume
+        self._request = request
+        self._keys = derive_keys(volume.secret, request.spans)
+        self._states = np.full(len(self._keys), BlockState.LATE, np.uint8)
+        self._reasons = np.full(len(self._keys), Reason.DEADLINE, np.uint8)
+        self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+
+    async def run(self) -> PrefetchDone:
+        """Bring what can be brought by the deadline."""
+        mover = self._mover
+        if mover.staging.cache.limit_bytes == 0:
+            self._end(np.arange(len(self._keys)), BlockState.DECLINED, Reason.NO_SPACE)
+        elif self._clocked.left_s > 0:
+            await self._clocked.wait([mover.tasks.spawn(self._bring())])
+        return PrefetchDone(self._request.request, self._states.tobytes(), self._reasons.tobytes())
+
+    async def _bring(self) -> None:
+        mover, width, keys = self._mover, columns.KEY_BYTES, self._keys.tobytes()
+        cache = mover.staging.cache
+        is_cached = np.fromiter(
+            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
+        )
+        self._end(np.flatnonzero(is_cached), BlockState.HIT, Reason.NONE)
+        left_s = self._clocked.left_s
+        located = await mover.locator.locate(
+            mover.routes(),
+            self._volume,
+            self._request.spans,
+            self._keys,
+            wanted=~is_cached,
+            within_s=left_s,
+            pin_s=left_s,
+        )
+        missing = np.flatnonzero(~is_cached & ~located.is_found)
+        self._end(missing, BlockState.MISS, located.reasons[missing])
+        lengths = located.lengths
+        seeds = tag_seeds(self._volume.identity, self._request.spans, lengths)
+        blocks = Blocks(self._request.spans, self._keys, lengths, seeds)
+        try:
+            slot_bytes = rounded_up(int(lengths.max(initial=1)))
+            for positions in cut(np.flatnonzero(located.is_found), mover.blocks_per_wave(slot_bytes)):
+                await self._wave(located, blocks, positions, slot_bytes)
+        finally:
+            mover.locator.release(located)
+
+    async def _wave(
+        self, located: Located, blocks: Blocks, positions: NDArray[np.intp], slot_bytes: int
+    ) -> None:
+        mover = self._mover
+        if self._clocked.is_over:
+            return
+        lease = await mover.staging.lease(
+            len(positions), slot_bytes, Purpose.GET, within_s=self._clocked.left_s
+        )
+        if isinstance(lease, NoRoom):
+            if lease is not NoRoom.DEADLINE and not self._clocked.is_over:
+                self._end(positions, BlockState.DECLINED, NO_ROOM_REASONS[lease])
+            return
+        is_good = np.zeros(len(positions), np.bool_)
+        keep = keeper(blocks, located.tags, positions, lease, is_good)
+        try:
+            reasons = await mover.load(located, blocks, positions, lease)
+            is_good[:] = reasons == Reason.NONE
+        finally:
+            mover.staging.release(lease, keep=keep)
+        if not self._clocked.is_over:
+            self._end(positions[is_good], BlockState.HIT, Reason.NONE)
+            self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
+
+    def _end(
+        self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]
+    ) -> None:
+        self._states[positions] = state
+        self._reasons[positions] = reasons

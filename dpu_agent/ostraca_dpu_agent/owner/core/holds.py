@@ -1,0 +1,156 @@
+"""What readers and writers hold: pins on segments, reservations of space. Both run out by themselves."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.wire.columns import KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+_SLOT_BITS = 24
+_SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)
+
+FREE, HELD, COMMITTING = 0, 1, 2
+
+
+class Pins:
+    """Promises not to reuse segments before a time."""
+
+    def __init__(self, segments: int) -> None:
+        self.on_segment = np.zeros(segments, np.int64)
+        self._pins: dict[int, NDArray[np.intp]] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def add(self, end_s: float, segments: NDArray[np.intp]) -> int:
+        """Pin these segments, each named once; return the pin's number, above zero."""
+        self._last += 1
+        self._pins[self._last] = segments
+        self.on_segment[segments] += 1
+        heapq.heappush(self._ends, (end_s, self._last))
+        return self._last
+
+    def end(self, pins: Iterable[int]) -> None:
+        """End pins; unknown ones are ignored."""
+        for pin in pins:
+            segments = self._pins.pop(pin, None)
+            if segments is not None:
+                self.on_segment[segments] -= 1
+
+    def expire(self, now_s: float) -> None:
+        """End the pins whose time has come."""
+        while self._ends and self._ends[0][0] <= now_s:
+            self.end([heapq.heappop(self._ends)[1]])
+
+    def check(self) -> None:
+        """Assert that segments count their pins."""
+        counted = np.zeros_like(self.on_segment)
+        for segments in self._pins.values():
+            counted[segments] += 1
+        assert (counted == self.on_segment).all(), "each segment counts its pins"
+
+
+class ReservationTable:
+    """Reservations and commits under way, one *slot* of each column for each.
+
+    A reservation's number is its slot and a count, so that a number is never used twice.
+    """
+
+    def __init__(self, slots: int) -> None:
+        assert 0 < slots <= 1 << _SLOT_BITS, f"{slots} reservations are not in 1 to {1 << _SLOT_BITS}"
+        self.numbers = np.zeros(slots, np.uint64)
+        self.states = np.zeros(slots, np.uint8)
+        self.keys = np.zeros((slots, KEY_BYTES), np.uint8)
+        self.tags = np.zeros((slots, KEY_BYTES), np.uint8)
+        self.offsets = np.zeros(slots, np.uint64)
+        self.lengths = np.zeros(slots, np.uint32)
+        self.segments = np.zeros(slots, np.intp)
+        self.ends_s = np.zeros(slots, np.float64)
+        self.in_flight: dict[bytes, int] = {}
+        """The slot of each key that someone is writing."""
+
+        self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
+        self._free_count = slots
+        self._batches: list[tuple[float, int, NDArray[np.intp], NDArray[np.uint64]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.states) - self._free_count
+
+    @property
+    def room(self) -> int:
+        """How many more fit."""
+        return self._free_count
+
+    def add(
+        self,
+        end_s: float,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        offsets: NDArray[np.uint64],
+        segments: NDArray[np.intp],
+    ) -> NDArray[np.uint64]:
+        """Hold space for blocks whose keys are not in flight; return the reservations' numbers."""
+        count = len(keys)
+        self._free_count -= count
+        slots = self._free[self._free_count : self._free_count + count].copy()
+        counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
+        self._count += count
+        self.numbers[slots] = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
+        self.states[slots] = HELD
+        self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
+        self.segments[slots], self.ends_s[slots] = segments, end_s
+        self.in_flight.update(zip(key_list(keys), slots.tolist(), strict=True))
+        heapq.heappush(self._batches, (end_s, self._count, slots, self.numbers[slots]))
+        return self.numbers[slots]
+
+    def slots_of(self, numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the slots of reservations, -1 for those unknown, ended, or named before in the same batch."""
+        slots = (numbers & _SLOT_MASK).astype(np.intp)
+        slots[slots >= len(self.states)] = 0
+        is_known = (self.numbers[slots] == numbers) & (self.states[slots] != FREE)
+        _, first = np.unique(numbers, return_index=True)
+        is_first = np.zeros(len(numbers), np.bool_)
+        is_first[first] = True
+        return np.where(is_known & is_first, slots, -1)
+
+    def end(self, slots: NDArray[np.intp]) -> None:
+        """Free these slots, each named once."""
+        for key in key_list(self.keys[slots]):
+            del self.in_flight[key]
+        self.states[slots] = FREE
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)
+
+    def take_expired(self, now_s: float) -> NDArray[np.intp]:
+        """Return the slots of reservations whose time has come, uncommitted. The caller ends them."""
+        expired: list[NDArray[np.intp]] = []
+        while self._batches and self._batches[0][0] <= now_s:
+            _, _, slots, numbers = heapq.heappop(self._batches)
+            expired.append(slots[(self.numbers[slots] == numbers) & (self.states[slots] == HELD)])
+        return np.concatenate(expired) if expired else np.zeros(0, np.intp)
+
+    def check(self) -> None:
+        """Assert that the columns agree."""
+        live = np.flatnonzero(self.states != FREE)
+        assert len(live) == len(self), "free slots are counted"
+        assert not np.isin(self._free[: self._free_count], live).any(), "no slot in use is free"
+        assert self.in_flight == dict(zip(key_list(self.keys[live]), live.tolist(), strict=True)), (
+            "each key in flight has its slot"
+        )
+
+
+def key_list(keys: NDArray[np.uint8]) -> list[bytes]:
+    """Return keys of shape (n, 16) as bytes."""
+    listed: list[bytes] = np.ascontiguousarray(keys).view("V16").ravel().tolist()
+    return listed

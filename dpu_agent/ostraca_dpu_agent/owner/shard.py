@@ -1,0 +1,205 @@
+"""One owned shard: the pure core, its drive, and the group commit between them.
+
+A commit waits a few milliseconds for others, then all of them go to flash in one summary write; each is answered when that
+write has ended. Nothing is gettable before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
+from ostraca_fabric.extent import rounded_up
+from ostraca_fabric.memory import HugeMemory
+from ostraca_fabric.outcome import PutState
+from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.tags import matches
+from ostraca_fabric.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.owner.core import SummaryWrite
+    from ostraca_dpu_agent.settings import OwnerSettings
+    from ostraca_fabric.fabric_map import ShardRecord
+    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.superblock import Superblock
+    from ostraca_fabric.ids import OwnerEpoch
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.wire.messages import Damage
+
+log = logging.getLogger(__name__)
+
+_EXPIRE_EVERY_S = 0.5
+
+_SUSPECTS_MAX = 64
+"""Damaged blocks read again at once; further reports are ignored, and come again with the next read."""
+
+
+class OwnedShard:
+    """A shard under one owner epoch. Lives on the event loop's thread; ``close`` ends it."""
+
+    def __init__(  # noqa: PLR0913 (what a shard is made of)
+        self,
+        record: ShardRecord,
+        drive: Drive,
+        superblock: Superblock,
+        recovered: RecoveredShard,
+        *,
+        epoch: OwnerEpoch,
+        settings: OwnerSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        """Begin to own; the first summary writes start at once."""
+        self.record = record
+        self.epoch = epoch
+        self._drive = drive
+        self._clock = clock
+        self._group_commit_s = settings.group_commit_s
+        self.core = ShardCore(
+            superblock,
+            recovered,
+            epoch=epoch,
+            settings=ShardSettings(
+                blocks_max=settings.blocks_per_shard_max,
+                free_segments=settings.free_segments,
+                pin_max_s=settings.pin_max_s,
+                hold_max_s=settings.hold_s,
+            ),
+            now_s=clock(),
+        )
+        self.is_failing = False
+        self._suspects: set[bytes] = set()
+        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._commits_due = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._pages = HugeMemory(1 << 20, prefault=False)
+        self._tasks = Tasks(f"shard {record.id}")
+        self._tasks.spawn(self._write_summaries())
+        self._tasks.spawn(self._expire())
+
+    async def commit(
+        self, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """List blocks; returns (states, reasons) once their summary write has ended."""
+        answer = self.core.commit(self._clock(), reservations, tags, epoch=epoch)
+        states, reasons = answer.states.copy(), answer.reasons.copy()
+        listed = np.flatnonzero(states == PutState.STAGED)
+        loop = asyncio.get_running_loop()
+        futures = []
+        for number in reservations[listed].tolist():
+            futures.append(loop.create_future())
+            self._waiting[number] = futures[-1]
+        if futures:
+            self._commits_due.set()
+            ends = np.array(await asyncio.gather(*futures), np.uint8)
+            states[listed], reasons[listed] = ends[:, 0], ends[:, 1]
+        return states, reasons
+
+    def check_damage(self, report: Damage) -> None:
+        """Read a block that someone found damaged again, and drop it when it is."""
+        is_current = self.core.is_current(
+            report.key, offset=report.offset, generation=report.generation, tag=report.tag
+        )
+        if is_current and report.key not in self._suspects and len(self._suspects) < _SUSPECTS_MAX:
+            self._suspects.add(report.key)
+            self._tasks.spawn(self._read_again(report))
+
+    def wake(self) -> None:
+        """Look for writes that have become due after a call of the core."""
+        if self.core.has_writes_due:
+            self._commits_due.set()
+
+    async def close(self) -> None:
+        """Write what has been committed so far, then stop."""
+        self._closed.set()
+        self._commits_due.set()
+        await self._tasks.finish()
+        self._pages.close()
+
+    async def _read_again(self, report: Damage) -> None:
+        memory = HugeMemory(rounded_up(report.length), prefault=False)
+        block = memory.view[: rounded_up(report.length)]
+        (is_read,) = await self._drive.submit_read([Run(self.record.offset + report.offset, (block,))])
+        if is_read and not matches(block[: report.length], report.seed, report.tag):
+            dropped = self.core.drop(
+                report.key, offset=report.offset, generation=report.generation, tag=report.tag
+            )
+            if dropped:
+                log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
+        self._suspects.discard(report.key)
+        block.release()
+        memory.close()
+
+    async def _write_summaries(self) -> None:
+        while True:
+            await self._commits_due.wait()
+            self._commits_due.clear()
+            if not self._closed.is_set():
+                await asyncio.sleep(self._group_commit_s)
+            while self.core.has_writes_due:
+                await self._write(self.core.writes_due())
+            if self._closed.is_set():
+                return
+
+    async def _write(self, writes: list[SummaryWrite]) -> None:
+        is_ok = [await self._flushed()] * len(writes)
+        pieces = [(number, *piece) for number, write in enumerate(writes) for piece in write.pieces]
+        for batch in _batches(pieces, len(self._pages.view)):
+            runs, at = [], 0
+            for _, offset, pages in batch:
+                view = self._pages.view[at : at + len(pages)]
+                view[:] = pages
+                runs.append(Run(self.record.offset + offset, (view,)))
+                at += len(pages)
+            ends = await self._drive.submit_write(runs)
+            for (number, _, _), end in zip(batch, ends, strict=True):
+                is_ok[number] &= end
+        if not await self._flushed():
+            is_ok = [False] * len(writes)
+        for write, good in zip(writes, is_ok, strict=True):
+            self._answer(write, is_ok=good)
+
+    async def _flushed(self) -> bool:
+        """Make what was written before durable, where the drive's cache would lose it."""
+        return not self._drive.has_volatile_cache or await self._drive.submit_flush()
+
+    def _answer(self, write: SummaryWrite, *, is_ok: bool) -> None:
+        if not is_ok:
+            self.is_failing = True
+            log.warning("shard %s could not write its summary; the blocks in it are declined", self.record.id)
+        done = self.core.written(self._clock(), write, is_ok=is_ok)
+        for number, *end in zip(
+            done.reservations.tolist(), done.states.tolist(), done.reasons.tolist(), strict=True
+        ):
+            self._waiting.pop(number).set_result((end[0], end[1]))
+
+    async def _expire(self) -> None:
+        while not self._closed.is_set():
+            self.core.expire(self._clock())
+            self.wake()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), _EXPIRE_EVERY_S)
+
+
+def _batches(pieces: list[tuple[int, int, bytes]], room: int) -> Iterator[list[tuple[int, int, bytes]]]:
+    """Cut (write, offset, pages) into batches of at most *room* bytes, splitting what is longer."""
+    batch: list[tuple[int, int, bytes]] = []
+    used = 0
+    for write, offset, pages in pieces:
+        for start in range(0, len(pages), room):
+            part = pages[start : start + room]
+            if used + len(part) > room:
+                yield batch
+                batch, used = [], 0
+            batch.append((write, offset + start, part))
+            used += len(part)
+    if batch:
+        yield batch

@@ -1,0 +1,205 @@
+"""Workers' connections: what each may do, and what it has open.
+
+A connection belongs to one tenant. Handles of volumes are its own, so no request can name a volume of another tenant.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UsageError
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.wire.messages import (
+    Commit,
+    Get,
+    Lookup,
+    OpenVolume,
+    Prefetch,
+    Put,
+    Reserve,
+    Resolve,
+    Status,
+    StatusDone,
+    VolumeOpened,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from ostraca_dpu_agent.mover.mover import Mover
+    from ostraca_dpu_agent.owner.service import OwnerService
+    from ostraca_dpu_agent.settings import RequestSettings
+    from ostraca_dpu_agent.volumes import ServedVolume, Volumes
+    from ostraca_fabric.connection import ServerConnection
+    from ostraca_fabric.ports.transport import Peer, Transport
+    from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.wire.messages import (
+        AgentAnswer,
+        GetProgress,
+        Hello,
+        OwnerAnswer,
+        OwnerNotice,
+        OwnerRequest,
+        Settled,
+        WorkerRequest,
+    )
+
+    Request = WorkerRequest | OwnerRequest
+    Answer = AgentAnswer | OwnerAnswer
+    BlockRequest = Lookup | Get | Put | Prefetch
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """One worker's connection."""
+
+    def __init__(self, connection: ServerConnection, tenant: TenantId, peer: Peer | None) -> None:
+        """Begin with no volume open; *peer* is the worker's arena, None when it offered none."""
+        self._connection = connection
+        self._peer = peer
+        self._volumes: list[ServedVolume] = []
+        self.tenant = tenant
+
+    @property
+    def peer(self) -> Peer:
+        """The worker's arena. Raises RefusedError when it has none."""
+        if self._peer is None:
+            message = "this connection offered no arena, so it moves no blocks: connect with one"
+            raise RefusedError("no_arena", message)
+        return self._peer
+
+    def stopped(self, request: int) -> asyncio.Event:
+        """Return the event that is set when nobody waits for this request any more."""
+        return self._connection.cancelled(request)
+
+    def send(self, message: GetProgress | Settled) -> None:
+        """Send a message, lost when the connection is."""
+        with suppress(ConnectError):
+            self._connection.send(message)
+
+    def add(self, volume: ServedVolume, volumes_max: int) -> int:
+        """Keep a volume open; returns its handle."""
+        if volume in self._volumes:
+            return self._volumes.index(volume)
+        if len(self._volumes) >= volumes_max:
+            message = f"{volumes_max} volumes are open on this connection: use another connection for more"
+            raise RefusedError("limit", message)
+        self._volumes.append(volume)
+        return len(self._volumes) - 1
+
+    def volume(self, handle: int) -> ServedVolume:
+        """Return an open volume."""
+        if not 0 <= handle < len(self._volumes):
+            message = f"no volume with handle {handle} is open on this connection: open it first"
+            raise RefusedError("unknown_volume", message)
+        return self._volumes[handle]
+
+    def close(self) -> None:
+        """Start no more transfers to this worker."""
+        if self._peer is not None:
+            self._peer.close()
+
+
+class Sessions:
+    """Serves the connections of one agent: implements ``connection.Handler``."""
+
+    def __init__(  # noqa: PLR0913 (what a session needs)
+        self,
+        settings: RequestSettings,
+        *,
+        mover: Mover,
+        owner: OwnerService,
+        volumes: Volumes,
+        transports: Mapping[str, Transport],
+        status: Callable[[], AgentStatus],
+    ) -> None:
+        """Serve blocks through *mover*, shards through *owner*."""
+        self._settings = settings
+        self._mover = mover
+        self._owner = owner
+        self._volumes = volumes
+        self._transports = transports
+        self._status = status
+        self._sessions: dict[ServerConnection, Session] = {}
+
+    @property
+    def workers(self) -> int:
+        """How many connections offer an arena."""
+        return sum(1 for connection in self._sessions if connection.welcome.transport)
+
+    async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:  # noqa: ARG002
+        """Attach the worker's arena by the transport chosen, or by the next one offered that works."""
+        offers = [offer for offer in hello.arenas if offer.transport in self._transports]
+        peer = None
+        for number, offer in enumerate(offers):
+            try:
+                peer = await self._transports[offer.transport].attach(
+                    offer, self._mover.staging.memory.view, connection
+                )
+            except TransportError as error:
+                if number == len(offers) - 1:
+                    raise
+                log.warning("%s can't be reached by %s: %s", connection.peer, offer.transport, error)
+            else:
+                connection.welcome = msgspec.structs.replace(connection.welcome, transport=offer.transport)
+                break
+        self._sessions[connection] = Session(connection, TenantId(hello.tenant), peer)
+
+    async def handle(self, connection: ServerConnection, request: Request) -> Answer:
+        """Serve one request."""
+        match request:
+            case Resolve() | Reserve() | Commit():
+                return await self._owner.answer(request)
+            case Status():
+                return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
+            case OpenVolume():
+                session = self._sessions[connection]
+                volume = await self._volumes.open(session.tenant, request)
+                handle = session.add(volume, self._settings.volumes_max)
+                return VolumeOpened(request.request, handle, volume.record.incarnation)
+            case Lookup() | Get() | Put() | Prefetch():
+                return await self._blocks(self._sessions[connection], request)
+            case _:
+                message = f"{type(request).__name__} is not answered here"
+                raise UsageError(message)
+
+    def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:  # noqa: ARG002
+        """Take an owner's notice from another agent."""
+        self._owner.notice(notice)
+
+    def on_close(self, connection: ServerConnection) -> None:
+        """Forget a connection; its requests under way end as if cancelled."""
+        self._sessions.pop(connection).close()
+
+    async def _blocks(self, session: Session, request: BlockRequest) -> AgentAnswer:
+        volume = session.volume(request.handle)
+        self._check(volume, request)
+        match request:
+            case Get():
+                return await self._mover.get(session, volume, request)
+            case Put():
+                return await self._mover.put(session, volume, request)
+            case Lookup():
+                return await self._mover.lookup(session, volume, request)
+            case Prefetch():
+                return await self._mover.prefetch(session, volume, request)
+
+    def _check(self, volume: ServedVolume, request: BlockRequest) -> None:
+        """Refuse what the volume or this agent can't do; columns are checked where they are read."""
+        blocks = sum(len(span) for span in request.spans)
+        if blocks > self._settings.blocks_max:
+            message = f"{blocks} blocks in one request: ask for at most {self._settings.blocks_max} at once"
+            raise UsageError(message)
+        wanted = volume.record.layout.hash_bytes
+        if any(span.hash_bytes != wanted for span in request.spans):
+            message = f"engine hashes of volume {volume.record.name!r} have {wanted} bytes"
+            raise UsageError(message)
+        if isinstance(request, Get | Put) and request.slot_bytes > volume.record.slot_bytes:
+            message = f"slots of {request.slot_bytes} bytes where the volume's have {volume.record.slot_bytes}"
+            raise UsageError(message)

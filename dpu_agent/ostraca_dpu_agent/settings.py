@@ -1,0 +1,122 @@
+"""Everything an operator may set of an agent, with its reason.
+
+Each value is a limit or a rhythm; none changes what is promised. Environment and files are read by the command line alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ostraca_fabric.connection import ConnectionSettings
+from ostraca_fabric.errors import UsageError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """The agent's registered memory: staging for what is on its way, and the DRAM cache."""
+
+    staging_bytes: int = 256 * MIB
+    """Room for blocks on their way. Raise it when gets are DECLINED(OVERLOADED) while drives are idle."""
+
+    cache_bytes: int = 512 * MIB
+    """Room for blocks kept after they passed through. 0 turns the DRAM cache off."""
+
+    chunk_bytes: int = 32 * MIB
+    """Unit in which slot sizes share the memory; at least the largest block."""
+
+    put_share: float = 0.5
+    """The part of staging that puts may hold, so that gets never wait behind writes."""
+
+    quarantine_share: float = 0.25
+    """The part of staging that transfers not known to have ended may hold before new ones are declined."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """How work is cut up and bounded."""
+
+    wave_bytes: int = 8 * MIB
+    """Blocks cross in waves of about this size: large enough to be fast, small enough that flash and network overlap."""
+
+    waves_ahead: int = 3
+    """Waves of one request that may be on their way at once."""
+
+    requests_max: int = 256
+    """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""
+
+    answer_margin_s: float = 0.002
+    """Answers leave this long before the caller's deadline, so that they arrive before it."""
+
+    deadline_max_s: float = 600.0
+    """The longest deadline taken at its word; longer ones are cut to it, so that nothing is held for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerSettings:
+    """How an owner keeps its shards."""
+
+    group_commit_s: float = 0.002
+    """How long a commit waits for others to share its summary page."""
+
+    hold_s: float = 30.0
+    """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after it."""
+
+    pin_max_s: float = 10.0
+    """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a segment."""
+
+    blocks_per_shard_max: int = 1 << 20
+    """Limit of one shard's index, and so of its memory: about 48 bytes each."""
+
+    free_segments: int = 1
+    """Segments emptied ahead of need, so that a put does not wait for eviction."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """What one connection may ask for. Said in the handshake."""
+
+    frame_bytes_max: int = 4 * MIB
+    """Longest message. A request of ``blocks_max`` blocks with 32-byte hashes takes about 0.4 MB."""
+
+    blocks_max: int = 4096
+    """Blocks in one request."""
+
+    inflight_max: int = 64
+    """Requests under way on one connection."""
+
+    volumes_max: int = 1024
+    """Volumes open on one connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings of one agent."""
+
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    owner: OwnerSettings = field(default_factory=OwnerSettings)
+    requests: RequestSettings = field(default_factory=RequestSettings)
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    turn_s: float = 1.0
+    """How often the steward looks again when nothing has changed."""
+
+    drain_s: float = 10.0
+    """How long an orderly stop waits for puts already acknowledged as staged."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work."""
+        memory = self.memory
+        if memory.chunk_bytes % (2 * MIB) or memory.chunk_bytes <= 0:
+            message = f"memory.chunk_bytes is {memory.chunk_bytes}: make it a multiple of {2 * MIB}"
+            raise UsageError(message)
+        if memory.staging_bytes < 2 * memory.chunk_bytes:
+            message = (
+                f"memory.staging_bytes is {memory.staging_bytes}: it must hold at least two chunks of "
+                f"{memory.chunk_bytes} bytes, one for gets and one for puts"
+            )
+            raise UsageError(message)
+        if not (0 < memory.put_share <= 1 and 0 < memory.quarantine_share <= 1):
+            message = "memory.put_share and memory.quarantine_share are parts of staging: above 0, up to 1"
+            raise UsageError(message)

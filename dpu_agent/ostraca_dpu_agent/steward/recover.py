@@ -1,0 +1,66 @@
+"""Reading a shard's superblock and summaries from its drive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import DriveError, FormatError
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
+from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.superblock import decode_superblock
+from ostraca_fabric.memory import HugeMemory
+from ostraca_fabric.ports.drive import Run
+
+if TYPE_CHECKING:
+    from ostraca_fabric.fabric_map import ShardRecord
+    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.superblock import Superblock
+    from ostraca_fabric.ids import FabricId
+    from ostraca_fabric.ports.drive import Drive
+
+
+async def read_shard(
+    drive: Drive, record: ShardRecord, fabric: FabricId
+) -> tuple[Superblock, RecoveredShard]:
+    """Return what lies on flash. Reads superblock and summaries only.
+
+    Raises DriveError when the superblock can't be read, and FormatError when what it says is not this shard of this fabric.
+    """
+    superblock = await _superblock(drive, record, fabric)
+    geometry = superblock.geometry
+    memory = HugeMemory(geometry.segments * geometry.summary_bytes, prefault=False)
+    try:
+        areas = [
+            memory.view[number * geometry.summary_bytes : (number + 1) * geometry.summary_bytes]
+            for number in range(geometry.segments)
+        ]
+        runs = [
+            Run(record.offset + geometry.summary_offset(number), (area,)) for number, area in enumerate(areas)
+        ]
+        good = await drive.submit_read(runs)
+        readable = [area if is_read else None for area, is_read in zip(areas, good, strict=True)]
+        return superblock, await asyncio.to_thread(recover, superblock, readable)
+    finally:
+        memory.close()
+
+
+async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
+    memory = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False)
+    try:
+        pages = memory.view[: SUPERBLOCK_COPIES * PAGE_BYTES]
+        (is_read,) = await drive.submit_read([Run(record.offset, (pages,))])
+        if not is_read:
+            message = f"the superblock of shard {record.id} can't be read from {drive.id}"
+            raise DriveError(message)
+        superblock = decode_superblock(bytes(pages))
+    finally:
+        memory.close()
+    if (superblock.fabric, superblock.shard) != (fabric, record.id):
+        message = (
+            f"on {drive.id} at {record.offset} lies shard {superblock.shard} of fabric {superblock.fabric.hex()}, where "
+            f"{record.id} of fabric {fabric.hex()} is expected: attach the right drive, or format this one anew"
+        )
+        raise FormatError(message)
+    return superblock

@@ -1,0 +1,145 @@
+"""The steward's turns: observe, plan, apply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, assert_never
+
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
+from ostraca_dpu_agent.steward.recover import read_shard
+from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.ids import OwnerEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostraca_dpu_agent.owner.service import OwnerService
+    from ostraca_dpu_agent.settings import AgentSettings
+    from ostraca_dpu_agent.steward.plan import Step
+    from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, FabricMap, ShardRecord
+    from ostraca_fabric.ids import DriveId, ShardId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.membership import Membership
+
+log = logging.getLogger(__name__)
+
+
+class Steward:
+    """Keeps an agent's drives and shards as the map says."""
+
+    def __init__(  # noqa: PLR0913 (what a steward works with)
+        self,
+        agent: AgentRecord,
+        settings: AgentSettings,
+        *,
+        membership: Membership,
+        owner: OwnerService,
+        drives: dict[DriveId, Drive],
+        open_drive: Callable[[DriveRecord], Drive],
+        clock: Callable[[], float],
+    ) -> None:
+        """Fill *drives* and ``owner.shards``; *open_drive* opens the path to a drive and raises OstracaError."""
+        self._agent = agent
+        self._settings = settings
+        self._membership = membership
+        self._owner = owner
+        self._drives = drives
+        self._open_drive = open_drive
+        self._clock = clock
+        self._failed: dict[ShardId, int] = {}
+        self.sentence = "I have not looked yet."
+
+    async def run(self, on_map: Callable[[FabricMap], None]) -> None:
+        """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
+        changes = self._membership.changes()
+        change = asyncio.ensure_future(anext(changes))
+        try:
+            while True:
+                await asyncio.wait([change], timeout=self._settings.turn_s)
+                if change.done():
+                    on_map(change.result())
+                    change = asyncio.ensure_future(anext(changes))
+                await self.turn()
+        finally:
+            change.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await change
+
+    async def turn(self) -> None:
+        """Observe, plan, apply."""
+        observed = self.observe()
+        decided = plan(observed)
+        if decided.sentence != self.sentence:
+            log.info("%s: %s", self._agent.id, decided.sentence)
+        self.sentence = decided.sentence
+        for step in decided.steps:
+            await self._apply(step)
+
+    def observe(self) -> Observed:
+        """Return what this agent sees now."""
+        fabric_map = self._membership.map
+        placement = fabric_map.placement_epoch
+        self._failed = {shard: epoch for shard, epoch in self._failed.items() if epoch == placement}
+        return Observed(
+            map=fabric_map,
+            agent=self._agent.id,
+            start=self._agent.start,
+            attached=frozenset(self._drives),
+            served=frozenset(self._owner.shards),
+            failed=frozenset(self._failed),
+        )
+
+    async def close(self) -> None:
+        """Write what is committed, then give every claim back. The drives stay open."""
+        for shard, owned in list(self._owner.shards.items()):
+            await owned.close()
+            del self._owner.shards[shard]
+            await self._membership.release(shard, self._agent.id, self._agent.start)
+
+    async def _apply(self, step: Step) -> None:
+        match step:
+            case Attach(drive):
+                self._attach(drive)
+            case Serve(shard):
+                await self._serve(shard)
+            case Stop(shard_id):
+                await self._owner.shards.pop(shard_id).close()
+            case _:
+                assert_never(step)
+
+    def _attach(self, drive: DriveRecord) -> None:
+        try:
+            self._drives[drive.id] = self._open_drive(drive)
+        except OstracaError as error:
+            log.warning("%s can't attach drive %s: %s", self._agent.id, drive.id, error)
+
+    async def _serve(self, record: ShardRecord) -> None:
+        drive = self._drives.get(record.drive)
+        if drive is None:
+            return
+        try:
+            superblock, recovered = await read_shard(drive, record, self._membership.map.fabric)
+        except OstracaError as error:
+            self._failed[record.id] = self._membership.map.placement_epoch
+            log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
+            return
+        epoch = await self._membership.claim(
+            record.id, self._agent.id, self._agent.start, epoch_at_least=OwnerEpoch(recovered.highest_epoch + 1)
+        )
+        if epoch is None:
+            return
+        owned = OwnedShard(
+            record,
+            drive,
+            superblock,
+            recovered,
+            epoch=epoch,
+            settings=self._settings.owner,
+            clock=self._clock,
+        )
+        self._owner.shards[record.id] = owned
+        blocks = owned.core.counts().blocks
+        log.info("%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, epoch, blocks)

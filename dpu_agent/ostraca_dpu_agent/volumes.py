@@ -1,0 +1,74 @@
+"""Volumes as one agent serves them: the record, what tags commit to, and the secrets, which never leave the agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import LayoutMismatchError, UnknownVolumeError
+from ostraca_fabric.ids import checked_name
+from ostraca_fabric.keys import placement_secret, volume_secret
+from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
+
+if TYPE_CHECKING:
+    from ostraca_fabric.ids import TenantId
+    from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.wire.messages import OpenVolume
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVolume:
+    """A volume of the connection's tenant, open on one connection."""
+
+    record: VolumeRecord
+    identity: VolumeIdentity
+    secret: bytes
+    placement_secret: bytes
+
+
+class Volumes:
+    """Opens and creates volumes."""
+
+    def __init__(self, membership: Membership, fabric_key: bytes) -> None:
+        """Take the fabric key, from which every volume's secret is derived."""
+        self._membership = membership
+        self._fabric_key = fabric_key
+
+    async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
+        """Return the volume, made if it was asked to be.
+
+        Raises UsageError for a bad name or size, UnknownVolumeError, and LayoutMismatchError when the volume exists with
+        another layout or largest block.
+        """
+        name = checked_name("volume", request.name)
+        wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
+        found = await self._membership.volume(tenant, name)
+        if found is None:
+            if not request.create:
+                message = f"there is no volume {name!r} of tenant {tenant!r}: open it with create=True to make it"
+                raise UnknownVolumeError("unknown_volume", message)
+            found = await self._membership.create_volume(wanted)
+        _check_same(wanted, found)
+        identity = VolumeIdentity(tenant, name, found.layout.digest())
+        secret = volume_secret(self._fabric_key, tenant, name, found.incarnation)
+        return ServedVolume(found, identity, secret, placement_secret(secret))
+
+
+def _check_same(wanted: VolumeRecord, found: VolumeRecord) -> None:
+    if wanted.layout != found.layout:
+        differing = [
+            f"{field} is {getattr(found.layout, field)!r} and not {getattr(wanted.layout, field)!r}"
+            for field in found.layout.__dataclass_fields__
+            if getattr(found.layout, field) != getattr(wanted.layout, field)
+        ]
+        message = (
+            f"volume {found.name!r} has another layout: {'; '.join(differing)}. Its blocks would mean something else: "
+            "open it with its own layout, or make a volume of another name"
+        )
+        raise LayoutMismatchError("layout_mismatch", message)
+    if wanted.block_bytes != found.block_bytes:
+        message = (
+            f"volume {found.name!r} has blocks of up to {found.block_bytes} bytes, not {wanted.block_bytes}: "
+            "open it with its own block_bytes, or make a volume of another name"
+        )
+        raise LayoutMismatchError("layout_mismatch", message)

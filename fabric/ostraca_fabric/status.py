@@ -1,0 +1,62 @@
+"""What an agent believes, as ``ostraca status`` shows it and ``StatusDone`` carries it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """One shard, as its owner sees it."""
+
+    shard: str
+    owner_epoch: int
+    blocks: int
+    used_bytes: int
+    """Bytes of the blocks that can be got."""
+
+    size_bytes: int
+    """Bytes of the data areas of all segments."""
+
+    evicted_blocks: int
+    is_failing: bool
+    """Whether its drive failed an operation since the shard was opened."""
+
+
+class AgentCounters(msgspec.Struct, frozen=True):
+    """Counts since the agent started. Blocks unless a name says bytes."""
+
+    get_hits: int = 0
+    get_hits_from_cache: int = 0
+    get_misses: int = 0
+    get_late: int = 0
+    get_declined: int = 0
+    get_bytes: int = 0
+    put_committed: int = 0
+    put_exists: int = 0
+    put_declined: int = 0
+    put_bytes: int = 0
+    damaged: int = 0
+    """Blocks read from flash that failed their tag."""
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """One agent's view of itself and its shards."""
+
+    agent: str
+    start_id: str
+    version: str
+    uptime_s: float
+    transports: tuple[str, ...]
+    sentence: str
+    """What the steward last decided, and why."""
+
+    workers: int
+    staging_bytes: int
+    staging_used_bytes: int
+    quarantined_bytes: int
+    cache_bytes: int
+    cache_used_bytes: int
+    counters: AgentCounters
+    shards: tuple[ShardStatus, ...]
+    agents: tuple[tuple[str, str], ...]
+    """Every agent of the fabric: (id, first address)."""

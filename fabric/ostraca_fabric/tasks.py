@@ -1,0 +1,56 @@
+"""Background tasks that nobody forgets: each is held until it ends, and a crash is logged as what it is, a bug."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """The background tasks of one owner, which must call ``finish`` or ``stop`` before it goes away."""
+
+    def __init__(self, name: str) -> None:
+        """Begin with none; *name* says in logs whose they are."""
+        self._name = name
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Count the tasks that have not ended."""
+        return len(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start a task and hold it."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def finish(self, *, within_s: float | None = None) -> bool:
+        """Wait for all tasks, also those they start meanwhile; say whether all ended in time."""
+        loop = asyncio.get_running_loop()
+        until = None if within_s is None else loop.time() + within_s
+        while self._tasks:
+            left = None if until is None else until - loop.time()
+            if left is not None and left <= 0:
+                return False
+            await asyncio.wait(set(self._tasks), timeout=left)
+        return True
+
+    async def stop(self) -> None:
+        """Cancel all tasks and wait for their end. For loops that wait for something, never for work on memory."""
+        for task in set(self._tasks):
+            task.cancel()
+        await self.finish()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of %s crashed; this is a bug in Ostraca", self._name, exc_info=task.exception())
