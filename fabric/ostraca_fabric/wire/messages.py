@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ostraca_fabric.chain import Span  # noqa: TC001 (msgspec reads it at run time)
-from ostraca_fabric.layout import Layout  # noqa: TC001
+from ostraca_fabric.chain import Span
+from ostraca_fabric.layout import Layout
 
 WIRE_VERSION = 1
 """What this release speaks by preference. It also speaks the one before it (none before the first)."""
@@ -50,7 +50,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inflight_max: int
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """First frame of a connection: who asks, and what it can do. A connection belongs to one tenant."""
 
     version_oldest: int
@@ -67,7 +67,7 @@ class Hello(Message, tag=1):
     """In order of preference. None: the connection moves no blocks."""
 
 
-class Welcome(Message, tag=2):
+class Welcome(Message, frozen=True, tag=2):
     """The agent accepts: the version and features to use from here on, and which arena offer it took."""
 
     version: int
@@ -79,14 +79,14 @@ class Welcome(Message, tag=2):
     """Empty when no arena was offered."""
 
 
-class Refused(Message, tag=3):
+class Refused(Message, frozen=True, tag=3):
     """The agent does not accept the connection, and closes it. Codes: version, authentication, transport, limit, protocol."""
 
     code: str
     message: str
 
 
-class Failed(Message, tag=4):
+class Failed(Message, frozen=True, tag=4):
     """The request can't be served as asked. Codes: unknown_volume, layout_mismatch, usage, overloaded, internal ..."""
 
     request: int
@@ -97,7 +97,7 @@ class Failed(Message, tag=4):
 # --- worker to agent -------------------------------------------------------------------------------------------------
 
 
-class OpenVolume(Message, tag=10):
+class OpenVolume(Message, frozen=True, tag=10):
     """Find a volume of the connection's tenant, or make it."""
 
     request: int
@@ -107,7 +107,7 @@ class OpenVolume(Message, tag=10):
     create: bool
 
 
-class VolumeOpened(Message, tag=11):
+class VolumeOpened(Message, frozen=True, tag=11):
     """The volume; ``handle`` names it on this connection only."""
 
     request: int
@@ -115,7 +115,7 @@ class VolumeOpened(Message, tag=11):
     incarnation: int
 
 
-class Lookup(Message, tag=12):
+class Lookup(Message, frozen=True, tag=12):
     """Which blocks could be got now? With ``pin_s``, hits stay gettable that long."""
 
     request: int
@@ -125,7 +125,7 @@ class Lookup(Message, tag=12):
     pin_s: float = 0.0
 
 
-class LookupDone(Message, tag=13):
+class LookupDone(Message, frozen=True, tag=13):
     """``states``: one BlockState byte per block, spans in order; ``reasons``: one Reason byte per block."""
 
     request: int
@@ -133,7 +133,7 @@ class LookupDone(Message, tag=13):
     reasons: bytes
 
 
-class Get(Message, tag=14):
+class Get(Message, frozen=True, tag=14):
     """Bring blocks into arena slots. ``lengths``: u32 bytes expected per block; ``slots``: u64 arena offset per block."""
 
     request: int
@@ -147,7 +147,7 @@ class Get(Message, tag=14):
     """How long recomputing would take; 0 when not known."""
 
 
-class GetProgress(Message, tag=15):
+class GetProgress(Message, frozen=True, tag=15):
     """These blocks (``positions``: u32 in the request) have landed and may be verified; more may follow.
 
     ``tags``: 16 bytes each, as their writers' SDKs made them. A block is a HIT in ``GetDone`` only if it was named here.
@@ -158,7 +158,7 @@ class GetProgress(Message, tag=15):
     tags: bytes
 
 
-class GetDone(Message, tag=16):
+class GetDone(Message, frozen=True, tag=16):
     """The get is over. ``states`` and ``reasons``: a byte per block.
 
     ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows when it is.
@@ -170,7 +170,7 @@ class GetDone(Message, tag=16):
     unsettled: bytes = b""
 
 
-class Put(Message, tag=17):
+class Put(Message, frozen=True, tag=17):
     """Take blocks from arena slots. ``tags``: 16 bytes per block, made by the SDK from the caller's bytes."""
 
     request: int
@@ -184,7 +184,7 @@ class Put(Message, tag=17):
     slot_bytes: int
 
 
-class PutDone(Message, tag=18):
+class PutDone(Message, frozen=True, tag=18):
     """The put is acknowledged. ``states``: a PutState byte per block. ``unsettled`` as in GetDone.
 
     Slots not listed there are the worker's again.
@@ -196,7 +196,7 @@ class PutDone(Message, tag=18):
     unsettled: bytes = b""
 
 
-class Prefetch(Message, tag=19):
+class Prefetch(Message, frozen=True, tag=19):
     """Bring blocks into the agent's DRAM, as far as it has room and time."""
 
     request: int
@@ -205,7 +205,7 @@ class Prefetch(Message, tag=19):
     spans: tuple[Span, ...]
 
 
-class PrefetchDone(Message, tag=20):
+class PrefetchDone(Message, frozen=True, tag=20):
     """``states``: HIT where the block is in the agent's DRAM now."""
 
     request: int
@@ -213,44 +213,44 @@ class PrefetchDone(Message, tag=20):
     reasons: bytes
 
 
-class Cancel(Message, tag=21):
+class Cancel(Message, frozen=True, tag=21):
     """The caller no longer wants the answer. The request still gets its final message, soon."""
 
     request: int
 
 
-class Settled(Message, tag=22):
+class Settled(Message, frozen=True, tag=22):
     """Every transfer of this request is now known to have ended; its slots are the worker's again."""
 
     request: int
 
 
-class Ping(Message, tag=23):
+class Ping(Message, frozen=True, tag=23):
     """Answer at once."""
 
     request: int
 
 
-class Pong(Message, tag=24):
+class Pong(Message, frozen=True, tag=24):
     """An answer to Ping."""
 
     request: int
 
 
-class Status(Message, tag=25):
+class Status(Message, frozen=True, tag=25):
     """What does the agent believe?"""
 
     request: int
 
 
-class StatusDone(Message, tag=26):
+class StatusDone(Message, frozen=True, tag=26):
     """``body``: an ``AgentStatus`` as msgpack (``ostraca_fabric.status``)."""
 
     request: int
     body: bytes
 
 
-class Fetch(Message, tag=27):
+class Fetch(Message, frozen=True, tag=27):
     """Inline transport only, agent to worker: send these arena bytes as bulk frames of ``transfer``, in this order."""
 
     transfer: int
@@ -268,7 +268,7 @@ class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keys: bytes
 
 
-class Resolve(Message, tag=40):
+class Resolve(Message, frozen=True, tag=40):
     """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released."""
 
     request: int
@@ -295,7 +295,7 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pin: int = 0
 
 
-class Resolved(Message, tag=41):
+class Resolved(Message, frozen=True, tag=41):
     """Answer to Resolve, shards in the order asked."""
 
     request: int
@@ -310,7 +310,7 @@ class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lengths: bytes
 
 
-class Reserve(Message, tag=42):
+class Reserve(Message, frozen=True, tag=42):
     """Hand out space for these blocks, for ``hold_s``."""
 
     request: int
@@ -333,7 +333,7 @@ class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offsets: bytes = b""
 
 
-class Reserved(Message, tag=43):
+class Reserved(Message, frozen=True, tag=43):
     """Answer to Reserve, shards in the order asked."""
 
     request: int
@@ -349,7 +349,7 @@ class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tags: bytes
 
 
-class Commit(Message, tag=44):
+class Commit(Message, frozen=True, tag=44):
     """List these blocks. Answered when they are in a summary on flash."""
 
     request: int
@@ -365,7 +365,7 @@ class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reasons: bytes
 
 
-class Committed(Message, tag=45):
+class Committed(Message, frozen=True, tag=45):
     """Answer to Commit, shards in the order asked."""
 
     request: int
@@ -380,13 +380,13 @@ class ShardRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reservations: bytes = b""
 
 
-class Release(Message, tag=46):
+class Release(Message, frozen=True, tag=46):
     """Give back early what would run out by itself. Not answered."""
 
     shards: tuple[ShardRelease, ...]
 
 
-class Damage(Message, tag=47):
+class Damage(Message, frozen=True, tag=47):
     """A block read from this extent failed its tag, which was made with this seed. Not answered.
 
     The owner ignores it unless the extent is current, and reads again itself before it drops anything.
