@@ -50,7 +50,9 @@ class Volumes:
             found = await self._membership.create_volume(wanted)
         _check_same(wanted, found)
         identity = VolumeIdentity(tenant, name, found.layout.digest())
-        secret = volume_secret(self._fabric_key, tenant, name, found.incarnation)
+        secret = volume_secret(
+            self._fabric_key, tenant=tenant, name=name, incarnation=found.incarnation
+        )
         return ServedVolume(found, identity, secret, placement_secret(secret))
 
 

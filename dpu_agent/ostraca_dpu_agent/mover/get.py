@@ -99,7 +99,7 @@ class GetRun:
 
     async def _cached_wave(self, positions: NDArray[np.intp], blocks: list[CachedBlock]) -> None:
         try:
-            if not self._clocked.is_over:
+            if not self._clocked.is_over():
                 offsets = np.array([block.offset for block in blocks], np.int64)
                 tags = b"".join(block.tag for block in blocks)
                 await self._deliver(positions, offsets, blocks[0].slot_bytes, tags)
@@ -143,7 +143,7 @@ class GetRun:
     async def _flash_wave(self, located: Located, positions: NDArray[np.intp]) -> None:
         mover = self._mover
         async with self._waves_ahead:
-            if self._clocked.is_over:
+            if self._clocked.is_over():
                 return
             lease = await mover.staging.lease(
                 len(positions), self._slot_bytes, Purpose.GET, within_s=self._clocked.left_s
@@ -151,7 +151,7 @@ class GetRun:
             if isinstance(lease, NoRoom):
                 self._refuse(positions, lease)
                 return
-            if self._clocked.is_over:
+            if self._clocked.is_over():
                 mover.staging.release(lease)
                 return
             self._leases.add(lease)
@@ -160,7 +160,7 @@ class GetRun:
             try:
                 reasons = await mover.load(located, self._blocks, positions, lease)
                 is_good[:] = reasons == Reason.NONE
-                if self._clocked.is_over:
+                if self._clocked.is_over():
                     return
                 self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
                 if is_good.any():
@@ -184,7 +184,7 @@ class GetRun:
         self._is_moving[positions] = True
         end = await self._worker.peer.submit(Direction.TO_WORKER, wave)
         self._is_moving[positions] = False
-        if self._clocked.is_over:
+        if self._clocked.is_over():
             return
         if end is TransferEnd.DONE:
             self._end(positions, BlockState.HIT, Reason.NONE)
@@ -203,7 +203,7 @@ class GetRun:
             self._worker.send(Settled(self._request.request))
 
     def _refuse(self, positions: NDArray[np.intp], why: NoRoom) -> None:
-        if not self._clocked.is_over:
+        if not self._clocked.is_over():
             state = BlockState.LATE if why is NoRoom.DEADLINE else BlockState.DECLINED
             self._end(positions, state, NO_ROOM_REASONS[why])
 

@@ -81,13 +81,13 @@ class PrefetchRun:
         self, located: Located, blocks: Blocks, positions: NDArray[np.intp], slot_bytes: int
     ) -> None:
         mover = self._mover
-        if self._clocked.is_over:
+        if self._clocked.is_over():
             return
         lease = await mover.staging.lease(
             len(positions), slot_bytes, Purpose.GET, within_s=self._clocked.left_s
         )
         if isinstance(lease, NoRoom):
-            if lease is not NoRoom.DEADLINE and not self._clocked.is_over:
+            if lease is not NoRoom.DEADLINE and not self._clocked.is_over():
                 self._end(positions, BlockState.DECLINED, NO_ROOM_REASONS[lease])
             return
         is_good = np.zeros(len(positions), np.bool_)
@@ -97,7 +97,7 @@ class PrefetchRun:
             is_good[:] = reasons == Reason.NONE
         finally:
             mover.staging.release(lease, keep=keep)
-        if not self._clocked.is_over:
+        if not self._clocked.is_over():
             self._end(positions[is_good], BlockState.HIT, Reason.NONE)
             self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
 

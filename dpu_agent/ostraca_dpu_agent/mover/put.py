@@ -178,11 +178,11 @@ class PutRun:
 
     async def _lease(self, positions: NDArray[np.intp]) -> Lease | None:
         lease: Lease | NoRoom = NoRoom.DEADLINE
-        if not self._clocked.is_over:
+        if not self._clocked.is_over():
             lease = await self._mover.staging.lease(
                 len(positions), self._slot_bytes, Purpose.PUT, within_s=self._clocked.left_s
             )
-        if isinstance(lease, Lease) and not self._clocked.is_over:
+        if isinstance(lease, Lease) and not self._clocked.is_over():
             return lease
         if isinstance(lease, Lease):
             self._mover.staging.release(lease)
@@ -228,13 +228,13 @@ class PutRun:
         end = await self._worker.peer.submit(Direction.FROM_WORKER, wave)
         self._moving.discard(lease)
         self._is_moving[positions] = False
-        if self._clocked.is_over:
+        if self._clocked.is_over():
             return np.zeros(len(positions), np.bool_)
         if end is not TransferEnd.DONE:
             self._end(positions, PutState.DECLINED, Reason.TRANSFER_FAILED)
             return np.zeros(len(positions), np.bool_)
         good = await self._mover.checked(self._checks(positions, lease))
-        if self._clocked.is_over:
+        if self._clocked.is_over():
             return np.zeros(len(positions), np.bool_)
         self._end(positions[good], PutState.STAGED, Reason.NONE)
         self._end(positions[~good], PutState.DECLINED, Reason.DAMAGED)

@@ -77,7 +77,11 @@ class Clocked:
         self._clock = clock
         self._until_s = until_s
         self.stopped = stopped
-        self.is_over = False
+        self._is_over = False
+
+    def is_over(self) -> bool:
+        """Whether the request has been answered, or is about to be."""
+        return self._is_over
 
     @property
     def left_s(self) -> float:
@@ -86,20 +90,18 @@ class Clocked:
 
     async def wait(self, tasks: Iterable[asyncio.Future[None]]) -> None:
         """Wait for all tasks, the deadline or ``stopped``, and then be over. A task's exception is raised."""
-        waiting = set(tasks)
+        everything = asyncio.gather(*tasks)
+        # Waves that go on after the end have their crashes logged where they were spawned.
+        everything.add_done_callback(asyncio.Future.exception)
         stop = asyncio.ensure_future(self.stopped.wait())
         try:
-            while waiting and not stop.done():
-                done, _ = await asyncio.wait(
-                    {*waiting, stop}, timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    break
-                for task in done - {stop}:
-                    task.result()
-                waiting -= done
+            await asyncio.wait(
+                [everything, stop], timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if everything.done():
+                everything.result()
         finally:
-            self.is_over = True
+            self._is_over = True
             stop.cancel()
 
 

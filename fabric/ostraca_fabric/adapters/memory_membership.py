@@ -14,7 +14,7 @@ from ostraca_fabric.fabric_map import Claim, FabricMap
 from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
     from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, StartId, TenantId
@@ -120,9 +120,9 @@ class MemoryMembership:
     def _publish(
         self,
         *,
-        agents: dict[AgentId, AgentRecord] | None = None,
-        enclosures: dict[EnclosureId, EnclosureRecord] | None = None,
-        claims: dict[ShardId, Claim] | None = None,
+        agents: Mapping[AgentId, AgentRecord] | None = None,
+        enclosures: Mapping[EnclosureId, EnclosureRecord] | None = None,
+        claims: Mapping[ShardId, Claim] | None = None,
         placement_epoch: PlacementEpoch | None = None,
     ) -> None:
         before = self._map

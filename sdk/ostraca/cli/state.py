@@ -1,0 +1,143 @@
+"""What `ostraca up` keeps in its directory besides the drives: the fabric's identity, its key and its volumes.
+
+``lock`` is held while the fabric runs, so that two processes never use one directory; a new process that holds it knows that
+the one before is gone. ``fabric.key`` is a secret: without it, or with another, no block is found.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.ids import ID_BYTES, FabricId
+from ostraca_fabric.keys import FABRIC_KEY_BYTES
+from ostraca_fabric.volume import VolumeRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import IO
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FabricShape:
+    """What can't change after the first start: it decides where blocks lie."""
+
+    enclosures: int
+    drives: int
+    """Of each enclosure."""
+
+    drive_bytes: int
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    version: int
+    fabric: bytes
+    shape: FabricShape
+    volumes: tuple[VolumeRecord, ...] = ()
+
+
+class FabricState:
+    """The files of one fabric's directory, locked until ``close``."""
+
+    def __init__(self, directory: Path, shape: FabricShape) -> None:
+        """Lock the directory, and read what is there or begin anew.
+
+        Raises MembershipError when another process uses it, and FormatError when it holds a fabric of another shape or version.
+        """
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = directory / "fabric.json"
+        self._lock = _locked(directory)
+        try:
+            self._stored = self._read(shape)
+            self.key = _key(directory / "fabric.key", is_new=not self._path.exists())
+            self._write()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fabric(self) -> FabricId:
+        """The fabric's id."""
+        return FabricId(self._stored.fabric)
+
+    @property
+    def volumes(self) -> tuple[VolumeRecord, ...]:
+        """Every volume created so far."""
+        return self._stored.volumes
+
+    def keep_volumes(self, volumes: tuple[VolumeRecord, ...]) -> None:
+        """Store the volumes; raises MembershipError when the directory can't be written."""
+        self._stored = msgspec.structs.replace(self._stored, volumes=volumes)
+        self._write()
+
+    def close(self) -> None:
+        """Unlock the directory."""
+        self._lock.close()
+
+    def _read(self, shape: FabricShape) -> _Stored:
+        if not self._path.exists():
+            return _Stored(_VERSION, secrets.token_bytes(ID_BYTES), shape)
+        try:
+            stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
+        except msgspec.DecodeError as error:
+            message = f"{self._path} is damaged ({error}): restore it, or begin anew in another --dir"
+            raise FormatError(message) from error
+        if stored.version != _VERSION:
+            message = f"{self._path} has version {stored.version}, and this release reads {_VERSION}: use its release"
+            raise FormatError(message)
+        if stored.shape != shape:
+            was = stored.shape
+            message = (
+                f"{self._path.parent} holds a fabric of {was.enclosures} enclosures with {was.drives} drives of "
+                f"{was.drive_bytes} bytes each, not {shape.enclosures} with {shape.drives} of {shape.drive_bytes}: start it "
+                "with those, or begin anew in another --dir"
+            )
+            raise FormatError(message)
+        return stored
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(self._stored)))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._path)
+        except OSError as error:
+            message = f"{self._path} can't be written: {error}"
+            raise MembershipError(message) from error
+
+
+def _locked(directory: Path) -> IO[bytes]:
+    lock = (directory / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        message = f"another process runs a fabric in {directory}: stop it, or take another --dir"
+        raise MembershipError(message) from error
+    return lock
+
+
+def _key(path: Path, *, is_new: bool) -> bytes:
+    if is_new:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(FABRIC_KEY_BYTES))
+            os.fsync(file.fileno())
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        message = f"the fabric's key can't be read: {error}. Without it no block is found; restore it"
+        raise FormatError(message) from error
+    if len(key) != FABRIC_KEY_BYTES:
+        message = f"{path} has {len(key)} bytes where a fabric key has {FABRIC_KEY_BYTES}: restore it"
+        raise FormatError(message)
+    return key
