@@ -1,0 +1,170 @@
+"""A real transformer with random weights: the document, the questions, and the two ways to an answer.
+
+The model is a Hugging Face Llama of 82 million parameters over bytes, built from a seed, so that nothing is
+fetched. It knows no English: its answers are noise. But the noise depends on every page of the document,
+since the weights are drawn wide enough to make attention choosy. Zero one page, and nearly always other
+bytes come out; flip one bit, and the logits differ, which is why `Answer` keeps them.
+
+**Equal bit for bit.** Floating-point sums depend on their order, and the kernels choose an order by the
+shapes they get. So the document is always computed in the same chunks of `CHUNK_TOKENS`, on the same number
+of threads, and a page that went missing is recomputed by running its whole chunk again on top of everything
+before it. Each chunk is then the same call on the same bits, whoever makes it, and so are its results. This
+is needed: in chunks of 16, 64, 256 or 512 tokens the same document got four different sets of bits, and one,
+two or three threads gave three sets of logits for the same question on the same cache.
+"""
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from demo.paging import KvCache, KvShape
+
+PAGE_TOKENS = 16
+CHUNK_TOKENS = 256
+DOCUMENT_TOKENS = 4096
+ANSWER_TOKENS = 24
+BYTE_VALUES = 256
+
+QUESTIONS = (
+    "Question: what did a voter hand in at the market place?\nAnswer:",
+    "Question: who helped a farmer to spell his own name?\nAnswer:",
+    "Question: why does ink on fired clay last?\nAnswer:",
+    "Question: what did the scribes of Deir el-Medina write down?\nAnswer:",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The dimensions of a model. The default takes seconds for the document on two cores."""
+
+    layers: int = 16
+    heads: int = 8
+    head_dim: int = 64
+    hidden: int = 768
+    feed_forward: int = 1536
+    weight_spread: float = 0.1
+    """The standard deviation of the weights: at Llama's usual 0.02 every answer is one byte over and over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question got: the tokens, the logits that chose them, and the wait for the first one."""
+
+    tokens: tuple[int, ...]
+    logits: torch.Tensor
+    first_token_s: float
+
+    def is_equal(self, other: "Answer") -> bool:
+        """Whether both answers are the same tokens, from logits that are the same bit for bit."""
+        return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
+
+
+def fix_arithmetic(threads: int | None = None) -> int:
+    """Make this process compute as its siblings do; return the threads it uses, by default one per core.
+
+    Call it once, before anything is computed. Equal bits are only promised between processes with the same
+    number of threads, on machines of one kind, with one version of torch.
+    """
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.use_deterministic_algorithms(mode=True)
+    return torch.get_num_threads()
+
+
+def build_model(size: ModelSize | None = None, *, seed: int = 0) -> LlamaForCausalLM:
+    """Build the model from its seed: the same weights in each process."""
+    size = size or ModelSize()
+    config = LlamaConfig(
+        vocab_size=BYTE_VALUES,
+        hidden_size=size.hidden,
+        intermediate_size=size.feed_forward,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        head_dim=size.head_dim,
+        initializer_range=size.weight_spread,
+        max_position_embeddings=2 * DOCUMENT_TOKENS,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.eval()  # type: ignore[no-untyped-call, unused-ignore]  # transformers annotates only half of itself
+    return model
+
+
+def kv_shape(model: LlamaForCausalLM) -> KvShape:
+    """Return what the model's pages look like."""
+    config = model.config
+    assert config.num_key_value_heads is not None
+    assert config.head_dim is not None
+    return KvShape(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        page_tokens=PAGE_TOKENS,
+        dtype=model.dtype,
+    )
+
+
+def document(tokens: int = DOCUMENT_TOKENS) -> list[int]:
+    """Return the first `tokens` bytes of the text that all questions are about; a token is a byte."""
+    text = Path(__file__).with_name("document.txt").read_bytes()
+    if tokens > len(text) or tokens % PAGE_TOKENS:
+        msg = f"the document has {len(text)} tokens; ask for fewer, and for whole pages of {PAGE_TOKENS}"
+        raise ValueError(msg)
+    return list(text[:tokens])
+
+
+def prefill(
+    model: LlamaForCausalLM, tokens: Sequence[int], cache: KvCache, *, present: Collection[int] = ()
+) -> list[int]:
+    """Compute the KV of all pages that are not `present` in the cache; return the pages that were computed.
+
+    A chunk with all its pages present is skipped; any other is computed whole, which overwrites its present
+    pages with the same bits. Afterwards exactly `tokens` are filled. With nothing present this is the full
+    prefill.
+    """
+    have = frozenset(present)
+    computed: list[int] = []
+    for start in range(0, len(tokens), CHUNK_TOKENS):
+        chunk = tokens[start : start + CHUNK_TOKENS]
+        pages = range(start // PAGE_TOKENS, -(-(start + len(chunk)) // PAGE_TOKENS))
+        if not have.issuperset(pages):
+            cache.resize(start)
+            _next_logits(model, chunk, cache)
+            computed += pages
+    cache.resize(len(tokens))
+    return computed
+
+
+def continue_from(
+    model: LlamaForCausalLM, cache: KvCache, question: str, *, answer_tokens: int = ANSWER_TOKENS
+) -> Answer:
+    """Answer a question on top of the cache, greedily; the cache is left as it was found.
+
+    The cache needs room for the question and the answer. `first_token_s` counts from this call.
+    """
+    began_s = time.perf_counter()
+    filled = cache.tokens
+    logits = [_next_logits(model, list(question.encode()), cache)]
+    tokens = [int(logits[0].argmax())]
+    first_token_s = time.perf_counter() - began_s
+    while len(tokens) < answer_tokens:
+        logits.append(_next_logits(model, tokens[-1:], cache))
+        tokens.append(int(logits[-1].argmax()))
+    cache.resize(filled)
+    return Answer(tuple(tokens), torch.stack(logits), first_token_s)
+
+
+@torch.no_grad()
+def _next_logits(model: LlamaForCausalLM, tokens: Sequence[int], cache: KvCache) -> torch.Tensor:
+    """Append tokens to the cache; return the logits of what comes next, one for each byte value."""
+    out = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    logits: torch.Tensor = out.logits
+    return logits[0, -1]

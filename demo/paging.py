@@ -1,0 +1,152 @@
+"""A transformer's KV cache as blocks: where each page's bytes lie, and what each page is called.
+
+A block is one page: `page_tokens` consecutive tokens, all layers. Its parts are, layer by layer, the keys and
+then the values of these tokens, as views of the cache itself. Views work in both directions: a put reads the
+model's own memory, and a get fills it, so that the model attends to the very bytes that were loaded.
+
+A plain `DynamicCache` grows by concatenation, which copies every byte at every token and leaves every view
+with memory that the model no longer reads. `KvCache` has all its memory from the start and keeps its bytes
+where they are. It is still a transformers `Cache`, and the model cannot tell the difference.
+
+This module never computes with the model, and it never talks to Ostraca.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+NO_PARENT = bytes(32)
+"""What stands for the parent of a chain's first page."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What determines the bytes of a page, in the words of a layout."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes that one token occupies in the whole cache, keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of one block."""
+        return self.page_tokens * self.token_bytes
+
+
+class KvLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignore]  # see the imports
+    """One layer of a `KvCache`: `keys` and `values` are the filled part of memory that never moves."""
+
+    def __init__(self, shape: KvShape, tokens_max: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        whole = (1, shape.kv_heads, tokens_max, shape.head_dim)
+        # NaN, so that a page which nobody filled poisons every answer instead of passing for zeros. Writing
+        # it also makes the kernel map the memory now, and not while somebody measures a load.
+        self._all_keys = torch.full(whole, torch.nan, dtype=shape.dtype)
+        self._all_values = torch.full(whole, torch.nan, dtype=shape.dtype)
+        self.dtype, self.device = self._all_keys.dtype, self._all_keys.device
+        self.resize(0)
+        self.is_initialized = True
+
+    def resize(self, tokens: int) -> None:
+        """Declare the first `tokens` tokens to be the filled ones. No byte moves."""
+        if not 0 <= tokens <= self._all_keys.shape[2]:
+            msg = f"{tokens} tokens do not fit a cache of {self._all_keys.shape[2]}"
+            raise ValueError(msg)
+        self.keys = self._all_keys[:, :, :tokens, :]
+        self.values = self._all_values[:, :, :tokens, :]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the keys and values of new tokens; return all of them. The model calls this."""
+        start = self.get_seq_length()
+        self.resize(start + key_states.shape[2])
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, start:, :] = key_states
+        self.values[:, :, start:, :] = value_states
+        return self.keys, self.values
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens: transformers counts them as a negative number."""
+        self.resize(self.get_seq_length() - abs(tokens_to_remove))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.resize(0)
+
+
+class KvCache(Cache):
+    """A transformers cache of one sequence, in memory that is allocated once and never moves."""
+
+    def __init__(self, shape: KvShape, *, tokens_max: int) -> None:
+        self.shape = shape
+        self.kv_layers = [KvLayer(shape, tokens_max) for _ in range(shape.layers)]
+        super().__init__(layers=list(self.kv_layers))
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens count as filled."""
+        return self.kv_layers[0].get_seq_length()
+
+    def resize(self, tokens: int) -> None:
+        """Declare the first `tokens` tokens filled.
+
+        Before a load this makes room: every page up to there must then be loaded or computed before the model
+        attends to it. After an answer it drops the answer again.
+        """
+        for layer in self.kv_layers:
+            layer.resize(tokens)
+
+    def block(self, page: int) -> list[torch.Tensor]:
+        """Return the parts of one page, in the order of all puts and gets: keys, then values, layer by layer.
+
+        The parts are strided views of shape (1, kv heads, page tokens, head size), and they stay valid as
+        long as this cache lives. The page must lie within the filled tokens.
+        """
+        start, end = page * self.shape.page_tokens, (page + 1) * self.shape.page_tokens
+        if page < 0 or end > self.tokens:
+            msg = f"page {page} ends at token {end}, but only {self.tokens} are filled: call resize first"
+            raise ValueError(msg)
+        parts: list[torch.Tensor] = []
+        for layer in self.kv_layers:
+            assert layer.keys is not None
+            assert layer.values is not None
+            parts += (layer.keys[:, :, start:end, :], layer.values[:, :, start:end, :])
+        return parts
+
+    def blocks(self, pages: Iterable[int]) -> list[list[torch.Tensor]]:
+        """Return `block` for each of these pages."""
+        return [self.block(page) for page in pages]
+
+
+def block_digest(block: Sequence[torch.Tensor]) -> bytes:
+    """Return the SHA-256 of a block's bytes: blocks with one digest are equal bit for bit, NaN or not."""
+    digest = hashlib.sha256()
+    for part in block:
+        digest.update(part.contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def engine_hashes(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
+    """Name every full page: 32 bytes that commit to its tokens and, through its parent, to all before them.
+
+    This is how vLLM names its blocks, with SHA-256. A last page that is not full gets no name.
+    """
+    hashes: list[bytes] = []
+    parent = NO_PARENT
+    for end in range(page_tokens, len(tokens) + 1, page_tokens):
+        page = tokens[end - page_tokens : end]
+        parent = hashlib.sha256(parent + b"".join(token.to_bytes(4, "little") for token in page)).digest()
+        hashes.append(parent)
+    return hashes
