@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -90,13 +90,13 @@ class Clocked:
 
     async def wait(self, tasks: Iterable[asyncio.Future[None]]) -> None:
         """Wait for all tasks, the deadline or ``stopped``, and then be over. A task's exception is raised."""
-        everything = asyncio.gather(*tasks)
+        everything: asyncio.Future[list[None]] = asyncio.gather(*tasks)
         # Waves that go on after the end have their crashes logged where they were spawned.
         everything.add_done_callback(asyncio.Future.exception)
-        stop = asyncio.ensure_future(self.stopped.wait())
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self.stopped.wait())
         try:
             await asyncio.wait(
-                [everything, stop], timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED
+                {everything, stop}, timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED
             )
             if everything.done():
                 everything.result()
