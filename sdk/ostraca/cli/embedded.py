@@ -1,0 +1,196 @@
+"""A whole fabric in one process: what ``ostraca up`` runs.
+
+The agents share the process's transports, its drives and one membership store; everything else is as in a pod. Owners are
+reached through the port that owners on other hosts will be reached through. This is the composition root: the one place that
+knows every component.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca.cli.state import FabricShape, FabricState
+from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.settings import AgentSettings, MemorySettings
+from ostraca_enclosure.files import FileEnclosure
+from ostraca_fabric.adapters.file_drive import FileDrive
+from ostraca_fabric.adapters.inline_transport import InlineTransport
+from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.adapters.nixl_transport import NixlTransport
+from ostraca_fabric.errors import TransportError, UsageError
+from ostraca_fabric.ids import AgentId, EnclosureId
+from ostraca_fabric.wire.handshake import Access
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostraca_fabric.fabric_map import DriveRecord
+    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.status import AgentStatus
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FabricPlan:
+    """What a fabric in one process is made of."""
+
+    directory: Path
+    """Where drives, sockets and state lie."""
+
+    agents: int = 1
+    enclosures: int = 1
+    drives: int = 2
+    """Of each enclosure."""
+
+    capacity_bytes: int = 4 << 30
+    """Flash of all drives together."""
+
+    dram_bytes: int = 512 * MIB
+    """DRAM caches of all agents together."""
+
+    staging_bytes: int = 256 * MIB
+    """Staging memory of each agent."""
+
+    transports: tuple[str, ...] = ("nixl", "inline")
+    """In order of preference; one that this machine lacks is left out, unless it is the only one."""
+
+    addresses: tuple[str, ...] = ()
+    """Where else the first agent listens, beside its unix socket."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts that make no fabric."""
+        if min(self.agents, self.enclosures, self.drives) < 1:
+            message = "a fabric needs at least one agent, one enclosure and one drive"
+            raise UsageError(message)
+
+    @property
+    def drive_bytes(self) -> int:
+        """The size of each drive, in whole MiB."""
+        return self.capacity_bytes // (self.enclosures * self.drives) // MIB * MIB
+
+
+class EmbeddedFabric:
+    """A fabric on the running event loop. ``start`` it, then ``stop`` it; it is used once."""
+
+    def __init__(self, plan: FabricPlan) -> None:
+        """Take the plan; nothing happens before ``start``."""
+        self._plan = plan
+        self._state: FabricState | None = None
+        self._transports: dict[str, Transport] = {}
+        self._drives: dict[DriveId, FileDrive] = {}
+        self._agents: list[Agent] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where workers reach the fabric: each agent's addresses in turn."""
+        return tuple(address for agent in self._agents for address in agent.addresses)
+
+    def status(self) -> tuple[AgentStatus, ...]:
+        """What each agent believes."""
+        return tuple(agent.status() for agent in self._agents)
+
+    async def start(self) -> None:
+        """Lock the directory, make or find the drives, start the agents.
+
+        Raises an OstracaError that says what to do: the directory is in use, or holds a fabric of another shape, or has too
+        little room; an address can't be had; no transport works. What was started by then is stopped again.
+        """
+        plan = self._plan
+        shape = FabricShape(plan.enclosures, plan.drives, plan.drive_bytes)
+        self._state = FabricState(plan.directory, shape)
+        try:
+            await self._start(self._state)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> bool:
+        """Stop the agents in order, close drives and transports, unlock the directory.
+
+        Returns whether every transfer and I/O has ended. If not, the process should end without unmapping memory, as it does
+        when it simply exits.
+        """
+        has_ended = True
+        for agent in self._agents:
+            has_ended &= await agent.stop()
+        self._agents.clear()
+        for drive in self._drives.values():
+            drive.close()
+        self._drives.clear()
+        for transport in self._transports.values():
+            await transport.close()
+        self._transports.clear()
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+        return has_ended
+
+    async def _start(self, state: FabricState) -> None:
+        plan = self._plan
+        membership = MemoryMembership(state.fabric, volumes=state.volumes, keep=state.keep_volumes)
+        for number in range(plan.enclosures):
+            enclosure = FileEnclosure(
+                EnclosureId(f"enclosure-{number}"),
+                plan.directory / f"enclosure-{number}",
+                fabric=state.fabric,
+                drives=plan.drives,
+                drive_bytes=plan.drive_bytes,
+            )
+            await membership.put_enclosure(enclosure.prepare())
+        self._transports = _transports(plan.transports)
+        owners = LoopbackOwners()
+        settings = AgentSettings(
+            memory=MemorySettings(
+                staging_bytes=plan.staging_bytes, cache_bytes=plan.dram_bytes // plan.agents
+            )
+        )
+        for number in range(plan.agents):
+            addresses = (f"unix://{plan.directory.resolve()}/agent-{number}.sock",)
+            agent = Agent(
+                AgentId(f"agent-{number}"),
+                settings,
+                addresses=addresses if number else (*addresses, *plan.addresses),
+                access=Access(own_uid=os.getuid()),
+                fabric_key=state.key,
+                membership=membership,
+                owners=owners,
+                transports=self._transports,
+                open_drive=self._open_drive,
+                clock=time.monotonic,
+            )
+            self._agents.append(agent)
+            await agent.start()
+
+    def _open_drive(self, record: DriveRecord) -> FileDrive:
+        """Open a drive once for all agents of this process."""
+        if record.id not in self._drives:
+            self._drives[record.id] = FileDrive.open(record.id, record.path)
+        return self._drives[record.id]
+
+
+def _transports(names: tuple[str, ...]) -> dict[str, Transport]:
+    """Make the transports that work here, in order of preference."""
+    made: dict[str, Transport] = {}
+    for name in names:
+        if name == InlineTransport.name:
+            made[name] = InlineTransport()
+        elif name == NixlTransport.name:
+            try:
+                made[name] = NixlTransport.create("ostraca")
+            except TransportError as error:
+                if names == (NixlTransport.name,):
+                    raise
+                log.info("NIXL is not used: %s", error)
+        else:
+            message = f"{name!r} is no transport: take nixl or inline"
+            raise UsageError(message)
+    return made
