@@ -1,0 +1,309 @@
+"""The batches there are: lookups and prefetches, gets and puts.
+
+Tags. A put's tags are made from the caller's bytes, *before* they are copied, so that a bad copy is noticed.
+A get hashes the slot, and copies only what agrees with the tag that the block's writer made, seeded here with
+who the block must be.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca.batch import Batch
+from ostraca.core.events import Verified
+from ostraca.core.operations import (
+    GetOperation,
+    LookupOperation,
+    PrefetchOperation,
+    PutOperation,
+    get_message,
+    put_message,
+)
+from ostraca.core.plan import blocks_per_request, window_blocks, windows
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.tags import matches, tag_of, tag_of_parts, tag_seeds
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Lookup, Prefetch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ostraca.batch import Target, Under
+    from ostraca.core.events import Verify
+    from ostraca.parts import Blocks
+    from ostraca_fabric.chain import Chain
+    from ostraca_fabric.outcome import Ack
+
+
+class AskBatch(Batch):
+    """A lookup or prefetch: no bytes cross."""
+
+    def __init__(
+        self, target: Target, chains: Sequence[Chain], *, until_s: float, pin_s: float | None
+    ) -> None:
+        """A lookup with this pin, or a prefetch when *pin_s* is None."""
+        super().__init__(target, sum(map(len, chains)), until_s=until_s)
+        self._pin_s = pin_s
+        blocks_max = blocks_per_request(self._session.limits, target.record.layout.hash_bytes)
+        self._windows = {window.first: window for window in windows(chains, blocks_max)}
+
+    def _begin(self, first: int) -> int:
+        window = self._windows[first]
+        request = self._session.next_request()
+        spans = tuple(chain.span() for chain in window.chains)
+        left_s = self._until_s - time.monotonic()
+        if self._pin_s is None:
+            asked = Prefetch(request, self._target.handle, left_s, spans)
+            self._submit(PrefetchOperation(asked, until_s=self._until_s), first)
+        else:
+            question = Lookup(request, self._target.handle, left_s, spans, self._pin_s)
+            self._submit(LookupOperation(question, until_s=self._until_s), first)
+        return window.blocks
+
+
+class _SlotBatch(Batch):
+    """What batches have in common whose blocks cross in slots."""
+
+    def __init__(self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float) -> None:
+        super().__init__(target, len(chain), until_s=until_s)
+        self._chain = chain
+        self._lengths = lengths
+        self._slot_bytes = target.record.slot_bytes
+        self._blocks_max = blocks_per_request(self._session.limits, target.record.layout.hash_bytes)
+        self._seeds_by_first: dict[int, NDArray[np.uint64]] = {}
+
+    def _why_not_begin(self) -> tuple[int, Reason] | None:
+        with self._target.arena.changed:
+            if not self._target.arena.ledger.is_open:
+                return self._declined, Reason.QUARANTINED
+        return super()._why_not_begin()
+
+    def _seeds(self, first: int, blocks: int) -> NDArray[np.uint64]:
+        """Seeds of the tags of a window: who each block must be."""
+        last = first + blocks
+        return tag_seeds(self._target.identity, [self._chain[first:last].span()], self._lengths[first:last])
+
+
+class GetBatch(_SlotBatch):
+    """A get. ``_hand_over`` says what happens to a block that verified."""
+
+    def __init__(
+        self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, recompute_s: float
+    ) -> None:
+        super().__init__(target, chain, lengths, until_s=until_s)
+        self._recompute_s = recompute_s
+
+    def _hand_over(self, block: int, offset: int, length: int) -> None:
+        raise NotImplementedError
+
+    def _begin(self, first: int) -> int:
+        arena = self._target.arena
+        wanted = window_blocks(
+            left=self._blocks - first,
+            blocks_max=self._blocks_max,
+            arena_slots=arena.slots_of(self._slot_bytes),
+            windows_inflight=self._target.settings.windows_inflight,
+        )
+        slots = arena.take_up_to(wanted, self._slot_bytes)
+        if slots is None:
+            return 0
+        last = first + len(slots)
+        message = get_message(
+            request=self._session.next_request(),
+            handle=self._target.handle,
+            deadline_s=self._until_s - time.monotonic(),
+            spans=(self._chain[first:last].span(),),
+            lengths=self._lengths[first:last],
+            slots=slots,
+            slot_bytes=self._slot_bytes,
+            recompute_s=self._recompute_s,
+        )
+        self._submit(GetOperation(message, until_s=self._until_s), first, slots)
+        # Made while the agent works, and needed when the first block has landed.
+        self._seeds_by_first[first] = self._seeds(first, len(slots))
+        return len(slots)
+
+    def _verify(self, under: Under, wanted: Verify) -> Verified:
+        assert under.slots is not None
+        positions = columns.positions(wanted.positions, under.operation.blocks)
+        offsets = under.slots[positions].tolist()
+        lengths = self._lengths[under.first + positions].tolist()
+        seeds = self._seeds_by_first[under.first][positions].tolist()
+        view, good = self._target.arena.view, bytearray()
+        for each, position in enumerate(positions.tolist()):
+            if time.monotonic() >= self._until_s:
+                break
+            offset, length = offsets[each], lengths[each]
+            tag = wanted.tags[each * columns.TAG_BYTES : (each + 1) * columns.TAG_BYTES]
+            is_good = matches(view[offset : offset + length], seeds[each], tag)
+            if is_good:
+                self._hand_over(under.first + position, offset, length)
+            good.append(is_good)
+        return Verified(wanted.positions[: len(good) * columns.U32.itemsize], bytes(good))
+
+
+class GetIntoBatch(GetBatch):
+    """A get that copies blocks to where the caller wants them."""
+
+    def __init__(
+        self, target: Target, chain: Chain, into: Blocks, *, until_s: float, recompute_s: float
+    ) -> None:
+        super().__init__(target, chain, into.lengths, until_s=until_s, recompute_s=recompute_s)
+        self._into = into
+
+    def _hand_over(self, block: int, offset: int, length: int) -> None:
+        self._into.scatter(block, self._target.arena.slot(offset, length))
+
+
+class GetViewsBatch(GetBatch):
+    """A get that leaves blocks in their slots.
+
+    The requests in ``held`` must be left when nobody looks at ``views`` any more.
+    """
+
+    def __init__(
+        self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, recompute_s: float
+    ) -> None:
+        super().__init__(target, chain, lengths, until_s=until_s, recompute_s=recompute_s)
+        self.views: list[memoryview | None] = [None] * len(chain)
+        self.held: list[int] = []
+
+    def run(self) -> None:
+        """Do it all; when it raises, nothing is held."""
+        try:
+            super().run()
+        except BaseException:
+            self.let_go()
+            raise
+
+    def let_go(self) -> None:
+        """Give the slots back. Nobody may look at ``views`` any more."""
+        for request in self.held:
+            self._session.leave(request)
+        self.held.clear()
+
+    def _hand_over(self, block: int, offset: int, length: int) -> None:
+        self.views[block] = self._target.arena.view[offset : offset + length].toreadonly()
+
+    def _drop(self, request: int) -> None:
+        del self._under[request]
+        self._session.forget(request)
+        self.held.append(request)
+
+
+class PutBatch(_SlotBatch):
+    """A put.
+
+    Windows of about ``put_window_bytes``, so that the agent fetches one while the next is gathered.
+    """
+
+    _late = PutState.LATE
+    _declined = PutState.DECLINED
+
+    def __init__(
+        self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, ack: Ack
+    ) -> None:
+        super().__init__(target, chain, lengths, until_s=until_s)
+        self._ack = ack
+        self._window_blocks = max(1, target.settings.put_window_bytes // self._slot_bytes)
+
+    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
+        """Return slots filled with up to *wanted* blocks from *first* on, and their tags.
+
+        None when no slot is free.
+        """
+        raise NotImplementedError
+
+    def _begin(self, first: int) -> int:
+        filled = self._fill(first, min(self._blocks - first, self._window_blocks, self._blocks_max))
+        if filled is None:
+            return 0
+        slots, tags = filled
+        last = first + len(slots)
+        message = put_message(
+            request=self._session.next_request(),
+            handle=self._target.handle,
+            deadline_s=self._until_s - time.monotonic(),
+            ack=self._ack,
+            spans=(self._chain[first:last].span(),),
+            lengths=self._lengths[first:last],
+            tags=tags,
+            slots=slots,
+            slot_bytes=self._slot_bytes,
+        )
+        operation = PutOperation(message, until_s=self._until_s)
+        self._submit(operation, first, slots)
+        return len(slots)
+
+
+class PutFromBatch(PutBatch):
+    """A put from caller memory."""
+
+    def __init__(self, target: Target, chain: Chain, source: Blocks, *, until_s: float, ack: Ack) -> None:
+        super().__init__(target, chain, source.lengths, until_s=until_s, ack=ack)
+        self._source = source
+
+    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
+        arena = self._target.arena
+        slots = arena.take_up_to(wanted, self._slot_bytes)
+        if slots is None:
+            return None
+        try:
+            seeds = self._seeds(first, len(slots)).tolist()
+            lengths = self._lengths[first : first + len(slots)].tolist()
+            tags = []
+            for each, offset in enumerate(slots.tolist()):
+                pieces = self._source.pieces(first + each)
+                tags.append(
+                    tag_of(pieces[0], seeds[each]) if len(pieces) == 1 else tag_of_parts(pieces, seeds[each])
+                )
+                self._source.gather(first + each, arena.slot(offset, lengths[each]))
+        except BaseException:
+            arena.give(slots)
+            raise
+        return slots, b"".join(tags)
+
+
+class PutSlotsBatch(PutBatch):
+    """A put of blocks that lie in slots already.
+
+    The slots are this batch's: what it does not send, it gives back.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        chain: Chain,
+        slots: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        *,
+        until_s: float,
+        ack: Ack,
+    ) -> None:
+        super().__init__(target, chain, lengths, until_s=until_s, ack=ack)
+        self._slots = slots
+        self._begun = 0
+
+    def run(self) -> None:
+        """Do it all."""
+        try:
+            super().run()
+        finally:
+            self._target.arena.give(self._slots[self._begun :])
+
+    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
+        view = self._target.arena.view
+        slots = self._slots[first : first + wanted]
+        lengths = self._lengths[first : first + wanted].tolist()
+        seeds = self._seeds(first, len(slots)).tolist()
+        tags = [
+            tag_of(view[offset : offset + length], seed)
+            for offset, length, seed in zip(slots.tolist(), lengths, seeds, strict=True)
+        ]
+        self._begun = first + len(slots)
+        return slots, b"".join(tags)

@@ -1,0 +1,67 @@
+"""Arguments that can be judged by themselves."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.chain import Chain
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
+    """Return a time span that an operation can keep to.
+
+    Zero and less are allowed: the deadline has passed already.
+
+    Raises UsageError for what is no finite number, and for more than *longest_s*.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"{name} is {value!r}: pass seconds as a number")
+    seconds = float(value)
+    if not math.isfinite(seconds):
+        raise UsageError(
+            f"{name} is {seconds}: every operation ends by its deadline, so pass a finite number of seconds"
+        )
+    if seconds > longest_s:
+        raise UsageError(
+            f"{name} is {seconds:g} s and the longest allowed is {longest_s:g} s (deadline_s_max in the "
+            "settings): it is in "
+            "seconds, not milliseconds"
+        )
+    return seconds
+
+
+def checked_chain(chain: object, *, hash_bytes: int) -> Chain:
+    """Return a chain that belongs to a volume whose layout has hashes of this length. Raises UsageError."""
+    if not isinstance(chain, Chain):
+        raise UsageError(
+            f"a {type(chain).__name__} was passed as chain: make one with volume.chain(engine_hashes)"
+        )
+    if chain.hash_bytes != hash_bytes:
+        raise UsageError(
+            f"the chain has hashes of {chain.hash_bytes} bytes and the volume's layout says {hash_bytes}: "
+            "make the chain with "
+            "this volume's chain()"
+        )
+    return chain
+
+
+def checked_chains(chains: object, *, hash_bytes: int) -> tuple[Chain, ...]:
+    """Return one chain or a list of them as a tuple. Raises UsageError."""
+    listed: Sequence[object] = chains if isinstance(chains, (list, tuple)) else (chains,)
+    return tuple(checked_chain(chain, hash_bytes=hash_bytes) for chain in listed)
+
+
+def check_batch(blocks: int, *, blocks_max: int) -> None:
+    """Refuse a batch over the limit. Raises UsageError."""
+    if blocks > blocks_max:
+        raise UsageError(
+            f"a batch of {blocks} blocks, and batch_blocks_max in the client's settings is {blocks_max}: "
+            "slice the chain, "
+            "chain[first:last], and make several calls"
+        )

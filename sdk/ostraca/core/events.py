@@ -1,0 +1,93 @@
+"""What operations are told and what they want done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.wire.messages import (
+    Failed,
+    GetDone,
+    GetProgress,
+    LookupDone,
+    PrefetchDone,
+    PutDone,
+    StatusDone,
+    VolumeOpened,
+)
+
+if TYPE_CHECKING:
+    from ostraca_fabric.errors import OstracaError
+    from ostraca_fabric.wire.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A ``Verify`` was done.
+
+    ``positions``: u32 column; ``good``: one byte each, 1 where tag and bytes agreed *and* the bytes were
+    handed over. Positions of the ``Verify`` that are missing here were not looked at: the deadline came
+    first.
+    """
+
+    positions: bytes
+    good: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; nothing else happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection is gone: nothing more will be said about this request."""
+
+
+Answer = VolumeOpened | LookupDone | GetProgress | GetDone | PutDone | PrefetchDone | StatusDone | Failed
+Event = Answer | Verified | Ticked | Disconnected
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this to the agent."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Check these slots, hand over what agrees, and say ``Verified``.
+
+    ``positions`` is a u32 column, ``tags`` has 16 bytes for each.
+    """
+
+    positions: bytes
+    tags: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The operation has ended for its caller, with a state and a reason (one byte each) per block."""
+
+    states: bytes
+    reasons: bytes
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """A question has its answer."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The operation has ended with an error to raise: it can't be done as asked."""
+
+    error: OstracaError
+
+
+Effect = Send | Verify | Finished | Replied | Rejected
+End = Finished | Replied | Rejected

@@ -1,0 +1,157 @@
+"""The ledger: whose each slot of the arena is, and when it is free again.
+
+A slot that was named in a request has up to two users: the caller, until it has *left*, and the agent, until
+it has *answered* (and, for slots it called unsettled, until it has *settled* them). It is free when both are
+done. Slots that only the agent still uses are in quarantine. No time ever ends a quarantine; these do:
+
+- the agent's final answer, or ``Settled``;
+- the loss of a connection that carried the bytes itself (inline): nothing can land after it;
+- a later handshake with the same agent under another start id: that process holds the lock of the agent's
+  state directory, so the one before is gone. (What its kernel still holds for us over TCP is not covered yet;
+  docs/explanation/limits.md.)
+
+Requests are known by ids that are never used twice in a client's life. Not thread-safe: the arena holds the
+lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.slots import SlotPool
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request's slots.
+
+    ``mine``: those the caller gives back when it leaves (all of them until the answer came).
+    """
+
+    mine: NDArray[np.int64]
+    agent: str
+    start_id: bytes
+    is_held: bool = True
+    is_answered: bool = False
+    is_settled: bool = True
+    is_stranded: bool = False
+
+
+class Ledger:
+    """Bookkeeping over a pool of slots."""
+
+    def __init__(self, pool: SlotPool, *, quarantine_bytes_max: int) -> None:
+        self._pool = pool
+        self._quarantine_bytes_max = quarantine_bytes_max
+        self._entries: dict[int, _Entry] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether operations may take slots: False at the quarantine limit."""
+        return self._pool.quarantined_bytes < self._quarantine_bytes_max
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes under transfers that are not known to have ended."""
+        return self._pool.quarantined_bytes
+
+    @property
+    def is_due(self) -> bool:
+        """Whether any agent that can still be heard owes word about slots."""
+        return any(
+            not entry.is_stranded and not (entry.is_answered and entry.is_settled)
+            for entry in self._entries.values()
+        )
+
+    def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
+        """Take slots for a request that is about to be sent; None when so many are not free."""
+        return self._pool.take(count, slot_bytes)
+
+    def give(self, offsets: NDArray[np.int64]) -> None:
+        """Give back slots that no request ever named."""
+        self._pool.give(offsets)
+
+    def sent(self, request: int, offsets: NDArray[np.int64], *, agent: str, start_id: bytes) -> None:
+        """A request naming these slots is about to be sent.
+
+        The caller must say ``left`` when it no longer looks at them.
+        """
+        self._entries[request] = _Entry(offsets, agent, start_id)
+
+    def slots(self, request: int) -> int:
+        """Count the slots that a request's answer may name; 0 for a request without any."""
+        entry = self._entries.get(request)
+        return len(entry.mine) if entry and not entry.is_answered else 0
+
+    def answered(self, request: int, unsettled: NDArray[np.uint32]) -> None:
+        """The agent's final answer came; transfers at positions *unsettled* may still be under way."""
+        entry = self._entries.get(request)
+        if entry is None or entry.is_answered:
+            return
+        entry.is_answered = True
+        entry.is_settled = not len(unsettled)
+        if entry.is_held:
+            if len(unsettled):
+                is_unsettled = np.zeros(len(entry.mine), np.bool_)
+                is_unsettled[unsettled] = True
+                self._pool.quarantine(request, entry.mine[is_unsettled])
+                entry.mine = entry.mine[~is_unsettled]
+        elif entry.is_settled:
+            # All slots went to quarantine together when the caller left, and they come back together: with
+            # unsettled ones among them, that is when those are settled.
+            self._pool.settle(request)
+            del self._entries[request]
+
+    def settled(self, request: int) -> None:
+        """No transfer of an answered request is under way any more."""
+        entry = self._entries.get(request)
+        if entry is None or not entry.is_answered or entry.is_settled:
+            return
+        entry.is_settled = True
+        self._pool.settle(request)
+        if not entry.is_held:
+            del self._entries[request]
+
+    def left(self, request: int) -> None:
+        """The caller no longer looks at the request's slots, whether or not it has ended."""
+        entry = self._entries.get(request)
+        if entry is None or not entry.is_held:
+            return
+        entry.is_held = False
+        if not entry.is_answered:
+            self._pool.quarantine(request, entry.mine)
+            return
+        self._pool.give(entry.mine)
+        if entry.is_settled:
+            del self._entries[request]
+
+    def lost(self, *, is_drained: bool) -> None:
+        """The connection is gone. With *is_drained*, nothing can land any more that was asked for on it."""
+        for request, entry in list(self._entries.items()):
+            entry.is_stranded = True
+            if is_drained:
+                self._ended(request)
+
+    def met(self, agent: str, start_id: bytes) -> None:
+        """A handshake told who is there now."""
+        for request, entry in list(self._entries.items()):
+            if entry.is_stranded and entry.agent == agent and entry.start_id != start_id:
+                self._ended(request)
+
+    def _ended(self, request: int) -> None:
+        self.answered(request, np.empty(0, np.uint32))
+        self.settled(request)
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        self._pool.check()
+        for request, entry in self._entries.items():
+            assert entry.is_held or not entry.is_answered or not entry.is_settled, (
+                f"request {request} is over, yet listed"
+            )

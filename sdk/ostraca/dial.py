@@ -1,0 +1,219 @@
+"""Dialling: from addresses to a connection whose handshake is done.
+
+It runs in the thread that needs the connection and keeps to that caller's time. Each address gets an even
+share of what is left, so one that does not answer can't use up the time of those after it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.errors import (
+    AuthenticationError,
+    ConnectError,
+    OstracaError,
+    ProtocolError,
+    UsageError,
+    VersionError,
+)
+from ostraca_fabric.wire.address import UnixAddress, parse_address
+from ostraca_fabric.wire.codec import HELLO_ANSWER
+from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
+from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostraca_fabric.ports.transport import ArenaEnd
+    from ostraca_fabric.wire.address import Address
+    from ostraca_fabric.wire.messages import Refused, Welcome
+
+ADDRESS_VARIABLE = "OSTRACA_AGENT"
+WELCOME_BYTES_MAX = 64 << 10
+"""Longest frame before the Welcome: a Welcome takes some hundred bytes, a Refused its sentence."""
+
+_PROGRESS_S = 0.001
+_KEEPALIVE_IDLE_S = 3
+_KEEPALIVE_EVERY_S = 1
+_KEEPALIVE_COUNT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """A connection after its handshake. The socket does not block."""
+
+    socket: socket.socket
+    reader: FrameReader
+    welcome: Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who dials: its tenant, its token and its arena's ends.
+
+    The token is empty on a unix socket where peer credentials suffice.
+    """
+
+    tenant: str
+    token: str
+    ends: Mapping[str, ArenaEnd]
+
+    def handshake(self) -> WorkerHandshake:
+        """Return what to say first."""
+        name = f"{Path(sys.argv[0]).name or 'python'}:{os.getpid()}"
+        arenas = tuple(end.offer() for end in self.ends.values())
+        return WorkerHandshake(WORKER, self.tenant, name, self.token, arenas=arenas)
+
+
+def chosen_addresses(
+    addresses: str | Sequence[str] | None, environment: Mapping[str, str]
+) -> tuple[Address, ...]:
+    """Return where to dial: what was passed, else what OSTRACA_AGENT names, else the usual sockets.
+
+    The variable takes several addresses with commas between.
+
+    Raises UsageError for what is no address, and ConnectError when there is nowhere to dial.
+    """
+    if addresses is None:
+        addresses = environment.get(ADDRESS_VARIABLE, "").split(",")
+    listed = [addresses] if isinstance(addresses, str) else list(addresses)
+    wanted = tuple(parse_address(each.strip()) for each in listed if each.strip())
+    if wanted:
+        return wanted
+    usual = [Path("/run/ostraca/agent.sock")]
+    if environment.get("XDG_RUNTIME_DIR"):
+        usual.insert(0, Path(environment["XDG_RUNTIME_DIR"]) / "ostraca" / "agent.sock")
+    found = tuple(UnixAddress(str(path)) for path in usual if path.is_socket())
+    if not found:
+        raise ConnectError(
+            f"no address was passed, {ADDRESS_VARIABLE} is not set, and there is no socket at "
+            f"{' or '.join(map(str, usual))}: start a fabric with `ostraca up` and pass the address it prints"
+        )
+    return found
+
+
+def dial(addresses: Sequence[Address], caller: Caller, *, until_s: float) -> Dialled:
+    """Connect to the first agent that welcomes the caller.
+
+    Raises AuthenticationError or VersionError when one of the agents gave that reason, else ConnectError with
+    what each address answered.
+    """
+    problems: list[tuple[Address, OstracaError]] = []
+    for number, address in enumerate(addresses):
+        left_s = until_s - time.monotonic()
+        try:
+            return _dial_one(address, caller, time.monotonic() + left_s / (len(addresses) - number))
+        except (ConnectError, ProtocolError) as error:
+            problems.append((address, error))
+    summary = "; ".join(f"{address}: {error}" for address, error in problems)
+    for _, problem in problems:
+        if isinstance(problem, (AuthenticationError, VersionError)):
+            raise type(problem)(summary) from problem
+    raise ConnectError(f"no agent could be reached ({summary})") from problems[-1][1]
+
+
+def _dial_one(address: Address, caller: Caller, until_s: float) -> Dialled:
+    try:
+        sock = _connected(address, until_s)
+    except OSError as error:
+        raise ConnectError(str(error) or type(error).__name__) from error
+    try:
+        return _shake_hands(sock, caller, until_s)
+    except OSError as error:
+        sock.close()
+        raise (error if isinstance(error, ConnectError) else ConnectError(str(error))) from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connected(address: Address, until_s: float) -> socket.socket:
+    timeout_s = until_s - time.monotonic()
+    if timeout_s <= 0:
+        raise TimeoutError("no time was left to try it")
+    if isinstance(address, UnixAddress):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(address.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((address.host, address.port), timeout_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # An agent's host that went dark must not look alive for the kernel's quarter of an hour.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
+    user_timeout_s = _KEEPALIVE_IDLE_S + _KEEPALIVE_EVERY_S * _KEEPALIVE_COUNT
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_s * 1000)
+    return sock
+
+
+def _shake_hands(sock: socket.socket, caller: Caller, until_s: float) -> Dialled:
+    inline = caller.ends.get(InlineArenaEnd.name)
+    sink = inline.sink if isinstance(inline, InlineArenaEnd) else _refuse_bulk
+    reader = FrameReader(sink, frame_bytes_max=WELCOME_BYTES_MAX)
+    handshake = caller.handshake()
+    sock.sendall(encode(handshake.hello))
+    sock.settimeout(0)
+    welcome = handshake.accept(_first_message(sock, reader, caller, until_s))
+    reader.frame_bytes_max = welcome.limits.frame_bytes_max
+    return Dialled(sock, reader, welcome)
+
+
+def _first_message(
+    sock: socket.socket, reader: FrameReader, caller: Caller, until_s: float
+) -> Welcome | Refused:
+    """Wait for the answer to Hello, letting transports make progress.
+
+    Their passive side takes part in connecting.
+    """
+    active = [end for end in caller.ends.values() if end.needs_progress]
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while True:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise ConnectError("no answer to Hello in time; is it stopped, or no agent?")
+        for end in active:
+            end.progress()
+        if not poll.poll(1000 * (_PROGRESS_S if active else left_s)):
+            continue
+        count = sock.recv_into(reader.buffer())
+        if not count:
+            raise ConnectError("the connection was closed before an answer to Hello")
+        for event in reader.received(count):
+            if isinstance(event, ProtocolError):
+                raise event
+            if isinstance(event, BulkEnd):
+                raise ProtocolError("bulk bytes before the handshake was done")
+            return HELLO_ANSWER.decode(event)
+
+
+def _refuse_bulk(transfer: int, offset: int, length: int) -> memoryview | None:
+    """Take no bytes inline: no such arena was offered."""
+    raise ProtocolError(
+        f"{length} bulk bytes for {offset} of transfer {transfer}, and no inline arena was offered"
+    )
+
+
+def checked_token(token: object) -> str:
+    """Return the token to show. Raises UsageError."""
+    if token is None:
+        return ""
+    if not isinstance(token, str) or not token:
+        raise UsageError(
+            "credentials is a token as a string, or None where a unix socket's peer credentials suffice"
+        )
+    return token

@@ -1,0 +1,211 @@
+"""The pump: the one thread of a client that reads from its agent, and lets the transport make progress.
+
+Callers send from their own threads: straight into the socket when nothing is queued, so that a request costs
+no hop; what the socket does not take is left to the pump. Idle, the pump sleeps in the kernel. While requests
+are out and the transport's passive side must take part, it wakes at the pace it is told.
+
+It knows frames, not messages. Whoever makes one gives it three functions, all called from the pump's thread:
+``on_message`` with each message's bytes (raising ProtocolError ends the connection), ``pace_s`` for how long
+to sleep (None: until something happens), and ``on_lost``, exactly once and as the very last, after which
+nothing that comes from the agent touches memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import ProtocolError, TransportError
+from ostraca_fabric.wire.frames import BulkEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ostraca_fabric.ports.transport import ArenaEnd
+    from ostraca_fabric.wire.frames import FrameReader
+
+_READS_PER_TURN = 16
+_BUFFERS_PER_SEND = 64
+_SELECT_FD_MAX = 1023
+
+_alive: weakref.WeakSet[Pump] = weakref.WeakSet()
+
+
+class Pump:
+    """Moves frames between one connected, non-blocking socket and whoever made it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: FrameReader,
+        end: ArenaEnd,
+        *,
+        on_message: Callable[[bytes], None],
+        on_lost: Callable[[str], None],
+        pace_s: Callable[[], float | None],
+    ) -> None:
+        self._socket = sock
+        self._reader = reader
+        self._end = end
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._pace_s = pace_s
+        self._lock = threading.Lock()  # guards _outbox, _is_closed and writing to the socket
+        self._outbox: deque[memoryview] = deque()
+        self._is_closed = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._why = ""
+        self._thread = threading.Thread(target=self._run, name="ostraca-pump", daemon=True)
+        _alive.add(self)
+
+    def start(self) -> None:
+        """Begin. Afterwards ``on_lost`` is certain to come."""
+        self._thread.start()
+
+    def send(self, frames: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send, in order. The memory of *frames* stays in use until it is sent or ``on_lost`` came.
+
+        Never blocks. On a connection that is lost it does nothing: ``on_lost`` says so.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._outbox.extend(
+                view for view in (memoryview(frame).cast("B") for frame in frames) if len(view)
+            )
+            if not self._write():
+                os.eventfd_write(self._wake, 1)
+
+    def wake(self) -> None:
+        """Make the pump look at its pace again."""
+        with self._lock:
+            if not self._is_closed:
+                os.eventfd_write(self._wake, 1)
+
+    def break_off(self, why: str) -> None:
+        """End the connection from any thread; ``on_lost`` follows from the pump's."""
+        with self._lock:
+            self._shut_down(why)
+
+    def stop(self) -> None:
+        """End the connection and wait until ``on_lost`` has returned. Not from the pump's own thread."""
+        self.break_off("closed here")
+        self._thread.join()
+
+    def _shut_down(self, why: str) -> None:
+        """Make the pump's next read the last one.
+
+        The lock is held: a closed descriptor may be someone else's by now.
+        """
+        if not self._is_closed:
+            self._why = self._why or why
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _write(self) -> bool:
+        """Give the socket what it takes; tell whether nothing is left. The lock is held."""
+        while self._outbox:
+            head = [self._outbox[index] for index in range(min(len(self._outbox), _BUFFERS_PER_SEND))]
+            try:
+                sent = self._socket.sendmsg(head)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._outbox.clear()
+                self._shut_down(f"sending failed: {error}")
+                return True
+            while self._outbox and sent >= len(self._outbox[0]):
+                sent -= len(self._outbox.popleft())
+            if sent:
+                self._outbox[0] = self._outbox[0][sent:]
+        return True
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except ProtocolError as error:
+            self._why = self._why or f"the agent broke the wire's rules: {error}"
+        except TransportError as error:
+            self._why = self._why or f"the data plane broke: {error}"
+        finally:
+            with self._lock:
+                self._is_closed = True
+                self._outbox.clear()
+                self._socket.close()
+                os.close(self._wake)
+            self._reader.close()
+            self._on_lost(self._why or "the agent closed the connection")
+
+    def _turn(self) -> bool:
+        """Sleep until there is something to do, and do it; False when the connection has ended."""
+        with self._lock:
+            has_more = bool(self._outbox)
+        readable, writable = self._sleep(self._pace_s(), wants_writing=has_more)
+        if writable:
+            with self._lock:
+                self._write()
+        if self._end.needs_progress:
+            self._end.progress()
+        return self._read() if readable else True
+
+    def _sleep(self, timeout_s: float | None, *, wants_writing: bool) -> tuple[bool, bool]:
+        """Wait for the socket, a wake or the timeout; tell whether the socket can be read and written."""
+        connection, wake = self._socket.fileno(), self._wake
+        if max(connection, wake) <= _SELECT_FD_MAX:
+            # select keeps to microseconds, poll and epoll round up to the next millisecond.
+            found = select.select([connection, wake], [connection] if wants_writing else [], [], timeout_s)
+            readable, writable, woken = connection in found[0], bool(found[1]), wake in found[0]
+        else:
+            poll = select.poll()
+            poll.register(connection, select.POLLIN | (select.POLLOUT if wants_writing else 0))
+            poll.register(wake, select.POLLIN)
+            events = dict(poll.poll(None if timeout_s is None else timeout_s * 1000))
+            readable = bool(events.get(connection, 0) & ~select.POLLOUT)
+            writable, woken = bool(events.get(connection, 0) & select.POLLOUT), wake in events
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(wake)
+        return readable, writable
+
+    def _read(self) -> bool:
+        for _ in range(_READS_PER_TURN):
+            buffer = self._reader.buffer()
+            try:
+                count = self._socket.recv_into(buffer)
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                self._why = self._why or f"receiving failed: {error}"
+                return False
+            if not count:
+                return False
+            for event in self._reader.received(count):
+                if isinstance(event, ProtocolError):
+                    raise event
+                if not isinstance(event, BulkEnd):
+                    self._on_message(event)
+            if count < len(buffer):
+                return True
+        return True
+
+    def close_in_child(self) -> None:
+        """Let a forked child go of the connection, without a word to the agent: it is the parent's."""
+        with contextlib.suppress(OSError):
+            os.close(self._socket.detach())
+
+
+def _after_fork_in_child() -> None:
+    """A child that kept the socket open would hide its parent's death from the agent."""
+    for pump in list(_alive):
+        pump.close_in_child()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

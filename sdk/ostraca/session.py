@@ -1,0 +1,217 @@
+"""A session: one connection to one agent, from its handshake to its loss, and the requests on it.
+
+It hands each message to the mailbox of the request it answers, and the ledger learns from it first: slots
+come free even when nobody waits for the answer any more. Its books are under the arena's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca.core.events import Disconnected, Event
+from ostraca.core.operations import NOT_STARTED_CODES
+from ostraca.pump import Pump
+from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.errors import ProtocolError
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.codec import TO_WORKER
+from ostraca_fabric.wire.frames import bulk_header, encode
+from ostraca_fabric.wire.messages import (
+    Cancel,
+    Failed,
+    Fetch,
+    GetDone,
+    GetProgress,
+    Pong,
+    PutDone,
+    Refused,
+    Settled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from queue import SimpleQueue
+
+    from numpy.typing import NDArray
+
+    from ostraca.arena import Arena
+    from ostraca.dial import Dialled
+    from ostraca.settings import ClientSettings
+    from ostraca_fabric.wire.messages import Message
+
+    Mailbox = SimpleQueue[tuple[int, Event]]
+    """Where a caller waits: (request, what happened to it)."""
+
+_NONE_UNSETTLED = np.empty(0, np.uint32)
+
+
+class Session:
+    """Requests under way with one agent. Thread-safe."""
+
+    def __init__(
+        self, dialled: Dialled, arena: Arena, settings: ClientSettings, request_ids: Iterator[int]
+    ) -> None:
+        self.agent = dialled.welcome.agent
+        self.limits = dialled.welcome.limits
+        self.transport = dialled.welcome.transport
+        self.lost_because = ""
+        """Why the connection ended; empty while it lives."""
+
+        self.handles: dict[tuple[str, bytes, int], int] = {}
+        """Volumes opened on this connection: (name, layout digest, block bytes) to handle."""
+
+        self._start_id = dialled.welcome.start_id
+        self._arena = arena
+        self._settings = settings
+        self._request_ids = request_ids
+        self._end = arena.ends[self.transport]
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._inflight: set[int] = set()
+        self._pump = Pump(
+            dialled.socket,
+            dialled.reader,
+            self._end,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            pace_s=self._pace_s,
+        )
+        with arena.changed:
+            arena.ledger.met(self.agent, self._start_id)
+            arena.changed.notify_all()
+        self._pump.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be sent. It may be False in the next moment."""
+        return not self.lost_because
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the agent takes one more request on this connection."""
+        return len(self._inflight) < self.limits.inflight_max
+
+    def next_request(self) -> int:
+        """Return an id that no request of this client ever had."""
+        return next(self._request_ids)
+
+    def submit(
+        self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None
+    ) -> None:
+        """Send a request; what becomes of it comes to *mailbox*.
+
+        ``leave`` must be called for it, once, whatever comes.
+
+        With *slots*, these taken slots are the request's from here on; ``leave`` gives them back when they
+        are free.
+        """
+        with self._arena.changed:
+            if slots is not None:
+                self._arena.ledger.sent(request, slots, agent=self.agent, start_id=self._start_id)
+            if self.lost_because:
+                # Never sent, so there is nothing to wait for.
+                self._arena.ledger.answered(request, _NONE_UNSETTLED)
+                mailbox.put((request, Disconnected()))
+                return
+            self._mailboxes[request] = mailbox
+            self._inflight.add(request)
+            must_wake = self._end.needs_progress and len(self._mailboxes) == 1
+        self._pump.send([encode(message)])
+        if must_wake:
+            self._pump.wake()
+
+    def cancel(self, request: int) -> None:
+        """Tell the agent that nobody waits for a request's answer."""
+        self._pump.send([encode(Cancel(request))])
+
+    def leave(self, request: int) -> None:
+        """The caller waits for this request no longer, and no longer looks at its slots."""
+        if not self._arena.is_ours:
+            return
+        with self._arena.changed:
+            self._mailboxes.pop(request, None)
+            self._arena.ledger.left(request)
+            self._arena.changed.notify_all()
+
+    def forget(self, request: int) -> None:
+        """The caller waits for this request no longer, but looks at its slots until ``leave``."""
+        with self._arena.changed:
+            self._mailboxes.pop(request, None)
+
+    def break_off(self, why: str) -> None:
+        """End the connection because its agent can't be understood; its requests hear Disconnected."""
+        self._pump.break_off(why)
+
+    def close(self) -> None:
+        """End the connection and wait until nothing comes from it any more."""
+        self._pump.stop()
+
+    # What follows runs in the pump's thread.
+
+    def _pace_s(self) -> float | None:
+        if not self._end.needs_progress:
+            return None
+        with self._arena.changed:
+            if self._mailboxes:
+                return self._settings.progress_s
+            return self._settings.progress_idle_s if self._arena.ledger.is_due else None
+
+    def _on_message(self, payload: bytes) -> None:
+        message = TO_WORKER.decode(payload)
+        match message:
+            case GetProgress():
+                self._deliver(message.request, message)
+            case Settled(request=request):
+                with self._arena.changed:
+                    self._arena.ledger.settled(request)
+                    self._arena.changed.notify_all()
+            case Fetch():
+                if not isinstance(self._end, InlineArenaEnd):
+                    raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
+                frames: list[bytes | memoryview] = []
+                for offset, part in self._end.answer(message):
+                    frames.extend((bulk_header(message.transfer, offset, len(part)), part))
+                self._pump.send(frames)
+            case Refused(code=code, message=words):
+                raise ProtocolError(f"{code}: {words}")
+            case Pong():
+                pass
+            case GetDone() | PutDone():
+                self._finish(message, message.unsettled)
+            case Failed(code=code):
+                self._finish(message, b"" if code in NOT_STARTED_CODES else None)
+            case _:
+                self._finish(message, b"")
+
+    def _finish(self, message: Event, unsettled: bytes | None) -> None:
+        """Take a request's final message; *unsettled* None stands for every slot of it."""
+        request = message.request  # type: ignore[union-attr]  # only answers come here
+        with self._arena.changed:
+            slots = self._arena.ledger.slots(request)
+            positions = (
+                np.arange(slots, dtype=np.uint32)
+                if unsettled is None
+                else columns.positions(unsettled, slots)
+            )
+            self._arena.ledger.answered(request, positions)
+            self._inflight.discard(request)
+            self._arena.changed.notify_all()
+        self._deliver(request, message)
+
+    def _deliver(self, request: int, event: Event) -> None:
+        with self._arena.changed:
+            mailbox = self._mailboxes.get(request)
+        if mailbox is not None:
+            mailbox.put((request, event))
+
+    def _on_lost(self, why: str) -> None:
+        with self._arena.changed:
+            self.lost_because = why
+            # Inline bytes came through this connection alone, and its reader is closed.
+            self._arena.ledger.lost(is_drained=isinstance(self._end, InlineArenaEnd))
+            waiting = list(self._mailboxes.items())
+            self._inflight.clear()
+            self._arena.changed.notify_all()
+        for request, mailbox in waiting:
+            mailbox.put((request, Disconnected()))

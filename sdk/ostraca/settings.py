@@ -1,0 +1,105 @@
+"""What a worker may set, and why it might.
+
+Settings are read once, when the client connects. Below that they are arguments: nothing else in the SDK looks
+at the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES
+
+MIB = 1 << 20
+_TRANSPORTS = ("nixl", "inline")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Settings of one client. Every limit of the SDK is one of these."""
+
+    arena_bytes: int = 256 * MIB
+    """Memory that blocks cross in. It bounds the bytes on their way at one time, not a batch: a batch that
+    does not fit is moved in parts. Raise it when several threads load at once; it is rounded up to whole
+    chunks."""
+
+    chunk_bytes: int = 32 * MIB
+    """The arena is cut into slots of one size per chunk. Lower it for a client with volumes of many block
+    sizes and a small arena. No block may be larger."""
+
+    prefault: bool = False
+    """Whether the arena's pages are made present at connect (about 0.1 s for 256 MiB) rather than at first
+    use.
+    """
+
+    transports: tuple[str, ...] = _TRANSPORTS
+    """What to offer the agent for moving bytes, best first. One that can't be set up here is left out;
+    ``("inline",)`` keeps NIXL out of the process."""
+
+    quarantine_bytes_max: int = 128 * MIB
+    """Operations are declined while more of the arena than this is under transfers that are not known to have
+    ended. Half of the default arena: beyond it the other half would be too small to be of use."""
+
+    batch_blocks_max: int = 65536
+    """A get, put, lookup or prefetch of more blocks is a UsageError. It bounds the memory that one call's
+    bookkeeping takes.
+    """
+
+    put_window_bytes: int = 16 * MIB
+    """A put is sent in requests of about this size, so that the agent fetches one while the next is
+    gathered.
+    """
+
+    windows_inflight: int = 4
+    """How many requests one get or put may have under way at once."""
+
+    deadline_s_max: float = 3600.0
+    """A longer deadline is a UsageError: it is a mistake in units."""
+
+    handshake_s_max: float = 5.0
+    """How long one reconnecting dial may take. The operation that needs the connection still ends by its own
+    deadline.
+    """
+
+    redial_s: float = 0.5
+    """After a failed dial, operations end at once as DISCONNECTED for this long, so that a dead agent costs
+    one operation its deadline, not all of them."""
+
+    progress_s: float = 0.0005
+    """How often the transport is polled while a caller waits, for transports whose passive side must take
+    part.
+    """
+
+    progress_idle_s: float = 0.01
+    """The same while nobody waits and only memory in quarantine is still due."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work, saying what would."""
+        if not 0 < self.chunk_bytes <= self.arena_bytes or self.chunk_bytes % PAGE_BYTES:
+            raise UsageError(
+                f"chunk_bytes is {self.chunk_bytes}: take a multiple of {PAGE_BYTES} up to arena_bytes "
+                f"({self.arena_bytes})"
+            )
+        if not self.transports or any(name not in _TRANSPORTS for name in self.transports):
+            raise UsageError(
+                f"transports is {self.transports!r}: name one or more of {', '.join(_TRANSPORTS)}"
+            )
+        positive = {
+            "quarantine_bytes_max": self.quarantine_bytes_max,
+            "batch_blocks_max": self.batch_blocks_max,
+            "put_window_bytes": self.put_window_bytes,
+            "windows_inflight": self.windows_inflight,
+            "deadline_s_max": self.deadline_s_max,
+            "handshake_s_max": self.handshake_s_max,
+            "progress_s": self.progress_s,
+            "progress_idle_s": self.progress_idle_s,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise UsageError(f"{name} is {value}: it must be above zero")
+
+    @property
+    def arena_bytes_whole(self) -> int:
+        """The arena's size in whole chunks."""
+        return -(-self.arena_bytes // self.chunk_bytes) * self.chunk_bytes
