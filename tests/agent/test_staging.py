@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ostraca_dpu_agent.mover.cache import CachedBlock
+from ostraca_dpu_agent.mover.staging import Lease, NoRoom, Purpose, Staging
+from ostraca_dpu_agent.settings import MemorySettings
+
+MIB = 1 << 20
+SETTINGS = MemorySettings(
+    staging_bytes=8 * MIB, cache_bytes=4 * MIB, chunk_bytes=2 * MIB, put_share=0.5, quarantine_share=0.25
+)
+
+
+@pytest.fixture
+def staging() -> Staging:
+    return Staging(SETTINGS)
+
+
+async def leased(staging: Staging, count: int, purpose: Purpose = Purpose.GET) -> Lease:
+    lease = await staging.lease(count, MIB, purpose, within_s=0)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def test_puts_leave_room_for_gets(staging: Staging) -> None:
+    await leased(staging, 4, Purpose.PUT)
+    assert await staging.lease(1, MIB, Purpose.PUT, within_s=0) is NoRoom.DEADLINE
+    await leased(staging, 4, Purpose.GET)
+    assert await staging.lease(1, MIB, Purpose.GET, within_s=0) is NoRoom.DEADLINE
+
+
+async def test_what_never_fits_is_refused_at_once(staging: Staging) -> None:
+    assert await staging.lease(9, MIB, Purpose.GET, within_s=60) is NoRoom.TOO_LARGE
+    assert await staging.lease(1, 4 * MIB, Purpose.GET, within_s=60) is NoRoom.TOO_LARGE
+
+
+async def test_a_lease_waits_for_another_to_end(staging: Staging) -> None:
+    first = await leased(staging, 8)
+    waiting = asyncio.create_task(staging.lease(2, MIB, Purpose.GET, within_s=30))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    staging.release(first)
+    assert isinstance(await waiting, Lease)
+
+
+async def test_waiters_are_served_in_order_and_none_slips_past(staging: Staging) -> None:
+    first = await leased(staging, 8)
+    large = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, within_s=30))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(staging.lease(1, MIB, Purpose.GET, within_s=30))
+    await asyncio.sleep(0)
+    staging.release(first)
+    got = await large
+    assert isinstance(got, Lease)
+    assert not small.done()
+    staging.release(got)
+    assert isinstance(await small, Lease)
+
+
+async def test_a_waiter_whose_deadline_passed_lets_the_next_go_on(staging: Staging) -> None:
+    held = await leased(staging, 4)
+    impatient = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, within_s=0.01))
+    await asyncio.sleep(0)
+    modest = asyncio.create_task(staging.lease(4, MIB, Purpose.GET, within_s=30))
+    assert await impatient is NoRoom.DEADLINE
+    assert isinstance(await modest, Lease)
+    staging.release(held)
+
+
+async def test_memory_in_quarantine_comes_back_only_with_its_release(staging: Staging) -> None:
+    lease = await leased(staging, 3)
+    staging.quarantine(lease)
+    assert staging.quarantined_bytes == 3 * MIB
+    assert await staging.lease(1, MIB, Purpose.GET, within_s=60) is NoRoom.QUARANTINED, "above the limit of 2 MiB"
+    staging.release(lease)
+    assert staging.quarantined_bytes == 0
+    assert staging.held_bytes == 0
+    await leased(staging, 8)
+
+
+async def test_cached_blocks_make_room_for_staging(staging: Staging) -> None:
+    for number in range(4):
+        lease = await leased(staging, 1)
+        offset = int(lease.offsets[0])
+        block = CachedBlock(bytes([number]) * 16, b"t" * 16, MIB, offset, MIB)
+        staging.release(lease, keep=lambda _, block=block: block)
+    assert len(staging.cache) == 4
+    await leased(staging, 8)
+    assert len(staging.cache) == 4, "the cache has memory of its own"
+
+
+async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
+    staging = Staging(SETTINGS)
+    for number in range(4 * MIB // 4096):
+        lease = await staging.lease(1, 4096, Purpose.GET, within_s=0)
+        assert isinstance(lease, Lease)
+        offset = int(lease.offsets[0])
+        block = CachedBlock(number.to_bytes(16, "big"), b"t" * 16, 4096, offset, 4096)
+        staging.release(lease, keep=lambda _, block=block: block)
+    for _ in range(4):
+        await staging.lease(1, 2 * MIB, Purpose.GET, within_s=0)
+    assert staging.held_bytes == 8 * MIB

@@ -1,0 +1,201 @@
+"""Fabrics to test against: one on a thread of this process, and one as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import ostraca
+from numpy.typing import NDArray
+from ostraca.cli.embedded import EmbeddedFabric, FabricPlan
+from ostraca.settings import ClientSettings
+from ostraca_fabric.status import AgentStatus
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+MIB = 1 << 20
+LAYOUT = ostraca.Layout(model="test-model", dtype="bf16", page_tokens=16)
+BLOCK_BYTES = 256 * 1024
+
+SMALL = ClientSettings(arena_bytes=32 * MIB, chunk_bytes=4 * MIB, transports=("inline",))
+
+
+def small_plan(directory: Path) -> FabricPlan:
+    """A fabric that starts fast: 2 drives of 4 segments, no DRAM cache, bytes inline."""
+    return FabricPlan(
+        directory=directory,
+        capacity_bytes=2 * (4 * 64 + 1) * MIB,
+        dram_bytes=0,
+        staging_bytes=64 * MIB,
+        transports=("inline",),
+    )
+
+
+class FabricThread:
+    """A fabric on an event loop of its own in this process. Use it as a context manager; it can be started again."""
+
+    def __init__(self, plan: FabricPlan) -> None:
+        self.plan = plan
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.fabric: EmbeddedFabric | None = None
+
+    def start(self) -> Self:
+        loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run_forever, name="fabric")
+        self._thread.start()
+        self.fabric = EmbeddedFabric(self.plan)
+        try:
+            asyncio.run_coroutine_threadsafe(self.fabric.start(), loop).result(30)
+        except BaseException:
+            self._end_loop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        if self._loop is None or self.fabric is None:
+            return
+        assert asyncio.run_coroutine_threadsafe(self.fabric.stop(), self._loop).result(30), "work was left over"
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+        self._loop = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        assert self.fabric is not None
+        return self.fabric.addresses
+
+    def status(self) -> tuple[AgentStatus, ...]:
+        assert self.fabric is not None
+        return self.fabric.status()
+
+    def connect(self, settings: ClientSettings = SMALL, *, tenant: str = "default") -> ostraca.Client:
+        return ostraca.connect(self.addresses, settings=settings, tenant=tenant)
+
+
+class FabricProcess:
+    """``ostraca up`` as a process."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self._arguments = arguments
+        self.process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    def start(self) -> Self:
+        command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(self.directory), *self._arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        ready = self.process.stdout.readline()
+        found = re.search(r"unix://[^\"']+", ready)
+        assert found, f"no ready line: {ready!r}, exit code {self.process.poll()}"
+        self.address = found.group()
+        return self
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int:
+        self.signal(signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self.process is not None
+        code = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+            self.kill()
+
+
+def volume_of(client: ostraca.Client, name: str = "v") -> ostraca.Volume:
+    return client.volume(name, LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+
+
+def hashes(count: int, seed: int = 0) -> list[bytes]:
+    rng = np.random.default_rng(seed)
+    return [rng.bytes(32) for _ in range(count)]
+
+
+def content(count: int, seed: int = 0, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:
+    """Distinct blocks, shape (count, block_bytes)."""
+    return np.random.default_rng(seed + 1000).integers(0, 256, (count, block_bytes), np.uint8)
+
+
+def empty(count: int, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:
+    """Memory that no block's content equals."""
+    return np.full((count, block_bytes), 0xEE, np.uint8)
+
+
+def drive_files(plan: FabricPlan | Path) -> list[Path]:
+    directory = plan if isinstance(plan, Path) else plan.directory
+    return sorted(path for path in directory.glob("enclosure-*/*") if path.stat().st_size >= MIB)
+
+
+def find_on_flash(plan: FabricPlan | Path, block: NDArray[np.uint8]) -> tuple[Path, int]:
+    """Return the drive file and offset at which a block's bytes lie."""
+    needle = block[:64].tobytes()
+    for path in drive_files(plan):
+        with path.open("rb") as file:
+            at = 0
+            while piece := file.read(32 * MIB):
+                found = piece.find(needle)
+                if found >= 0:
+                    return path, at + found
+                at += len(piece)
+    raise AssertionError("the block is not on flash")
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Change bytes behind the fabric's back, so that O_DIRECT reads see them."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def with_dram(plan: FabricPlan, dram_bytes: int) -> FabricPlan:
+    return replace(plan, dram_bytes=dram_bytes)
