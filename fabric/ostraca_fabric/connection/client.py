@@ -1,0 +1,212 @@
+"""The end that connects: asks, and matches answers to requests by their ids.
+
+For agents that ask owners elsewhere, and for asyncio programs. The blocking SDK has a shell of its own over
+the same wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import typing
+from collections.abc import Callable
+from contextlib import suppress
+
+from ostraca_fabric.connection.framed import FramedConnection
+from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.address import UnixAddress, parse_address
+from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
+from ostraca_fabric.wire.messages import (
+    AgentAnswer,
+    Cancel,
+    Fetch,
+    GetProgress,
+    Hello,
+    OwnerAnswer,
+    OwnerNotice,
+    OwnerRequest,
+    Refused,
+    Settled,
+    Welcome,
+    WorkerRequest,
+)
+
+log = logging.getLogger(__name__)
+
+Request = WorkerRequest | OwnerRequest
+Answer = AgentAnswer | OwnerAnswer
+Aside = GetProgress | Settled | Fetch
+"""What an agent says about a request beside its answer."""
+
+_ACCEPTED: dict[str, codec.MessageDecoder[typing.Any]] = {
+    WORKER: codec.TO_WORKER,
+    AGENT: codec.TO_AGENT,
+    OPERATOR: codec.TO_OPERATOR,
+}
+
+
+class ClientConnection(FramedConnection):
+    """A connection that was made to an agent, after its Welcome. ``connect`` makes it."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        address: str,
+        hello: Hello,
+        on_aside: Callable[[Aside], None] | None,
+    ) -> None:
+        super().__init__(settings)
+        self._address = address
+        self._hello = hello
+        self._on_aside = on_aside
+        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._numbers = itertools.count(1)
+        self._end = ""
+
+    @property
+    def peer(self) -> str:
+        """Which agent this leads to."""
+        return f"the agent at {self._address}"
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the agent said about itself and its limits."""
+        return self._welcome.result()
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the handshake has succeeded."""
+        return self._welcome.done() and not self._welcome.cancelled() and self._welcome.exception() is None
+
+    def next_request_id(self) -> int:
+        """Return an id that no earlier request of this connection had, for who has none of its own."""
+        return next(self._numbers)
+
+    async def ask(self, request: Request, timeout_s: float) -> Answer:
+        """Return the final answer, which may be a ``Failed``.
+
+        Ids of requests must differ from each other for as long as an answer may still come, also after a
+        time-out. Raises TimeoutError; ConnectError when the connection is or gets closed; RefusedError
+        without sending anything when as many requests are under way as the agent takes, FrameTooLongError
+        when the request is longer than it takes.
+        """
+        if request.request in self._pending:
+            raise UsageError(
+                f"request {request.request} is under way already: take ids from next_request_id()"
+            )
+        inflight_max = self.welcome.limits.inflight_max
+        if len(self._pending) >= inflight_max:
+            raise RefusedError(
+                "overloaded", f"{inflight_max} requests to {self.peer} are under way: wait for one"
+            )
+        self.send(request)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._pending[request.request] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            with suppress(ConnectError):
+                self.send(Cancel(request.request))
+            raise TimeoutError(f"{self.peer} did not answer within {timeout_s:.3f} s") from error
+        finally:
+            del self._pending[request.request]
+
+    def tell(self, notice: OwnerNotice) -> None:
+        """Send what needs no answer; it is lost when the connection is closed."""
+        with suppress(ConnectError):
+            self.send(notice)
+
+    async def opened(self) -> None:
+        """Say Hello and wait for the Welcome. Raises as ``connect`` does."""
+        self.send(self._hello)
+        welcome = await self._welcome
+        self._reader.frame_bytes_max = self._sent_bytes_max = welcome.limits.frame_bytes_max
+
+    def on_message(self, payload: bytes) -> None:
+        """Take one message."""
+        if not self._welcome.done():
+            self._on_hello_answer(codec.HELLO_ANSWER.decode(payload))
+            return
+        message = _ACCEPTED[self._hello.role].decode(payload)
+        match message:
+            case Refused(code, words):
+                self._end = f"it said ({code}): {words}"
+                self.close()
+            case GetProgress() | Settled() | Fetch():
+                if self._on_aside is not None:
+                    self._on_aside(message)
+            case _:
+                waiting = self._pending.get(message.request)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
+
+    def on_broken(self, error: ProtocolError) -> None:
+        """Close a connection to something that does not speak this wire."""
+        log.warning("Closed the connection to %s (%s): %s", self.peer, error.code, error)
+        self._end = f"it broke the rules of the wire: {error}"
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+        self.close()
+
+    def on_closed(self, error: Exception | None) -> None:
+        """Tell everyone who waits."""
+        if error is not None and not self._end:
+            self._end = str(error)
+        if not self._welcome.done():
+            self._welcome.set_exception(self._closed_error())
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(self._closed_error())
+
+    def _on_hello_answer(self, answer: Welcome | Refused) -> None:
+        try:
+            self._welcome.set_result(accepted(self._hello, answer))
+        except ConnectError as error:
+            self._welcome.set_exception(error)
+            self.close()
+
+    def _closed_error(self) -> ConnectError:
+        return ConnectError(f"the connection to {self.peer} is closed" + (self._end and f": {self._end}"))
+
+
+async def connect(
+    address: str,
+    hello: Hello,
+    *,
+    settings: ConnectionSettings | None = None,
+    on_aside: Callable[[Aside], None] | None = None,
+) -> ClientConnection:
+    """Connect to an agent and shake hands, within ``handshake_s``.
+
+    *on_aside* takes progress, settlements and fetches, in the order they come among the answers. Raises
+    UsageError for an address that is none, AuthenticationError, VersionError or ConnectError as the agent
+    refused or when it can't be reached, and ProtocolError when what answers is no agent.
+    """
+    chosen = settings or ConnectionSettings()
+    where = parse_address(address)
+    loop = asyncio.get_running_loop()
+    connection = ClientConnection(chosen, address, hello, on_aside)
+    try:
+        async with asyncio.timeout(chosen.handshake_s):
+            if isinstance(where, UnixAddress):
+                await loop.create_unix_connection(lambda: connection, where.path)
+            else:
+                await loop.create_connection(lambda: connection, where.host, where.port)
+            await connection.opened()
+    except TimeoutError as error:
+        raise ConnectError(
+            f"no Welcome from {address} within {chosen.handshake_s} s: is it an agent?"
+        ) from error
+    except ConnectError:
+        raise
+    except OSError as error:
+        raise ConnectError(f"can't reach an agent at {address}: {error}") from error
+    finally:
+        if not connection.is_welcome:
+            connection.abort()
+    return connection

@@ -1,0 +1,100 @@
+"""Listening sockets, and who is at the other end of an accepted one."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+
+from ostraca_fabric.errors import ConnectError, UsageError
+from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress
+
+_BACKLOG = 128
+_PROBE_S = 1.0
+_UCRED = Struct("iII")
+
+
+def listen(address: Address) -> socket.socket:
+    """Return a socket that listens there.
+
+    A unix socket that nobody answers at is left over from a process that died, and is replaced. Two processes
+    that start at the same instant can both find it dead: who must be alone holds a lock of its own first.
+    Raises ConnectError when another server answers, or the address can't be had.
+    """
+    try:
+        if isinstance(address, UnixAddress):
+            _remove_dead(address)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            name: str | tuple[str, int] = address.path
+        else:
+            listening, name = _tcp_socket(address)
+        try:
+            listening.bind(name)
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise ConnectError(f"can't listen at {address}: {error}") from error
+    listening.settimeout(0)
+    return listening
+
+
+def real_address(asked: Address, listening: socket.socket) -> Address:
+    """Return the address asked for with the port that was given for port 0."""
+    if isinstance(asked, UnixAddress):
+        return asked
+    return TcpAddress(asked.host, listening.getsockname()[1])
+
+
+def file_identity(address: Address) -> tuple[int, int] | None:
+    """Tell this unix socket's file from a later one of the same name."""
+    if isinstance(address, TcpAddress):
+        return None
+    found = Path(address.path).stat()
+    return found.st_dev, found.st_ino
+
+
+def unlink_own(address: Address, identity: tuple[int, int] | None) -> None:
+    """Remove the file of a unix socket, unless somebody replaced it."""
+    with suppress(FileNotFoundError):
+        if isinstance(address, UnixAddress) and file_identity(address) == identity:
+            Path(address.path).unlink()
+
+
+def peer_uid(connected: socket.socket) -> int | None:
+    """Return the user at the other end as the kernel knows it, or None where it does not."""
+    if connected.family != socket.AF_UNIX:
+        return None
+    _, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(uid)
+
+
+def _tcp_socket(address: TcpAddress) -> tuple[socket.socket, tuple[str, int]]:
+    family, kind, protocol, _, name = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listening, (str(name[0]), int(name[1]))
+
+
+def _remove_dead(address: UnixAddress) -> None:
+    try:
+        mode = Path(address.path).stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"{address.path} exists and is no socket: choose another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            Path(address.path).unlink()
+            return
+        except TimeoutError:
+            pass  # somebody's backlog is full, so somebody is there
+    raise ConnectError(f"another server answers at {address}: stop it, or choose another address")

@@ -1,0 +1,353 @@
+"""An agent's end: lets in whom the handshake accepts, runs a task per request, answers.
+
+What one connection does wrong ends that connection, with a Refused that says why and one sentence in the log,
+and touches no other. A request is counted until its final answer has been handed to the socket; one above
+``inflight_max`` is answered ``Failed(overloaded)`` and costs nothing more.
+
+A request's task is never cancelled from outside: transfers may be under way, and only its handler knows when
+their memory is free. ``Cancel``, the end of the connection and the end of the server set an event that the
+handler looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from ostraca_fabric.connection.framed import FramedConnection
+from ostraca_fabric.connection.listening import file_identity, listen, peer_uid, real_address, unlink_own
+from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.errors import (
+    ConnectError,
+    FrameTooLongError,
+    ProtocolError,
+    RefusedError,
+    TransportError,
+    UsageError,
+)
+from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.address import Address, UnixAddress, parse_address
+from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, AgentHandshake
+from ostraca_fabric.wire.messages import (
+    AgentAnswer,
+    Cancel,
+    Damage,
+    Failed,
+    Hello,
+    OwnerAnswer,
+    OwnerNotice,
+    OwnerRequest,
+    Ping,
+    Pong,
+    Refused,
+    Release,
+    Welcome,
+    WorkerRequest,
+)
+
+log = logging.getLogger(__name__)
+
+Request = WorkerRequest | OwnerRequest
+Answer = AgentAnswer | OwnerAnswer
+
+_ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
+    WORKER: codec.FROM_WORKER,
+    AGENT: codec.FROM_AGENT,
+    OPERATOR: codec.FROM_OPERATOR,
+}
+
+
+class Handler(Protocol):
+    """What an agent does with its connections. One handler serves all of them."""
+
+    async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
+        """Get ready for a connection that the handshake accepts, before its Welcome is sent.
+
+        ``connection.welcome`` is what will be sent. RefusedError and TransportError refuse the connection
+        instead.
+        """
+
+    async def handle(self, connection: ServerConnection, request: Request) -> Answer:
+        """Serve one request and return its final answer.
+
+        RefusedError, UsageError and ProtocolError become ``Failed`` with their code, anything else
+        ``Failed(internal)`` and a traceback in the log. Look at ``connection.cancelled(request.request)`` to
+        stop early.
+        """
+
+    def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:
+        """Take what needs no answer."""
+
+    def on_close(self, connection: ServerConnection) -> None:
+        """Note that the connection is gone, while some of its requests may still run.
+
+        Called once after each ``on_open`` that returned.
+        """
+
+
+class _Phase(Enum):
+    NEW = auto()
+    OPENING = auto()
+    OPEN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """One request that has not been answered."""
+
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ServerConnection(FramedConnection):
+    """A connection that someone made to this agent."""
+
+    welcome: Welcome
+    hello: Hello
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.settings)
+        self._server = server
+        self._phase = _Phase.NEW
+        self._peer_uid: int | None = None
+        self._under_way: dict[int, _UnderWay] = {}
+        self._late: asyncio.TimerHandle | None = None
+
+    @property
+    def peer(self) -> str:
+        """Who said Hello, and as which user."""
+        who = "someone" if self._phase is _Phase.NEW else f"{self.hello.role} {self.hello.name!r}"
+        return who if self._peer_uid is None else f"{who} (user {self._peer_uid})"
+
+    @property
+    def inflight(self) -> int:
+        """How many requests are under way."""
+        return len(self._under_way)
+
+    def cancelled(self, request: int) -> asyncio.Event:
+        """Return the event that is set when nobody waits for this request's answer any more.
+
+        To be asked by the request's own handler, while it runs.
+        """
+        return self._under_way[request].cancelled
+
+    def refuse(self, code: str, message: str) -> None:
+        """Tell the other end why, and close."""
+        if not self.is_open:
+            return
+        log.warning("Refused %s at %s (%s): %s", self.peer, self._server.address, code, message)
+        with suppress(ConnectError):
+            self.send(Refused(code, message))
+        self.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the Hello."""
+        super().connection_made(transport)
+        self._peer_uid = peer_uid(transport.get_extra_info("socket"))
+        if not self._server.admit(self):
+            self.refuse(
+                "limit", f"{self._settings.connections_max} connections are open: close some, or ask later"
+            )
+            return
+        self._late = self._loop.call_later(self._settings.handshake_s, self._on_late)
+
+    def on_message(self, payload: bytes) -> None:
+        """Take one message."""
+        if self._phase is _Phase.OPEN:
+            self._on_request(_ACCEPTED[self.hello.role].decode(payload))
+        elif self._phase is _Phase.NEW:
+            self._on_hello(codec.HELLO.decode(payload))
+        else:
+            raise ProtocolError("a message before the Welcome: wait for it")
+
+    def on_broken(self, error: ProtocolError) -> None:
+        """Refuse who broke the rules."""
+        self.refuse(error.code, str(error))
+
+    def on_closed(self, error: Exception | None) -> None:  # noqa: ARG002 (why it went makes no difference here)
+        """Let requests under way know, and the handler."""
+        if self._late is not None:
+            self._late.cancel()
+        for each in self._under_way.values():
+            each.cancelled.set()
+        self._server.discard(self)
+        if self._phase is _Phase.OPEN:
+            self._server.handler.on_close(self)
+
+    def _on_late(self) -> None:
+        self.refuse("protocol", f"the handshake took longer than {self._settings.handshake_s} s")
+
+    def _on_hello(self, hello: Hello) -> None:
+        answer = self._server.handshake.answer(hello, self._peer_uid)
+        self.hello = hello
+        self._phase = _Phase.OPENING
+        if isinstance(answer, Refused):
+            self.refuse(answer.code, answer.message)
+            return
+        self.welcome = answer
+        self._server.run(self._open(hello, answer))
+
+    async def _open(self, hello: Hello, welcome: Welcome) -> None:
+        handler = self._server.handler
+        try:
+            await handler.on_open(self, hello, self._peer_uid)
+        except RefusedError as error:
+            self.refuse(error.code, str(error))
+            return
+        except TransportError as error:
+            self.refuse("transport", str(error))
+            return
+        except Exception:
+            log.exception("Opening the connection of %s failed", self.peer)
+            self.refuse("internal", "the agent failed to open the connection; its log says why")
+            return
+        if not self.is_open:
+            handler.on_close(self)
+            return
+        self._phase = _Phase.OPEN
+        assert self._late is not None
+        self._late.cancel()
+        self._reader.frame_bytes_max = self._sent_bytes_max = welcome.limits.frame_bytes_max
+        with suppress(ConnectError):
+            self.send(self.welcome)
+
+    def _on_request(self, message: Request | OwnerNotice | Cancel) -> None:
+        match message:
+            case Ping(request):
+                self._say(Pong(request))
+            case Cancel(request):
+                if request in self._under_way:
+                    self._under_way[request].cancelled.set()
+            case Release() | Damage():
+                self._on_notice(message)
+            case _:
+                self._begin(message)
+
+    def _on_notice(self, notice: OwnerNotice) -> None:
+        try:
+            self._server.handler.on_notice(self, notice)
+        except ProtocolError:
+            raise
+        except Exception:
+            log.exception("A %s of %s failed", type(notice).__name__, self.peer)
+
+    def _begin(self, request: Request) -> None:
+        if request.request in self._under_way:
+            raise ProtocolError(f"request {request.request} is under way already: number requests apart")
+        inflight_max = self.welcome.limits.inflight_max
+        if len(self._under_way) >= inflight_max:
+            self._say(
+                Failed(request.request, "overloaded", f"{inflight_max} requests are under way: wait for one")
+            )
+            return
+        self._under_way[request.request] = _UnderWay()
+        self._server.run(self._serve(request))
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            answer = await self._answer(request)
+            try:
+                self._say(answer)
+            except FrameTooLongError as error:
+                words = f"the answer would be {error}: ask for fewer blocks at once"
+                self._say(Failed(request.request, error.code, words))
+        finally:
+            del self._under_way[request.request]
+
+    def _say(self, answer: Answer) -> None:
+        """Send what nobody misses when the connection is gone."""
+        with suppress(ConnectError):
+            self.send(answer)
+
+    async def _answer(self, request: Request) -> Answer:
+        try:
+            return await self._server.handler.handle(self, request)
+        except (RefusedError, ProtocolError) as error:
+            return Failed(request.request, error.code, str(error))
+        except UsageError as error:
+            return Failed(request.request, "usage", str(error))
+        except Exception:
+            log.exception("A %s of %s failed", type(request).__name__, self.peer)
+            return Failed(request.request, "internal", "the agent failed; its log says why")
+
+
+class Server:
+    """Listens at one address. ``serve`` makes it; who made it closes it."""
+
+    def __init__(
+        self, address: Address, handler: Handler, handshake: AgentHandshake, settings: ConnectionSettings
+    ) -> None:
+        self.handler = handler
+        self.handshake = handshake
+        self.settings = settings
+        self._listening = listen(address)
+        self._address = real_address(address, self._listening)
+        self._file = file_identity(address)
+        self._accepting: asyncio.Server | None = None
+        self._connections: set[ServerConnection] = set()
+        self._tasks = Tasks(f"connections at {self._address}")
+
+    @property
+    def address(self) -> str:
+        """Where this listens, with its real port: what to give to ``connect``."""
+        return str(self._address)
+
+    @property
+    def connections(self) -> frozenset[ServerConnection]:
+        """The connections that are open or opening now."""
+        return frozenset(self._connections)
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        accept = loop.create_unix_server if isinstance(self._address, UnixAddress) else loop.create_server
+        self._accepting = await accept(lambda: ServerConnection(self), sock=self._listening)
+
+    async def close(self) -> bool:
+        """Accept no more, close every connection, and wait up to ``drain_s`` for requests under way.
+
+        Return whether all have ended; those that have not go on, and their memory is in use until they end.
+        """
+        assert self._accepting is not None, "start comes before close"
+        self._accepting.close()
+        unlink_own(self._address, self._file)
+        open_now = list(self._connections)
+        for connection in open_now:
+            connection.close()
+        for connection in open_now:
+            await connection.wait_closed()
+        return await self._tasks.finish(within_s=self.settings.drain_s)
+
+    # For its connections.
+
+    def admit(self, connection: ServerConnection) -> bool:
+        """Count a connection; say no when there are too many."""
+        if len(self._connections) >= self.settings.connections_max:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def discard(self, connection: ServerConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a connection's task to its end."""
+        self._tasks.spawn(work)
+
+
+async def serve(
+    address: str, handler: Handler, handshake: AgentHandshake, settings: ConnectionSettings | None = None
+) -> Server:
+    """Listen at ``unix:///path`` or ``tcp://host:port`` (port 0: any free one) and serve who connects.
+
+    Raises UsageError for an address that is none, and ConnectError when it can't be had.
+    """
+    server = Server(parse_address(address), handler, handshake, settings or ConnectionSettings())
+    await server.start()
+    return server

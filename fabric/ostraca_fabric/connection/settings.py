@@ -1,0 +1,38 @@
+"""Limits of connections that are not agreed in the handshake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Limits of one end's connections."""
+
+    connections_max: int = 1024
+    """Connections a server holds at once; one more is refused.
+
+    Raise it, with the process's limit of open files, for agents with more workers and peers than this. Each holds
+    64 KiB and what its requests hold.
+    """
+
+    handshake_s: float = 5.0
+    """How long it may take from connecting to the Welcome, seen from either end. Raise it for slow links."""
+
+    handshake_bytes_max: int = 256 << 10
+    """Longest frame before the Welcome. An arena offer's metadata takes a few KiB."""
+
+    unread_bytes_max: int = 64 << 20
+    """Bytes waiting to be sent on top of which a message closes the connection: the other end is stuck."""
+
+    send_buffer_bytes: int = 1 << 20
+    """Bytes waiting to be sent from which on ``drained`` waits. Raise it for fast links with long round trips."""
+
+    close_s: float = 2.0
+    """How long the last words of a connection may take to leave before it is cut."""
+
+    drain_s: float = 10.0
+    """How long a closing server waits for requests under way. Set it above the longest deadline in use."""
+
+    keepalive_s: int = 10
+    """Silence after which TCP asks whether the other end is still there, and between three questions."""

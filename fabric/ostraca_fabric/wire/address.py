@@ -1,0 +1,74 @@
+"""Where an agent listens: ``unix:///path/to/socket`` or ``tcp://host:port``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostraca_fabric.errors import UsageError
+
+UNIX_PATH_BYTES_MAX = 107
+"""What a socket's name may take in Linux."""
+
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A socket in the file system of this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        """Return it as settings write it."""
+        return f"unix://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A port of a host. Port 0 is for listening only: take any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as settings write it."""
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+Address = UnixAddress | TcpAddress
+
+
+def parse_address(text: str) -> Address:
+    """Read an address. Raises UsageError that says how one is written."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "unix":
+        return _unix(text, rest)
+    if separator and scheme == "tcp":
+        return _tcp(text, rest)
+    raise UsageError(f"{text!r} is not an address: write unix:///path/to/socket or tcp://host:port")
+
+
+def _unix(text: str, path: str) -> UnixAddress:
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise UsageError(
+            f"{text!r} names no socket: write unix:// and an absolute path, as in unix:///run/agent.sock"
+        )
+    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
+        raise UsageError(
+            f"the path in {text!r} is too long: Linux allows {UNIX_PATH_BYTES_MAX} bytes, take a shorter one"
+        )
+    return UnixAddress(path)
+
+
+def _tcp(text: str, rest: str) -> TcpAddress:
+    host, separator, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise UsageError(f"{text!r} has a bare IPv6 address: write it in brackets, as in tcp://[::1]:7400")
+    # isascii: int() would also take digits of other scripts.
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+        raise UsageError(
+            f"{text!r} names no host and port: write it as tcp://host:port, the port being 0 to {PORT_MAX}"
+        )
+    return TcpAddress(host, int(port))

@@ -1,0 +1,104 @@
+"""Which messages each end accepts from the other, and how their bytes are refused.
+
+Every way in which bytes can fail to be an acceptable message ends in ProtocolError here; no other exception
+leaves this module. A message known to this release but out of place is a ProtocolError, anything else a
+MalformedError.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ostraca_fabric.errors import MalformedError, ProtocolError
+from ostraca_fabric.wire.messages import (
+    AgentAnswer,
+    AnyMessage,
+    Cancel,
+    Failed,
+    Fetch,
+    GetProgress,
+    Hello,
+    Message,
+    OwnerAnswer,
+    OwnerNotice,
+    OwnerRequest,
+    Ping,
+    Pong,
+    Refused,
+    Settled,
+    Status,
+    StatusDone,
+    Welcome,
+    WorkerRequest,
+)
+
+M = TypeVar("M")
+
+MESSAGE_TYPES: dict[int, type[Message]] = {
+    message_type.__struct_config__.tag: message_type for message_type in typing.get_args(AnyMessage)
+}
+"""Every message, by its tag."""
+
+
+class MessageDecoder(Generic[M]):
+    """Decodes the messages that may come from one kind of sender."""
+
+    def __init__(self, accepted: Any, *, sender: str) -> None:  # noqa: ANN401 (a union has no better type)
+        self._decode = msgspec.msgpack.Decoder(accepted).decode
+        self._sender = sender
+
+    def decode(self, payload: bytes) -> M:
+        """Return the message. Raises MalformedError or ProtocolError, never anything else."""
+        try:
+            return typing.cast("M", self._decode(payload))
+        # ValueError covers msgspec's own errors and bad UTF-8; nesting without end is a RecursionError.
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(payload, error) from error
+
+    def _refusal(self, payload: bytes, error: Exception) -> ProtocolError:
+        try:
+            tag = msgspec.msgpack.decode(msgspec.msgpack.decode(payload, type=list[msgspec.Raw])[0], type=int)
+        except (ValueError, RecursionError, IndexError):
+            return MalformedError(f"not a message: {error}")
+        if tag not in MESSAGE_TYPES:
+            return MalformedError(f"a message of type {tag}, which is not known here")
+        name = MESSAGE_TYPES[tag].__name__
+        try:
+            _DECODE_ANY(payload)
+        except (ValueError, RecursionError):
+            return MalformedError(f"not a {name}: {error}")
+        return ProtocolError(f"{name} is not accepted from {self._sender}")
+
+
+_DECODE_ANY = msgspec.msgpack.Decoder(AnyMessage).decode
+
+HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="someone who has not said Hello")
+"""What an agent accepts first."""
+
+FROM_WORKER: MessageDecoder[WorkerRequest | Cancel] = MessageDecoder(
+    WorkerRequest | Cancel, sender="a worker"
+)
+FROM_AGENT: MessageDecoder[OwnerRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
+    OwnerRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"
+)
+FROM_OPERATOR: MessageDecoder[Ping | Status | Cancel] = MessageDecoder(
+    Ping | Status | Cancel, sender="an operator"
+)
+
+HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
+    Welcome | Refused, sender="an agent that has not said Welcome"
+)
+"""What whoever said Hello accepts next."""
+
+TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Refused] = MessageDecoder(
+    AgentAnswer | GetProgress | Settled | Fetch | Refused, sender="a worker's agent"
+)
+TO_AGENT: MessageDecoder[OwnerAnswer | Pong | StatusDone | Refused] = MessageDecoder(
+    OwnerAnswer | Pong | StatusDone | Refused, sender="an agent that was asked as an owner"
+)
+TO_OPERATOR: MessageDecoder[Pong | StatusDone | Failed | Refused] = MessageDecoder(
+    Pong | StatusDone | Failed | Refused, sender="an agent that was asked by an operator"
+)
