@@ -1,0 +1,88 @@
+"""A fabric of our own to measure, in a process of its own: ``ostraca up`` in a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca.cli.up import READY
+from ostraca_fabric.errors import ConnectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_READY_S = 60.0
+_STOP_S = 30.0
+_ADDRESS = re.compile(re.escape(READY) + r'ostraca\.connect\(\[?("[^"]*")')
+
+
+@dataclass(frozen=True, slots=True)
+class FabricProcess:
+    """A fabric that runs: its process, and where its first agent listens."""
+
+    pid: int
+    address: str
+
+
+@contextlib.contextmanager
+def running_fabric(directory: Path, *options: str) -> Iterator[FabricProcess]:
+    """Run ``ostraca up --dir DIRECTORY OPTIONS`` meanwhile; its log is ``up.log`` in the directory.
+
+    Raises ConnectError, with the last sentence of the log, when it does not get ready.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "up.log"
+    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
+    with log.open("wb") as stderr:
+        # A session of its own: a Ctrl-C at the terminal ends us, and we then stop it in order.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)  # noqa: S603
+    try:
+        yield FabricProcess(process.pid, _address(process, log))
+    finally:
+        _stop(process)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    assert process.stdout is not None
+    said = b""
+    until_s = time.monotonic() + _READY_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not said.endswith(b"\n"):
+            if not selector.select(max(0.0, until_s - time.monotonic())):
+                raise ConnectError(f"`ostraca up` was not ready within {_READY_S:.0f} s; {_last_words(log)}")
+            part = os.read(process.stdout.fileno(), 4096)
+            if not part:
+                raise ConnectError(f"`ostraca up` ended before it was ready; {_last_words(log)}")
+            said += part
+    found = _ADDRESS.match(said.decode())
+    if found is None:
+        raise ConnectError(f"`ostraca up` said {said.decode().strip()!r}, which is no ready line")
+    return str(json.loads(found[1]))
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text().strip().splitlines()
+    return f"its log ends: {lines[-1]}" if lines else "it logged nothing"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()

@@ -1,0 +1,97 @@
+"""The ``ostraca`` command: reads its arguments, runs one command, and says in one sentence what went wrong.
+
+Exit codes: 0 fine, 1 failed, 2 bad usage, 130 interrupted (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ostraca.cli import bench, status, up
+from ostraca_fabric.errors import OstracaError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAILED = 1
+BAD_USAGE = 2
+INTERRUPTED = 130
+
+_COMMANDS = (up.COMMAND, status.COMMAND, bench.COMMAND)
+_OF_THE_EXTRA = frozenset({"nixl", "nixl_cu12", "nixl_cu13", "rich", "uvloop"})
+"""Modules that come with ``ostraca[agent]``."""
+
+_EPILOG = """\
+examples:
+  ostraca up                    run a whole fabric on this machine
+  ostraca status                look at it, from another terminal
+  ostraca bench --seconds 2     measure it beside this machine's own limits
+
+"ostraca COMMAND --help" explains a command. Exit codes: 0 fine, 1 failed, 2 bad usage, 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that *argv* (default: the process's) asks for; return the exit code. Never raises."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said why, or has printed the help that was asked for
+        return end.code if isinstance(end.code, int) else BAD_USAGE
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UsageError as error:
+        return _say(error, BAD_USAGE)
+    except (OstracaError, OSError) as error:
+        return _say(error, FAILED)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has enough, as `head` does. What is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _OF_THE_EXTRA:
+            raise
+        return _say(f"this command needs {missing}; install it with: pip install 'ostraca[agent]'", FAILED)
+    return code
+
+
+def _say(why: object, code: int) -> int:
+    sys.stderr.write(f"ostraca: {why}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="ostraca",
+        description="Ostraca: the flash of a GPU pod as one write-once namespace of KV-cache blocks.",
+        epilog=_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ostraca {version('ostraca')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        added = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            epilog=f"example:\n{command.example}",
+            formatter_class=raw,
+            allow_abbrev=False,
+        )
+        command.add_options(added)
+        added.set_defaults(run=command.run)
+    return parser

@@ -1,0 +1,166 @@
+"""``ostraca status``: what every agent of a fabric believes, asked over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from ostraca.cli.command import Command
+from ostraca.cli.places import agent_socket, default_directory, directory_argument
+from ostraca_fabric.errors import ConnectError, OstracaError, ProtocolError
+
+if TYPE_CHECKING:
+    from ostraca_fabric.status import AgentStatus
+
+TOKEN_VARIABLE = "OSTRACA_TOKEN"  # noqa: S105 (the variable's name, not a token)
+_ANSWER_S = 5.0
+_WATCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FabricStatus:
+    """What the agents said. ``silent``: (id, first address, why) of each agent that did not answer."""
+
+    agents: tuple[AgentStatus, ...]
+    silent: tuple[tuple[str, str, str], ...]
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "address", nargs="?", metavar="ADDRESS", help="any agent: unix:///path/to/socket or tcp://host:port"
+    )
+    where.add_argument(
+        "--dir",
+        type=directory_argument,
+        help=f"the directory of a fabric that `ostraca up` runs (default: {default_directory()})",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+
+
+def _run(options: argparse.Namespace) -> int:
+    address = chosen_address(options)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if options.watch and not options.json:
+        _watch(address, token)
+    code = _show_once(address, token, is_json=options.json)
+    while options.watch:
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+        code = _show_once(address, token, is_json=True)
+    return code
+
+
+def chosen_address(options: argparse.Namespace) -> str:
+    """Return the address of one agent. Raises ConnectError when no fabric runs in the directory."""
+    if options.address:
+        return str(options.address)
+    directory = options.dir or default_directory()
+    where = agent_socket(directory, 0)
+    try:
+        # Not is_socket alone: a fabric that was killed leaves its socket behind.
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.connect(str(where))
+    except OSError as error:
+        raise ConnectError(
+            f"no fabric runs in {directory}: start one with `ostraca up --dir {directory}`, "
+            "or pass the address of an agent"
+        ) from error
+    return f"unix://{where}"
+
+
+async def ask_fabric(address: str, token: str = "") -> FabricStatus:
+    """Ask the agent at *address*, then every agent it knows. Raises ConnectError if the first is gone."""
+    first = await ask(address, token)
+    others = [(agent, where) for agent, where in first.agents if agent != first.agent]
+    answers = await asyncio.gather(*(ask(where, token) for _, where in others), return_exceptions=True)
+    agents, silent = [first], []
+    for (agent, where), answer in zip(others, answers, strict=True):
+        if isinstance(answer, OstracaError | OSError):
+            silent.append((agent, where, str(answer)))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            agents.append(answer)
+    return FabricStatus(tuple(sorted(agents, key=lambda status: status.agent)), tuple(silent))
+
+
+async def ask(address: str, token: str = "") -> AgentStatus:
+    """Return what one agent believes. Raises ConnectError, TimeoutError or UsageError."""
+    import msgspec
+
+    from ostraca_fabric.connection import connect
+    from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.wire.handshake import OPERATOR, WorkerHandshake
+    from ostraca_fabric.wire.messages import Status, StatusDone
+
+    hello = WorkerHandshake(OPERATOR, "", f"ostraca status:{os.getpid()}", token).hello
+    connection = await connect(address, hello)
+    try:
+        answer = await connection.ask(Status(connection.next_request_id()), _ANSWER_S)
+    finally:
+        connection.close()
+    if not isinstance(answer, StatusDone):
+        raise ProtocolError(
+            f"{type(answer).__name__} is no answer to a question for the status: is {address} an agent?"
+        )
+    return msgspec.msgpack.decode(answer.body, type=AgentStatus)
+
+
+def as_json(status: FabricStatus) -> str:
+    """Write it for programs: ``agents`` as each agent said it, and who is ``silent``."""
+    import msgspec
+
+    silent = [{"agent": agent, "address": where, "why": why} for agent, where, why in status.silent]
+    return msgspec.json.format(msgspec.json.encode({"agents": status.agents, "silent": silent})).decode()
+
+
+def _show_once(address: str, token: str, *, is_json: bool) -> int:
+    found = asyncio.run(ask_fabric(address, token))
+    if is_json:
+        print(as_json(found))
+    else:
+        from rich.console import Console
+
+        from ostraca.cli.status_view import fabric_view
+
+        Console().print(fabric_view(found))
+    for agent, where, why in found.silent:
+        sys.stderr.write(f"ostraca: {agent} at {where} does not answer: {why}\n")
+    return 1 if found.silent else 0
+
+
+def _watch(address: str, token: str) -> NoReturn:
+    """Show it for ever; ends by KeyboardInterrupt, or raises when the agent goes away."""
+    from rich.live import Live
+
+    from ostraca.cli.status_view import fabric_view
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            live.update(fabric_view(asyncio.run(ask_fabric(address, token))), refresh=True)
+            time.sleep(_WATCH_S)
+
+
+COMMAND = Command(
+    name="status",
+    summary="show what the agents of a fabric believe",
+    description=(
+        "Ask one agent, then every agent it knows: shards and how full they are, hits and misses, and in a\n"
+        f"sentence what each decided last. Over TCP the agents want a token: set {TOKEN_VARIABLE}."
+    ),
+    example=(
+        "  $ ostraca status --dir /tmp/fabric\n"
+        "  (tables of agents and shards)\n"
+        "  agent-0: I serve 2 of 2 shards; nothing to do.\n"
+    ),
+    add_options=_add_options,
+    run=_run,
+)

@@ -1,0 +1,139 @@
+"""How a fabric's status looks on a terminal. Needs rich, which leaves colour out where there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from ostraca.cli.sizes import size_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ostraca.cli.status import FabricStatus
+    from ostraca_fabric.status import AgentStatus, ShardStatus
+
+_MINUTE_S = 60
+_HOUR_S = 3600
+_DAY_S = 86400
+
+
+def fabric_view(status: FabricStatus) -> RenderableType:
+    """Return everything there is to see: agents, traffic, shards, and each agent's sentence."""
+    sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in status.agents]
+    sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
+    return Group(_agents(status.agents), _traffic(status.agents), _shards(status.agents), *sentences)
+
+
+def _agents(agents: tuple[AgentStatus, ...]) -> Table:
+    table = _table(
+        "Agents",
+        "agent",
+        "version",
+        "up",
+        "transports",
+        *_right("workers", "staging", "DRAM cache", "quarantine"),
+    )
+    for agent in agents:
+        table.add_row(
+            agent.agent,
+            agent.version,
+            duration_text(agent.uptime_s),
+            ", ".join(agent.transports),
+            str(agent.workers),
+            _fill(agent.staging_used_bytes, agent.staging_bytes),
+            _fill(agent.cache_used_bytes, agent.cache_bytes),
+            size_text(agent.quarantined_bytes),
+        )
+    return table
+
+
+def _traffic(agents: tuple[AgentStatus, ...]) -> Table:
+    """Return what was asked for since the agents started, in blocks."""
+    columns = (
+        "hits",
+        "from DRAM",
+        "misses",
+        "late",
+        "declined",
+        "got",
+        "committed",
+        "existed",
+        "put declined",
+        "put",
+        "damaged",
+    )
+    table = _table("Blocks since start", "agent", *_right(*columns))
+    for agent in agents:
+        count = agent.counters
+        cells = (
+            f"{count.get_hits} ({_share(count.get_hits, count.get_hits + count.get_misses)})",
+            count.get_hits_from_cache,
+            count.get_misses,
+            count.get_late,
+            count.get_declined,
+            size_text(count.get_bytes),
+            count.put_committed,
+            count.put_exists,
+            count.put_declined,
+            size_text(count.put_bytes),
+            count.damaged,
+        )
+        table.add_row(agent.agent, *map(str, cells))
+    return table
+
+
+def _shards(agents: tuple[AgentStatus, ...]) -> Table:
+    table = _table("Shards", "shard", "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
+    for agent in agents:
+        for shard in agent.shards:
+            table.add_row(*_shard_row(agent.agent, shard))
+    return table
+
+
+def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
+    return (
+        shard.shard,
+        owner,
+        str(shard.owner_epoch),
+        str(shard.blocks),
+        _fill(shard.used_bytes, shard.size_bytes),
+        str(shard.evicted_blocks),
+        "failing" if shard.is_failing else "good",
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """Write a time span for people, to two units: ``17 s``, ``3 min 4 s``, ``2 d 5 h``."""
+    whole = int(seconds)
+    if whole >= _DAY_S:
+        return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+    if whole >= _HOUR_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    if whole >= _MINUTE_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    return f"{whole} s"
+
+
+def _right(*names: str) -> tuple[Column, ...]:
+    """Columns of numbers."""
+    return tuple(Column(name, justify="right") for name in names)
+
+
+def _table(title: str, *columns: str | Column) -> Table:
+    return Table(*columns, title=title, title_justify="left")
+
+
+def _fill(used_bytes: int, size_bytes: int) -> str:
+    return (
+        f"{size_text(used_bytes)} of {size_text(size_bytes)} ({_share(used_bytes, size_bytes)})"
+        if size_bytes
+        else "off"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "–"

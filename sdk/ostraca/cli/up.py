@@ -1,0 +1,186 @@
+"""``ostraca up``: a whole fabric in one process, until Ctrl-C.
+
+Exactly one line goes to stdout, when the fabric is ready, so that a script can wait for it and read the
+address. Logs go to stderr. The first Ctrl-C (or SIGTERM) stops in order, so that what was acknowledged is on
+flash; a second one leaves at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from ostraca.cli.command import Command, count_argument
+from ostraca.cli.places import default_directory, directory_argument
+from ostraca.cli.sizes import size_argument, size_text
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostraca.cli.embedded import FabricPlan
+    from ostraca_fabric.status import AgentStatus
+
+log = logging.getLogger(__name__)
+
+READY = "ready: "
+"""What the ready line begins with."""
+
+_OUR_LOGGERS = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
+_TRANSPORTS = ("nixl", "inline")
+_LEFT_AT_ONCE = 130
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir",
+        type=directory_argument,
+        default=default_directory(),
+        help="where the fabric keeps its drives and sockets, and finds them again (default: %(default)s)",
+    )
+    parser.add_argument("--agents", type=count_argument, default=1, metavar="N", help="agents (default: 1)")
+    parser.add_argument(
+        "--enclosures", type=count_argument, default=1, metavar="N", help="enclosures (default: 1)"
+    )
+    parser.add_argument(
+        "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=size_argument,
+        default="4GiB",
+        metavar="SIZE",
+        help="flash of the whole fabric, as files in DIR (default: 4GiB)",
+    )
+    parser.add_argument(
+        "--dram",
+        type=size_argument,
+        default="512MiB",
+        metavar="SIZE",
+        help="DRAM caches of all agents together; 0 for none (default: 512MiB)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=_TRANSPORTS,
+        help="move blocks by this alone (default: NIXL where it is installed, else inline)",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what is of use in debugging, too")
+
+
+def _run(options: argparse.Namespace) -> int:
+    _log_to_stderr(is_verbose=options.verbose)
+    from ostraca.cli.embedded import FabricPlan
+
+    plan = FabricPlan(
+        directory=options.dir,
+        agents=options.agents,
+        enclosures=options.enclosures,
+        drives=options.drives,
+        capacity_bytes=options.capacity,
+        dram_bytes=options.dram,
+        transports=_transports(options.transport),
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        has_ended = runner.run(_serve(plan))
+    if not has_ended:
+        log.warning(
+            "A transfer is not known to have ended; its memory stays mapped until the process is gone."
+        )
+        # Not through the interpreter's shutdown, which unmaps memory while NIXL's threads still run.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+async def _serve(plan: FabricPlan) -> bool:
+    """Run the fabric until a signal; return whether every transfer has ended."""
+    from ostraca.cli.embedded import EmbeddedFabric
+
+    stop = _stop_on_signals()
+    fabric = EmbeddedFabric(plan)
+    await fabric.start()
+    print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
+    await stop.wait()
+    log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")
+    has_ended = await fabric.stop()
+    log.info("Stopped. The blocks stay in %s.", plan.directory)
+    return has_ended
+
+
+def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[AgentStatus]) -> str:
+    """Return the line that says how to connect, and what to."""
+    where = ", ".join(f'"{address}"' for address in addresses)
+    argument = where if len(addresses) == 1 else f"[{where}]"
+    blocks = sum(shard.blocks for status in statuses for shard in status.shards)
+    counts = (
+        _counted(plan.agents, "agent"),
+        _counted(plan.enclosures, "enclosure"),
+        _counted(plan.enclosures * plan.drives, "drive"),
+        size_text(plan.capacity_bytes),
+        f"{_counted(blocks, 'block')} found",
+    )
+    return f"{READY}ostraca.connect({argument})  # {', '.join(counts)}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _transports(wanted: str | None) -> tuple[str, ...]:
+    from ostraca_fabric.adapters.nixl_runtime import package
+
+    if wanted == "nixl" and package() is None:
+        raise UsageError("--transport nixl needs NIXL; install it with: pip install 'ostraca[agent]'")
+    return (wanted,) if wanted else _TRANSPORTS
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import Loop
+    except ModuleNotFoundError:
+        return asyncio.SelectorEventLoop
+    return Loop
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(_LEFT_AT_ONCE)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stop
+
+
+def _log_to_stderr(*, is_verbose: bool) -> None:
+    layout = "%(asctime)s %(name)s: %(message)s" if is_verbose else "%(message)s"
+    logging.basicConfig(format=layout, level=logging.WARNING, stream=sys.stderr)
+    for name in _OUR_LOGGERS:
+        logging.getLogger(name).setLevel(logging.DEBUG if is_verbose else logging.INFO)
+
+
+COMMAND = Command(
+    name="up",
+    summary="run a whole fabric in this process, for a laptop",
+    description=(
+        "Run a whole fabric in one process: agents, enclosures and drives that are files. The blocks\n"
+        "outlive it: started again with the same --dir, it finds them. Once it is ready it prints how to\n"
+        "connect; Ctrl-C stops it."
+    ),
+    example=(
+        "  $ ostraca up --dir /tmp/fabric --capacity 1GiB\n"
+        '  ready: ostraca.connect("unix:///tmp/fabric/agent-0.sock")  '
+        "# 1 agent, 1 enclosure, 2 drives, 1.0 GiB, 0 blocks found\n"
+    ),
+    add_options=_add_options,
+    run=_run,
+)
