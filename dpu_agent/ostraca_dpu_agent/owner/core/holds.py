@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _SLOT_BITS = 24
 _SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)
 
+_ENDED_SHARE_MAX = 2
+_ENDED_MAX = 1024
+"""Times of pins that ended early are forgotten when there are this many more of them than of pins."""
+
 FREE, HELD, COMMITTING = 0, 1, 2
 
 
@@ -38,6 +42,9 @@ class Pins:
         self._pins[self._last] = segments
         self.on_segment[segments] += 1
         heapq.heappush(self._ends, (end_s, self._last))
+        if len(self._ends) > _ENDED_SHARE_MAX * len(self._pins) + _ENDED_MAX:
+            self._ends = [(end_s, pin) for end_s, pin in self._ends if pin in self._pins]
+            heapq.heapify(self._ends)
         return self._last
 
     def end(self, pins: Iterable[int]) -> None:
@@ -102,6 +109,7 @@ class ReservationTable:
     ) -> NDArray[np.uint64]:
         """Hold space for blocks whose keys are not in flight; return the reservations' numbers."""
         count = len(keys)
+        assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
         self._free_count -= count
         slots = self._free[self._free_count : self._free_count + count].copy()
         counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
@@ -115,7 +123,7 @@ class ReservationTable:
         return self.numbers[slots]
 
     def slots_of(self, numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Return the slots of reservations, -1 for those unknown, ended, or named before in the same batch."""
+        """Return the slots of reservations, -1 for those unknown, ended, or named before in the batch."""
         slots = (numbers & _SLOT_MASK).astype(np.intp)
         slots[slots >= len(self.states)] = 0
         is_known = (self.numbers[slots] == numbers) & (self.states[slots] != FREE)

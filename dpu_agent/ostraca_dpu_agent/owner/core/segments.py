@@ -1,7 +1,7 @@
 """A shard's segments and the ring they go round in.
 
-One segment at most is OPENING, and two at most are OPEN: the *current* one, which hands out space, and the *ready* one
-that takes over from it.
+One segment at most is OPENING, and two at most are OPEN: the *current* one, which hands out space, and the
+*ready* one that takes over from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 _NEXT_AT = 0.75
 """How full the current segment is when the next one is made ready."""
 
-_FREE_SHARE = 4
+_FREE_SHARE = 3
 """At most one in so many segments is kept free."""
+
+
+_NEVER_WRITTEN = Generation(0)
+
+
+_LISTED_IN = 4
+"""A full index is spread over so many segments at least, where the shard has them."""
 
 
 class SegmentState(Enum):
@@ -53,7 +60,7 @@ class Segment:
 
     number: int
     state: SegmentState = SegmentState.FREE
-    generation: Generation = Generation(0)
+    generation: Generation = _NEVER_WRITTEN
     log: SummaryLog | None = None
     """Its summary, when this owner opened it."""
 
@@ -67,7 +74,7 @@ class Segment:
     """Reservations on it that are neither committed nor ended."""
 
     quiet_at_s: float = 0.0
-    """From when on no write of an abandoned reservation can still reach it."""
+    """From when on no write of an abandoned reservation, and no reader of an earlier owner, is left in it."""
 
     queued: list[NDArray[np.intp]] = field(default_factory=list)
     """Committed reservations for the next summary write."""
@@ -84,7 +91,14 @@ class Ring:
     """All segments of a shard, by state."""
 
     def __init__(
-        self, superblock: Superblock, recovered: RecoveredShard, epoch: OwnerEpoch, free_segments: int
+        self,
+        superblock: Superblock,
+        recovered: RecoveredShard,
+        *,
+        epoch: OwnerEpoch,
+        free_segments: int,
+        blocks_max: int,
+        earlier_pins_end_s: float,
     ) -> None:
         self.geometry = superblock.geometry
         self.segments = [Segment(number) for number in range(self.geometry.segments)]
@@ -96,6 +110,11 @@ class Ring:
         self.ready: Segment | None = None
         self.opening: Segment | None = None
         self.draining: list[Segment] = []
+        self.entries_max = min(
+            self.geometry.entries_max, -(-blocks_max // min(_LISTED_IN, self.geometry.segments))
+        )
+        """Blocks that one segment takes: few enough that the index always holds several segments."""
+
         self._identity = superblock.identity
         self._epoch = epoch
         self._count = recovered.highest_count
@@ -105,7 +124,7 @@ class Ring:
             segment.generation = found.generation
             self.generations[found.number] = found.generation
             if len(found.entries):
-                segment.state = SegmentState.SEALED
+                segment.state, segment.quiet_at_s = SegmentState.SEALED, earlier_pins_end_s
                 segment.bytes_used, segment.entries_used = self.geometry.data_bytes, len(found.entries)
                 self.sealed.append(segment)
         # Those of the lowest generation first, so that flash wears evenly over restarts.
@@ -125,7 +144,7 @@ class Ring:
             return True
         return (
             current.bytes_used >= _NEXT_AT * self.geometry.data_bytes
-            or current.entries_used >= _NEXT_AT * self.geometry.entries_max
+            or current.entries_used >= _NEXT_AT * self.entries_max
         )
 
     @property
@@ -158,6 +177,34 @@ class Ring:
             segment.state, segment.log = SegmentState.FREE, None
             self.free.append(segment)
 
+    def place(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Hand out room for as many of these, in order, as there is; return their offsets and segments.
+
+        *sizes*: whole pages, each at most a data area.
+        """
+        offsets, segments = np.zeros(len(sizes), np.uint64), np.zeros(len(sizes), np.intp)
+        placed = 0
+        while placed < len(sizes):
+            segment = self.current or self.take_over()
+            if segment is None:
+                break
+            ends = np.cumsum(sizes[placed:])
+            fits = int(np.searchsorted(ends, self.geometry.data_bytes - segment.bytes_used, side="right"))
+            fits = min(fits, self.entries_max - segment.entries_used)
+            if fits == 0:
+                segment.is_short = True
+                if self.take_over() is None:
+                    break
+                continue
+            here = slice(placed, placed + fits)
+            begin = self.geometry.data_offset(segment.number) + segment.bytes_used
+            offsets[here], segments[here] = begin + ends[:fits] - sizes[here], segment.number
+            segment.bytes_used += int(ends[fits - 1])
+            segment.entries_used += fits
+            segment.held += fits
+            placed += fits
+        return offsets[:placed], segments[:placed]
+
     def take_over(self) -> Segment | None:
         """Make the ready segment the current one; the one before it is sealed. None when none is ready."""
         if self.ready is None:
@@ -174,7 +221,10 @@ class Ring:
             self.current = None
 
     def begin_draining(self) -> Segment | None:
-        """Take the oldest sealed segment out of use; None while commits to it are being written, or none is sealed."""
+        """Take the oldest sealed segment out of use.
+
+        None when none is sealed, or while commits to the oldest are being written.
+        """
         if not self.sealed or self.sealed[0].queued or self.sealed[0].is_writing:
             return None
         segment = self.sealed.popleft()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostraca_fabric.errors import UsageError
+
+_BLOCKS_MAX_LEAST = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
@@ -15,7 +19,7 @@ class ShardSettings:
 
     free_segments: int = 2
     """Segments kept free ahead of need, so that writers never wait for readers' pins to run out. Raise it
-    when puts are declined for lack of space while readers hold long pins. A shard gives up at most a quarter
+    when puts are declined for lack of space while readers hold long pins. A shard gives up at most a third
     of its segments for it."""
 
     pin_max_s: float = 30.0
@@ -36,3 +40,10 @@ class ShardSettings:
 
     retry_s: float = 1.0
     """How long no segment is opened after writing an opening page has failed."""
+
+    def __post_init__(self) -> None:
+        """Refuse an index too small to hold more than one segment."""
+        if self.blocks_max < _BLOCKS_MAX_LEAST:
+            raise UsageError(
+                f"blocks_max is {self.blocks_max}: let a shard hold {_BLOCKS_MAX_LEAST} blocks at least"
+            )

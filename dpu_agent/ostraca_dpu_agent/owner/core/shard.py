@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.owner.core.answers import (
+    CommitAnswer,
+    CommitsDone,
+    Reservations,
+    Resolution,
+    ShardCounts,
+    SummaryWrite,
+)
+from ostraca_dpu_agent.owner.core.check import check
+from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, ReservationTable, key_list
+from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
+from ostraca_dpu_agent.owner.core.settings import ShardSettings
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.index import BlockIndex
+from ostraca_fabric.flash.summary import entries_of
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.owner.core.answers import (
-        CommitAnswer,
-        CommitsDone,
-        Reservations,
-        Resolution,
-        ShardCounts,
-        SummaryWrite,
-    )
-    from ostraca_dpu_agent.owner.core.settings import ShardSettings
     from ostraca_fabric.flash.recovery import RecoveredShard
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import OwnerEpoch
+
+_NONE = np.zeros(0, np.intp)
+
+_INDEX_HEADROOM_SHARE = 8
+"""A segment is evicted when less than this share of the index is left (and less than one segment can
+list)."""
+
+_WRITE_ENTRIES_MAX = 1600
+"""Blocks in one summary write: 33 pages at most. More wait for the next."""
 
 
 class ShardCore:
@@ -39,21 +60,77 @@ class ShardCore:
         epoch: OwnerEpoch,
         settings: ShardSettings,
         now_s: float,
+        earlier_pins_end_s: float = 0.0,
     ) -> None:
         """Own the shard that ``flash.recovery.recover(superblock, summary_areas)`` found.
 
         Raises UsageError when *epoch* is below ``recovered.highest_epoch``: claim with ``epoch_at_least``
         above that. The first summary writes are due at once; space is handed out when they are written.
+        No recovered block is overwritten before *earlier_pins_end_s*: pass the time plus ``pin_max_s`` where
+        readers may still hold pins that an earlier owner gave.
         """
-        raise NotImplementedError
+        if epoch < recovered.highest_epoch:
+            raise UsageError(
+                f"owner epoch {epoch} of shard {superblock.shard} is below {recovered.highest_epoch}, which "
+                "wrote there: claim the shard with a higher one"
+            )
+        geometry = superblock.geometry
+        self.epoch = epoch
+        self.geometry = geometry
+        self.settings = settings
+        self.index = BlockIndex(
+            blocks_max=min(settings.blocks_max, geometry.segments * geometry.entries_max),
+            segments=geometry.segments,
+        )
+        self.ring = Ring(
+            superblock,
+            recovered,
+            epoch=epoch,
+            free_segments=settings.free_segments,
+            blocks_max=self.index.blocks_max,
+            earlier_pins_end_s=earlier_pins_end_s,
+        )
+        self.pins = Pins(geometry.segments)
+        self.reservations = ReservationTable(settings.reservations_max)
+        self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
+        self._queued: dict[int, Segment] = {}
+        self._opening_due: Segment | None = None
+        self._open_after_s = now_s
+        self._writes_made = 0
+        self._counted: Counter[str] = Counter()
+        # The newest first, and within a segment the last listed first: of two blocks of one key, that one
+        # stays.
+        for found in reversed(recovered.segments):
+            listed = found.entries[::-1]
+            self.index.insert(
+                listed["key"], listed["tag"], listed["offset"], listed["length"], segment=found.number
+            )
+        self._advance(now_s)
 
     def resolve(self, now_s: float, keys: NDArray[np.uint8], *, pin_s: float) -> Resolution:
-        """Find blocks and keep their segments from being reused for *pin_s* (at most ``pin_max_s``; 0 pins
-        nothing).
+        """Find blocks and keep their segments from being reused for *pin_s*, at most ``pin_max_s``.
 
-        *keys*: shape (n, 16). Counts as a read of every block found.
+        *keys*: shape (n, 16). Counts as a read of every block found. A *pin_s* of 0 pins nothing.
         """
-        raise NotImplementedError
+        self.expire(now_s)
+        rows = self.index.find(keys)
+        if pin_s > 0 and len(self.pins) >= self.settings.pins_max:
+            rows[:] = -1
+        count, found, hits = len(rows), rows >= 0, rows[rows >= 0]
+        offsets, lengths = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
+        generations, tags = np.zeros(count, np.uint64), np.zeros((count, KEY_BYTES), np.uint8)
+        pin = 0
+        if len(hits):
+            offsets[found] = self.index.offsets(hits)
+            segments = self.ring.segment_of(offsets[found])
+            lengths[found], tags[found] = self.index.lengths(hits), self.index.tags(hits)
+            generations[found] = self.ring.generations[segments]
+            self.index.mark_read(hits)
+            if pin_s > 0:
+                pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), np.unique(segments))
+        self._counted["keys_asked"] += count
+        self._counted["keys_found"] += len(hits)
+        return Resolution(found, offsets, lengths, generations, tags, pin)
 
     def reserve(
         self, now_s: float, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
@@ -62,26 +139,93 @@ class ShardCore:
 
         The holder writes within the reservation, then commits or releases it.
         """
-        raise NotImplementedError
+        self.expire(now_s)
+        count = len(keys)
+        states, reasons = np.full(count, PutState.DECLINED, np.uint8), np.zeros(count, np.uint8)
+        numbers, offsets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        sizes = -(-lengths.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
+        is_bad = (sizes == 0) | (sizes > self.geometry.data_bytes)
+        reasons[is_bad] = Reason.BAD_LENGTH
+        exists = self.index.find(keys) >= 0
+        states[exists], reasons[exists] = PutState.EXISTS, Reason.NONE
+        wanted = self._not_in_flight(keys, np.flatnonzero(~is_bad & ~exists), reasons)
+        reasons[wanted[self.reservations.room :]] = Reason.OVERLOADED
+        wanted = wanted[: self.reservations.room]
+        room = max(0, self.index.room - len(self.reservations))
+        reasons[wanted[room:]] = Reason.NO_SPACE
+        wanted = wanted[:room]
+        placed, segments = self.ring.place(sizes[wanted])
+        taken = wanted[: len(placed)]
+        reasons[wanted[len(placed) :]] = Reason.NO_SPACE
+        if len(taken):
+            end_s = now_s + min(hold_s, self.settings.hold_max_s)
+            numbers[taken] = self.reservations.add(end_s, keys[taken], lengths[taken], placed, segments)
+            offsets[taken], states[taken] = placed, PutState.STAGED
+            self._counted["blocks_reserved"] += len(taken)
+        self._advance(now_s)
+        return Reservations(states, reasons, numbers, offsets)
 
     def commit(
         self, now_s: float, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
     ) -> CommitAnswer:
         """Take blocks whose bytes are on flash into the next summary write. *tags*: shape (n, 16)."""
-        raise NotImplementedError
+        self.expire(now_s)
+        states = np.full(len(reservations), PutState.DECLINED, np.uint8)
+        reasons = np.full(len(reservations), Reason.EXPIRED, np.uint8)
+        if epoch != self.epoch:
+            return CommitAnswer(states, reasons)
+        table = self.reservations
+        slots = table.slots_of(reservations)
+        known = np.flatnonzero(slots >= 0)
+        reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
+        held = known[table.states[slots[known]] == HELD]
+        for number in np.unique(table.segments[slots[held]]).tolist():
+            segment = self.ring.segments[number]
+            here = held[table.segments[slots[held]] == number]
+            segment.held -= len(here)
+            if segment.is_broken or segment.state is SegmentState.DRAINING:
+                table.end(slots[here])
+                reasons[here] = Reason.DRIVE_ERROR if segment.is_broken else Reason.EXPIRED
+                continue
+            table.states[slots[here]] = COMMITTING
+            table.tags[slots[here]] = tags[here]
+            segment.queued.append(slots[here])
+            self._queued[number] = segment
+            states[here], reasons[here] = PutState.STAGED, Reason.NONE
+        self._advance(now_s)
+        return CommitAnswer(states, reasons)
 
     @property
     def has_writes_due(self) -> bool:
         """Whether ``writes_due`` would return anything."""
-        raise NotImplementedError
+        return self._opening_due is not None or any(
+            not segment.is_writing for segment in self._queued.values()
+        )
 
     def writes_due(self) -> list[SummaryWrite]:
         """Take the summary writes to do now: commits gathered so far, and openings of segments.
 
         A segment has at most one write under way; what is committed meanwhile waits for the next. Every write
-        taken must be reported to ``written``.
+        taken must be reported to ``written``. A write has at most 33 pages.
         """
-        raise NotImplementedError
+        writes: list[SummaryWrite] = []
+        if self._opening_due is not None:
+            assert self._opening_due.log is not None, "an opening segment has a summary"
+            writes.append(self._write(self._opening_due, _NONE, self._opening_due.log.opening()))
+            self._opening_due = None
+        for segment in [segment for segment in self._queued.values() if not segment.is_writing]:
+            assert segment.log is not None, "commits go to segments opened by this owner"
+            gathered = np.concatenate(segment.queued)
+            slots, later = gathered[:_WRITE_ENTRIES_MAX], gathered[_WRITE_ENTRIES_MAX:]
+            segment.queued = [later] if len(later) else []
+            if not segment.queued:
+                del self._queued[segment.number]
+            table = self.reservations
+            entries = entries_of(
+                table.keys[slots], table.tags[slots], table.offsets[slots], table.lengths[slots]
+            )
+            writes.append(self._write(segment, slots, segment.log.append(entries)))
+        return writes
 
     def written(self, now_s: float, write: SummaryWrite, *, is_ok: bool) -> CommitsDone:
         """Say how a summary write ended: *is_ok* only when every piece is durable.
@@ -89,38 +233,165 @@ class ShardCore:
         Blocks of a good write are in the index from here on. A failed one declines its blocks, and those
         gathered behind it, and seals the segment.
         """
-        raise NotImplementedError
+        segment, slots = self._writes.pop(write.number)
+        segment.is_writing = False
+        self._counted["summary_write_failures"] += not is_ok
+        if segment is self.ring.opening:
+            self.ring.end_opening(is_ok=is_ok)
+            if not is_ok:
+                self._open_after_s = now_s + self.settings.retry_s
+        elif not is_ok:
+            slots = self._break(segment, slots)
+        table = self.reservations
+        if is_ok and len(slots):
+            insertions = self.index.insert(
+                table.keys[slots],
+                table.tags[slots],
+                table.offsets[slots],
+                table.lengths[slots],
+                segment=segment.number,
+            )
+            assert not insertions.any(), "room was kept, and nobody else could write these keys"
+            self._counted["blocks_committed"] += len(slots)
+        table.end(slots)
+        done = CommitsDone(
+            table.numbers[slots],
+            np.full(len(slots), PutState.COMMITTED if is_ok else PutState.DECLINED, np.uint8),
+            np.full(len(slots), Reason.NONE if is_ok else Reason.DRIVE_ERROR, np.uint8),
+        )
+        self._advance(now_s)
+        return done
 
     def release(self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64]) -> None:
         """End pins and reservations early; unknown or ended ones are ignored.
 
         A released reservation's extent is not handed out again in this generation. The holder says with it
-        that no write of its own is under way there any more; one that can't tell lets the reservation run out
-        instead.
+        that no write of its own is under way there any more; one that can't tell lets it run out instead.
         """
-        raise NotImplementedError
+        self.pins.end(pins)
+        slots = self.reservations.slots_of(reservations)
+        slots = slots[slots >= 0]
+        self._end_held(slots[self.reservations.states[slots] == HELD])
+        self.expire(now_s)
 
     def expire(self, now_s: float) -> None:
-        """End what has run out, and evict and open segments ahead of need. Call about once a second at
-        least."""
-        raise NotImplementedError
+        """End what has run out, and evict and open segments ahead of need. Call about once a second."""
+        self.pins.expire(now_s)
+        expired = self.reservations.take_expired(now_s)
+        for slot in expired.tolist():
+            segment = self.ring.segments[self.reservations.segments[slot]]
+            quiet_at_s = float(self.reservations.ends_s[slot]) + self.settings.late_write_s
+            segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
+        self._end_held(expired)
+        self._advance(now_s)
 
     def is_current(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
-        """Say whether this extent is what the index lists for *key*: a damage report of anything else is
-        ignored.
+        """Say whether this extent is what the index lists for *key*.
 
-        The caller of a current one reads the extent again itself before it calls ``drop``.
+        A damage report of anything else is ignored. The caller of a current one reads the extent again itself
+        before it calls ``drop``.
         """
-        raise NotImplementedError
+        if len(key) != KEY_BYTES:
+            return False
+        row = self.index.find(np.frombuffer(key, np.uint8).reshape(1, KEY_BYTES))
+        if row[0] < 0 or int(self.index.offsets(row)[0]) != offset:
+            return False
+        number = self.ring.segment_of(self.index.offsets(row))[0]
+        return int(self.ring.generations[number]) == generation and self.index.tags(row).tobytes() == tag
 
     def drop(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
         """Take a damaged block out of the index, if it is still current; say whether it was."""
-        raise NotImplementedError
-
-    def counts(self) -> ShardCounts:
-        """Return what the shard holds and has done."""
-        raise NotImplementedError
+        if not self.is_current(key, offset=offset, generation=generation, tag=tag):
+            return False
+        self.index.remove(self.index.find(np.frombuffer(key, np.uint8).reshape(1, KEY_BYTES)))
+        self._counted["blocks_dropped"] += 1
+        return True
 
     def check(self) -> None:
         """Assert every invariant of this state. For tests: looks at every block."""
-        raise NotImplementedError
+        check(self)
+
+    def counts(self) -> ShardCounts:
+        """Return what the shard holds and has done."""
+        by_state = Counter(segment.state for segment in self.ring.segments)
+        return ShardCounts(
+            blocks=len(self.index),
+            blocks_max=self.index.blocks_max,
+            block_bytes=self.index.block_bytes,
+            capacity_bytes=self.geometry.segments * self.geometry.data_bytes,
+            segments={state: by_state[state] for state in SegmentState},
+            pins=len(self.pins),
+            reservations=len(self.reservations),
+            keys_asked=self._counted["keys_asked"],
+            keys_found=self._counted["keys_found"],
+            blocks_reserved=self._counted["blocks_reserved"],
+            blocks_committed=self._counted["blocks_committed"],
+            blocks_evicted=self._counted["blocks_evicted"],
+            blocks_evicted_unread=self._counted["blocks_evicted_unread"],
+            blocks_dropped=self._counted["blocks_dropped"],
+            segments_evicted=self._counted["segments_evicted"],
+            summary_writes=self._writes_made,
+            summary_write_failures=self._counted["summary_write_failures"],
+        )
+
+    def _not_in_flight(
+        self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]
+    ) -> NDArray[np.intp]:
+        """Return those of *wanted* that nobody is writing, the first of each key; give others a reason."""
+        seen: set[bytes] = set()
+        new: list[int] = []
+        in_flight = self.reservations.in_flight
+        for position, key in zip(wanted.tolist(), key_list(keys[wanted]), strict=True):
+            if key in in_flight or key in seen:
+                reasons[position] = Reason.IN_FLIGHT
+            else:
+                seen.add(key)
+                new.append(position)
+        return np.array(new, np.intp)
+
+    def _write(
+        self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]
+    ) -> SummaryWrite:
+        self._writes_made += 1
+        self._writes[self._writes_made] = (segment, slots)
+        segment.is_writing = True
+        return SummaryWrite(self._writes_made, segment.number, segment.generation, pieces)
+
+    def _break(self, segment: Segment, slots: NDArray[np.intp]) -> NDArray[np.intp]:
+        """List nothing more in a segment whose summary can't be written; return the commits that fail."""
+        segment.is_broken = True
+        failed = np.concatenate([slots, *segment.queued])
+        segment.queued = []
+        self._queued.pop(segment.number, None)
+        if segment is self.ring.current:
+            self.ring.seal_current()
+        return failed
+
+    def _end_held(self, slots: NDArray[np.intp]) -> None:
+        for number in self.reservations.segments[slots].tolist():
+            self.ring.segments[number].held -= 1
+        self.reservations.end(slots)
+
+    def _advance(self, now_s: float) -> None:
+        """Free what has drained, evict and open ahead of need."""
+        ring = self.ring
+        ring.end_draining(now_s, self.pins.on_segment)
+        while ring.lacks_free or self._lacks_index_room:
+            segment = ring.begin_draining()
+            if segment is None:
+                break
+            removed = self.index.remove_segment(segment.number)
+            self._counted["segments_evicted"] += 1
+            self._counted["blocks_evicted"] += removed.blocks
+            self._counted["blocks_evicted_unread"] += removed.unread
+            ring.end_draining(now_s, self.pins.on_segment)
+        if now_s >= self._open_after_s and self._opening_due is None:
+            self._opening_due = ring.begin_opening()
+
+    @property
+    def _lacks_index_room(self) -> bool:
+        # Evicting a segment whose writers are still at work would make room, and fail them.
+        if not self.ring.sealed or self.ring.sealed[0].held:
+            return False
+        headroom = min(self.ring.entries_max, self.index.blocks_max // _INDEX_HEADROOM_SHARE)
+        return self.index.room - len(self.reservations) < headroom

@@ -1,0 +1,82 @@
+"""What must be true of a shard's owner after every call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.owner.core.holds import FREE, HELD
+from ostraca_dpu_agent.owner.core.segments import Segment, SegmentState
+from ostraca_fabric.extent import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from ostraca_dpu_agent.owner.core.shard import ShardCore
+
+
+def check(core: ShardCore) -> None:
+    """Assert every invariant; looks at every block and reservation."""
+    core.index.check()
+    core.pins.check()
+    core.reservations.check()
+    _check_ring(core)
+    for segment in core.ring.segments:
+        _check_segment(core, segment)
+    listed = core.index.find(_keys_in_flight(core)) if core.reservations.in_flight else np.zeros(0)
+    assert not (listed >= 0).any(), "no block that can be got is being written"
+    assert len(core.reservations) <= core.index.room, "room in the index is kept for everything under way"
+
+
+def _keys_in_flight(core: ShardCore) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    joined = b"".join(core.reservations.in_flight)
+    return np.frombuffer(joined, np.uint8).reshape(len(core.reservations.in_flight), -1)
+
+
+def _check_ring(core: ShardCore) -> None:
+    ring = core.ring
+    in_ring: list[tuple[Segment | None, SegmentState]] = [
+        (ring.current, SegmentState.OPEN),
+        (ring.ready, SegmentState.OPEN),
+        (ring.opening, SegmentState.OPENING),
+        *((segment, SegmentState.SEALED) for segment in ring.sealed),
+        *((segment, SegmentState.DRAINING) for segment in ring.draining),
+        *((segment, SegmentState.FREE) for segment in ring.free),
+    ]
+    placed = [(segment.number, state) for segment, state in in_ring if segment is not None]
+    states = [(segment.number, segment.state) for segment in ring.segments]
+    assert sorted(placed, key=lambda pair: pair[0]) == states, (
+        "each segment is in one place of the ring, by its state"
+    )
+    ages = [
+        segment.generation for segment in (*ring.sealed, ring.current, ring.ready, ring.opening) if segment
+    ]
+    assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
+    generations = [segment.generation for segment in ring.segments]
+    assert generations == ring.generations.tolist(), "a segment's generation is what readers are told"
+    assert ring.ready is None or not ring.ready.entries_used, "a segment that waits is empty"
+
+
+def _check_segment(core: ShardCore, segment: Segment) -> None:
+    table, geometry = core.reservations, core.geometry
+    here = np.flatnonzero((table.states != FREE) & (table.segments == segment.number))
+    assert segment.held == int((table.states[here] == HELD).sum()), "a segment counts its reservations"
+    assert segment.bytes_used <= geometry.data_bytes, "no more bytes are handed out than there are"
+    assert segment.entries_used <= geometry.entries_max, "no more entries are handed out than can be listed"
+    rows = core.index.rows_of(segment.number)
+    rows = rows[core.index.lengths(rows) > 0]
+    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
+    assert is_in_use or not len(rows), "only segments in use are in the index"
+    is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
+    assert not is_idle or not (len(here) or core.pins.on_segment[segment.number]), (
+        "nobody holds what may be reused"
+    )
+    assert is_in_use or not segment.queued, "blocks are listed in segments in use only"
+    starts = np.concatenate([core.index.offsets(rows), table.offsets[here]]).astype(np.int64)
+    lengths = np.concatenate([core.index.lengths(rows), table.lengths[here]]).astype(np.int64)
+    ends = starts + -(-lengths // PAGE_BYTES) * PAGE_BYTES
+    order = np.argsort(starts)
+    assert (starts[order][1:] >= ends[order][:-1]).all(), "no two extents overlap"
+    begin = geometry.data_offset(segment.number)
+    assert not len(starts) or (starts.min() >= begin and ends.max() <= begin + segment.bytes_used), (
+        "extents lie in what was handed out of the data area"
+    )

@@ -1,0 +1,133 @@
+"""A shard's owner over bytes in memory, for tests: what the service does with a drive, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_dpu_agent.owner.core import CommitsDone, Reservations, ShardCore, ShardSettings, SummaryWrite
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.geometry import MIB, Geometry
+from ostraca_fabric.flash.recovery import RecoveredShard, recover
+from ostraca_fabric.flash.superblock import Superblock
+from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
+from ostraca_fabric.outcome import PutState, Reason
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def rows16(values: list[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
+
+
+def keys_of(numbers: list[int]) -> NDArray[np.uint8]:
+    return rows16([key(number) for number in numbers])
+
+
+def tag_of(number: int, version: int = 0) -> bytes:
+    return number.to_bytes(8, "little") + version.to_bytes(8, "big")
+
+
+@dataclass
+class OwnedShard:
+    """One shard: its flash, its owner, and the time."""
+
+    segments: int = 4
+    block_bytes: int = 64 << 10
+    settings: ShardSettings = field(default_factory=ShardSettings)
+    now_s: float = 1000.0
+    epoch: int = 1
+
+    def __post_init__(self) -> None:
+        geometry = Geometry.planned(
+            MIB * (1 + self.segments), segment_bytes=MIB, block_bytes=self.block_bytes
+        )
+        self.superblock = Superblock(
+            FabricId(bytes(16)), bytes(16), EnclosureId("e"), DriveId("e/d"), ShardId("e/d/0"), 0, geometry
+        )
+        self.geometry = geometry
+        self.flash = bytearray(geometry.shard_bytes)
+        self.under_way: list[SummaryWrite] = []
+        self.restart()
+
+    def recovered(self) -> RecoveredShard:
+        begins = [self.geometry.summary_offset(segment) for segment in range(self.geometry.segments)]
+        return recover(
+            self.superblock,
+            [bytes(self.flash[begin : begin + self.geometry.summary_bytes]) for begin in begins],
+        )
+
+    def restart(self, *, earlier_pins_end_s: float = 0.0) -> None:
+        """Forget everything but the flash; the next owner epoch takes over."""
+        self.under_way.clear()
+        self.epoch += 1
+        self.core = ShardCore(
+            self.superblock,
+            self.recovered(),
+            epoch=OwnerEpoch(self.epoch),
+            settings=self.settings,
+            now_s=self.now_s,
+            earlier_pins_end_s=earlier_pins_end_s,
+        )
+        self.core.check()
+
+    def write_pieces(self, write: SummaryWrite) -> None:
+        for offset, pages in write.pieces:
+            self.flash[offset : offset + len(pages)] = pages
+
+    def settle(self, *, is_ok: bool = True) -> list[CommitsDone]:
+        """Do all summary writes that are due, and those that become due by it."""
+        done = []
+        while self.core.has_writes_due:
+            for write in self.core.writes_due():
+                if is_ok:
+                    self.write_pieces(write)
+                done.append(self.core.written(self.now_s, write, is_ok=is_ok))
+                self.core.check()
+        return done
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.core.expire(self.now_s)
+        self.core.check()
+
+    def reserve(self, numbers: list[int], length: int = 64 << 10, hold_s: float = 5.0) -> Reservations:
+        lengths = np.full(len(numbers), length, np.uint32)
+        answer = self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s)
+        self.core.check()
+        return answer
+
+    def commit(self, reservations: NDArray[np.uint64], numbers: list[int]) -> list[Reason]:
+        """Commit, and return the reasons of what was not taken (NONE where it was)."""
+        tags = rows16([tag_of(number) for number in numbers])
+        answer = self.core.commit(self.now_s, reservations, tags, epoch=OwnerEpoch(self.epoch))
+        self.core.check()
+        taken = np.asarray(answer.reasons) == Reason.NONE
+        assert ((answer.states == PutState.STAGED) == taken).all()
+        return [Reason(reason) for reason in answer.reasons]
+
+    def put(self, numbers: list[int], length: int = 64 << 10) -> list[PutState]:
+        """Put blocks, one after another, up to their commit."""
+        states = []
+        for number in numbers:
+            self.settle()
+            answer = self.reserve([number], length)
+            if answer.states[0] == PutState.STAGED:
+                self.commit(answer.reservations, [number])
+                done = self.settle()
+                states.append(PutState(next(end.states[0] for end in done if len(end.states))))
+            else:
+                states.append(PutState(answer.states[0]))
+        return states
+
+    def found(self, numbers: list[int]) -> list[int]:
+        """Return which of these blocks can be got."""
+        answer = self.core.resolve(self.now_s, keys_of(numbers), pin_s=0.0)
+        for position in np.flatnonzero(answer.found).tolist():
+            assert answer.tags[position].tobytes() == tag_of(numbers[position])
+            assert answer.offsets[position] % PAGE_BYTES == 0
+        return [number for number, is_found in zip(numbers, answer.found, strict=True) if is_found]

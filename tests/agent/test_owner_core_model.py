@@ -1,0 +1,260 @@
+"""The owner's core against a model: any order of calls, torn summary writes, late writes, restarts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, tag_of
+
+from ostraca_dpu_agent.owner.core import ShardSettings, SummaryWrite
+from ostraca_fabric.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.outcome import PutState
+
+BLOCKS = 25
+SETTINGS = ShardSettings(
+    blocks_max=24, pin_max_s=8.0, hold_max_s=8.0, late_write_s=5.0, pins_max=6, reservations_max=12
+)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A reservation, as its holder knows it."""
+
+    reservation: int
+    number: int
+    offset: int
+    length: int
+    version: int
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A pin, and what must stay where it is while it lasts."""
+
+    number: int
+    end_s: float
+    bytes_at: dict[int, bytes]
+
+
+class OwnerMachine(RuleBasedStateMachine):
+    """A block is its own tag, again and again: so flash itself says what lies where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: list[Hold] = []
+        self.abandoned: list[Hold] = []
+        self.pins: list[Pin] = []
+        self.under_way: list[SummaryWrite] = []
+        self.committing: dict[int, Hold] = {}
+        self.committed: set[tuple[int, bytes]] = set()
+        self.tried: set[tuple[int, bytes]] = set()
+        self.version = 0
+
+    @initialize(segments=st.integers(2, 6), block_bytes=st.sampled_from([4096, 65536]))
+    def begin(self, segments: int, block_bytes: int) -> None:
+        self.shard = OwnedShard(segments=segments, block_bytes=block_bytes, settings=SETTINGS)
+
+    @property
+    def now_s(self) -> float:
+        return self.shard.now_s
+
+    @rule(
+        wanted=st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(1, 400_000)), max_size=6),
+        hold_s=st.floats(0.5, 10.0),
+    )
+    def reserve(self, wanted: list[tuple[int, int]], hold_s: float) -> None:
+        numbers, lengths = [number for number, _ in wanted], [length for _, length in wanted]
+        can_be_got = {number for number, _ in self.listed()}
+        answer = self.shard.core.reserve(
+            self.now_s,
+            keys_of(numbers),
+            np.array(lengths, np.uint32),
+            hold_s=hold_s,
+        )
+        for position, number in enumerate(numbers):
+            assert (answer.states[position] == PutState.EXISTS) == (number in can_be_got)
+            if answer.states[position] != PutState.STAGED:
+                assert answer.reservations[position] == answer.offsets[position] == 0
+                continue
+            self.version += 1
+            hold = Hold(
+                int(answer.reservations[position]),
+                number,
+                int(answer.offsets[position]),
+                lengths[position],
+                self.version,
+                self.now_s + min(hold_s, SETTINGS.hold_max_s),
+            )
+            self.write_block(hold)
+            self.holds.append(hold)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.holds), unique=True, min_size=1))
+        answer = self.shard.core.commit(
+            self.now_s,
+            np.array([hold.reservation for hold in chosen], np.uint64),
+            rows16([tag_of(hold.number, hold.version) for hold in chosen]),
+            epoch=OwnerEpoch(self.shard.epoch),
+        )
+        for hold, state in zip(chosen, answer.states, strict=True):
+            assert state == PutState.DECLINED or self.now_s < hold.end_s
+            self.holds.remove(hold)
+            if state == PutState.STAGED:
+                self.committing[hold.reservation] = hold
+                self.tried.add((hold.number, tag_of(hold.number, hold.version)))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        hold = data.draw(st.sampled_from(self.holds))
+        self.shard.core.release(self.now_s, [], np.array([hold.reservation], np.uint64))
+        self.holds.remove(hold)
+
+    @precondition(lambda self: self.abandoned)
+    @rule(data=st.data())
+    def write_late(self, data: st.DataObject) -> None:
+        """A holder that gave its reservation up without a word writes all the same, as late as it may."""
+        self.write_block(data.draw(st.sampled_from(self.abandoned)))
+
+    @rule()
+    def begin_writes(self) -> None:
+        self.under_way += self.shard.core.writes_due()
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), is_ok=st.sampled_from([True, True, True, False]), seed=st.integers(0, 1 << 30))
+    def end_write(self, data: st.DataObject, is_ok: bool, seed: int) -> None:
+        write = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        if is_ok:
+            self.shard.write_pieces(write)
+        else:
+            self.tear(write, seed)
+        self.end(write, is_ok=is_ok)
+
+    @rule()
+    def settle(self) -> None:
+        """All writes end well."""
+        while self.under_way or self.shard.core.has_writes_due:
+            for write in self.under_way + self.shard.core.writes_due():
+                self.shard.write_pieces(write)
+                self.end(write, is_ok=True)
+            self.under_way.clear()
+
+    def end(self, write: SummaryWrite, *, is_ok: bool) -> None:
+        done = self.shard.core.written(self.now_s, write, is_ok=is_ok)
+        for reservation, state in zip(done.reservations.tolist(), done.states.tolist(), strict=True):
+            hold = self.committing.pop(reservation)
+            assert state == (PutState.COMMITTED if is_ok else PutState.DECLINED)
+            if is_ok:
+                self.committed.add((hold.number, tag_of(hold.number, hold.version)))
+
+    @rule(numbers=st.lists(st.integers(0, BLOCKS - 1), max_size=8), pin_s=st.floats(0.1, 10.0))
+    def resolve(self, numbers: list[int], pin_s: float) -> None:
+        answer = self.shard.core.resolve(self.now_s, keys_of(numbers), pin_s=pin_s)
+        bytes_at = {}
+        for position in np.flatnonzero(answer.found).tolist():
+            tag, offset = answer.tags[position].tobytes(), int(answer.offsets[position])
+            assert (numbers[position], tag) in self.committed
+            bytes_at[offset] = tag
+        assert bool(answer.pin) == bool(bytes_at)
+        if answer.pin:
+            self.pins.append(Pin(answer.pin, self.now_s + min(pin_s, SETTINGS.pin_max_s), bytes_at))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def release_pin(self, data: st.DataObject) -> None:
+        pin = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(pin)
+        self.shard.core.release(self.now_s, [pin.number], np.zeros(0, np.uint64))
+
+    @rule(number=st.integers(0, BLOCKS - 1))
+    def drop(self, number: int) -> None:
+        found = self.shard.core.resolve(self.now_s, keys_of([number]), pin_s=0.0)
+        if found.found[0]:
+            assert self.shard.core.drop(
+                key(number),
+                offset=int(found.offsets[0]),
+                generation=int(found.generations[0]),
+                tag=found.tags[0].tobytes(),
+            )
+        assert number not in {listed for listed, _ in self.listed()}
+
+    @rule(seconds=st.floats(0.1, 6.0))
+    def pass_time(self, seconds: float) -> None:
+        self.shard.now_s += seconds
+        self.pins = [pin for pin in self.pins if self.now_s < pin.end_s]
+        self.abandoned += [hold for hold in self.holds if hold.end_s <= self.now_s]
+        self.holds = [hold for hold in self.holds if self.now_s < hold.end_s]
+        may_write_until = SETTINGS.late_write_s
+        self.abandoned = [hold for hold in self.abandoned if self.now_s < hold.end_s + may_write_until]
+        self.shard.core.expire(self.now_s)
+
+    @rule(seed=st.integers(0, 1 << 30))
+    def restart(self, seed: int) -> None:
+        """The owner dies, with it everything under way; its successor has the flash alone."""
+        could_be_got = self.listed()
+        for position, write in enumerate(self.under_way):
+            self.tear(write, seed + position)
+        on_flash = {
+            (int.from_bytes(entry["key"].tobytes(), "little"), entry["tag"].tobytes())
+            for found in self.shard.recovered().segments
+            for entry in found.entries
+        }
+        assert could_be_got <= on_flash <= self.tried
+        # Also what was declined because its write failed, and is there all the same.
+        self.committed |= on_flash
+        self.under_way.clear()
+        self.committing.clear()
+        self.holds.clear()
+        self.abandoned.clear()
+        self.shard.restart(earlier_pins_end_s=max((pin.end_s for pin in self.pins), default=0.0))
+
+    @invariant()
+    def holds_true(self) -> None:
+        if not hasattr(self, "shard"):
+            return
+        self.shard.core.check()
+        for pin in self.pins:
+            for offset, tag in pin.bytes_at.items():
+                assert self.shard.flash[offset : offset + 16] == tag
+        for number, tag in self.listed():
+            assert (number, tag) in self.committed
+
+    def listed(self) -> set[tuple[int, bytes]]:
+        """Return what can be got, after comparing it with what lies on flash."""
+        numbers = list(range(BLOCKS))
+        answer = self.shard.core.resolve(self.now_s, keys_of(numbers), pin_s=0.0)
+        listed = set()
+        for number in np.flatnonzero(answer.found).tolist():
+            offset, tag = int(answer.offsets[number]), answer.tags[number].tobytes()
+            assert self.shard.flash[offset : offset + 16] == tag
+            listed.add((number, tag))
+        return listed
+
+    def write_block(self, hold: Hold) -> None:
+        stored = rounded_up(hold.length)
+        self.shard.flash[hold.offset : hold.offset + stored] = tag_of(hold.number, hold.version) * (
+            stored // 16
+        )
+
+    def tear(self, write: SummaryWrite, seed: int) -> None:
+        """Leave each page of a write as it was, as it should be, as something between, or as garbage."""
+        roll = random.Random(seed)
+        for offset, pages in write.pieces:
+            for at in range(0, len(pages), PAGE_BYTES):
+                new, torn = pages[at : at + PAGE_BYTES], roll.randrange(PAGE_BYTES)
+                old = bytes(self.shard.flash[offset + at : offset + at + PAGE_BYTES])
+                page = roll.choice([old, new, new[:torn] + old[torn:], roll.randbytes(PAGE_BYTES)])
+                self.shard.flash[offset + at : offset + at + PAGE_BYTES] = page
+
+
+TestOwnerAgainstAModel = OwnerMachine.TestCase
+TestOwnerAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
