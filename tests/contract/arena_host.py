@@ -1,0 +1,122 @@
+"""A worker process with an arena, for the transports' contract: it obeys a pipe and makes progress.
+
+It fills and shows its arena when told to. Over NIXL that is all; inline it also serves connections, as the
+SDK does: bulk frames land in the arena, a Fetch is answered from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.adapters.nixl_arena import NixlArenaEnd
+from ostraca_fabric.memory import HugeMemory
+from ostraca_fabric.slots import SlotPool
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.frames import BulkEnd, FrameReader, bulk_header
+from ostraca_fabric.wire.messages import ArenaOffer, Fetch
+
+PROGRESS_S = 0.0005
+
+
+class ArenaHost:
+    """The process, as a test sees it."""
+
+    def __init__(self, kind: str, directory: Path, *, arena_bytes: int, chunk_bytes: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self.address = directory / "arena.sock"
+        self.process = spawn.Process(
+            target=_host, args=(kind, str(self.address), arena_bytes, chunk_bytes, theirs), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.offer: ArenaOffer = self._pipe.recv()
+
+    async def fill(self, offset: int, payload: bytes) -> None:
+        await asyncio.to_thread(self._ask, ("fill", offset, payload))
+
+    async def peek(self, offset: int, length: int) -> bytes:
+        found = await asyncio.to_thread(self._ask, ("peek", offset, length))
+        assert isinstance(found, bytes)
+        return found
+
+    def pause(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def stop(self) -> int:
+        """End the process in good order and return its exit code."""
+        self._pipe.send(("stop", 0, 0))
+        self.process.join(10)
+        exitcode = self.process.exitcode
+        self.process.kill()
+        return -1 if exitcode is None else exitcode
+
+    def _ask(self, request: tuple[str, int, object]) -> object:
+        self._pipe.send(request)
+        return self._pipe.recv()
+
+
+def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Connection) -> None:
+    memory = HugeMemory(arena_bytes, prefault=True)
+    slots = SlotPool(arena_bytes, chunk_bytes)
+    end: NixlArenaEnd | InlineArenaEnd
+    if kind == "nixl":
+        end = NixlArenaEnd(memory, slots)
+    else:
+        end = InlineArenaEnd(memory.view, slots)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(address)
+        listening.listen()
+        threading.Thread(target=_accept, args=(listening, end), daemon=True).start()
+    pipe.send(end.offer())
+    while True:
+        while not pipe.poll(PROGRESS_S):
+            end.progress()
+        request, offset, argument = pipe.recv()
+        if request == "stop":
+            break
+        if request == "peek":
+            pipe.send(bytes(memory.view[offset : offset + argument]))
+        else:
+            memory.view[offset : offset + len(argument)] = argument
+            pipe.send(None)
+    end.close()
+    memory.close()
+
+
+def _accept(listening: socket.socket, end: InlineArenaEnd) -> None:
+    while True:
+        connection, _ = listening.accept()
+        threading.Thread(target=_serve, args=(connection, end), daemon=True).start()
+
+
+def _serve(connection: socket.socket, end: InlineArenaEnd) -> None:
+    with connection:
+        reader = FrameReader(end.sink, frame_bytes_max=1 << 20)
+        while count := connection.recv_into(reader.buffer()):
+            for event in reader.received(count):
+                if isinstance(event, BulkEnd):
+                    continue
+                assert isinstance(event, bytes), event
+                fetch = codec.TO_WORKER.decode(event)
+                assert isinstance(fetch, Fetch)
+                for index, part in end.answer(fetch):
+                    connection.sendall(bulk_header(fetch.transfer, index, len(part)))
+                    connection.sendall(part)
