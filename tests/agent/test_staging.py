@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from ostraca_dpu_agent.mover.cache import CachedBlock
@@ -16,6 +17,10 @@ SETTINGS = MemorySettings(
 @pytest.fixture
 def staging() -> Staging:
     return Staging(SETTINGS)
+
+
+def always(block: CachedBlock, _row: int) -> CachedBlock:
+    return block
 
 
 async def leased(staging: Staging, count: int, purpose: Purpose = Purpose.GET) -> Lease:
@@ -85,7 +90,7 @@ async def test_cached_blocks_make_room_for_staging(staging: Staging) -> None:
         lease = await leased(staging, 1)
         offset = int(lease.offsets[0])
         block = CachedBlock(bytes([number]) * 16, b"t" * 16, MIB, offset, MIB)
-        staging.release(lease, keep=lambda _, block=block: block)
+        staging.release(lease, keep=partial(always, block))
     assert len(staging.cache) == 4
     await leased(staging, 8)
     assert len(staging.cache) == 4, "the cache has memory of its own"
@@ -98,7 +103,7 @@ async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
         assert isinstance(lease, Lease)
         offset = int(lease.offsets[0])
         block = CachedBlock(number.to_bytes(16, "big"), b"t" * 16, 4096, offset, 4096)
-        staging.release(lease, keep=lambda _, block=block: block)
+        staging.release(lease, keep=partial(always, block))
     for _ in range(4):
         await staging.lease(1, 2 * MIB, Purpose.GET, within_s=0)
     assert staging.held_bytes == 8 * MIB

@@ -14,6 +14,7 @@ import numpy as np
 import ostraca
 import pytest
 from ostraca import Ack, BlockState, PutState, Reason
+from ostraca.results import GetResult
 from ostraca.settings import ClientSettings
 
 from tests.e2e.fabric_host import (
@@ -64,7 +65,7 @@ def test_an_agent_killed_in_mid_get_leaves_no_wrong_byte_and_no_hang(host: Fabri
         assert volume.put(chain, source=content(BLOCKS), deadline_s=20, ack=Ack.COMMITTED).accepted == BLOCKS
         killer = threading.Timer(0.02, host.kill)
         killer.start()
-        results = []
+        results: list[GetResult] = []
         while killer.is_alive() or not results or not results[-1].holes:
             into = empty(BLOCKS)
             begun_s = time.monotonic()
