@@ -1,0 +1,131 @@
+"""The command line without any fabric: what it takes, what it refuses, and what it says."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostraca.cli.bench import COMMAND as BENCH
+from ostraca.cli.program import main
+from ostraca.cli.status import COMMAND as STATUS
+from ostraca.cli.up import COMMAND as UP
+
+COMMANDS = (UP, STATUS, BENCH)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_command_explains_itself_with_an_example(
+    command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert isinstance(command, type(UP))
+    assert main([command.name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"$ ostraca {command.name}" in shown
+    assert shown.startswith(f"usage: ostraca {command.name}")
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command.summary in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["up", "--capacity", "lots"], "--capacity: 'lots' is no size"),
+        (["up", "--agents", "0"], "--agents: '0' is no count"),
+        (["up", "--transport", "carrier-pigeon"], "carrier-pigeon"),
+        (["up", "--cap", "4GiB"], "unrecognized arguments"),
+        (["status", "unix:///a.sock", "--dir", "/tmp"], "not allowed with"),
+        (["status", "over there"], "is not an address"),
+        (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
+        (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
+        (["bench", "unix:///a.sock", "--dir", "/tmp"], "not both"),
+    ],
+)
+def test_bad_usage_is_code_2_and_says_what_is_wrong(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+
+
+def test_status_says_how_to_start_a_fabric_where_none_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"ostraca: no fabric runs in {tmp_path}: start one with `ostraca up --dir {tmp_path}`, "
+        "or pass the address of an agent\n"
+    )
+
+
+def test_status_of_an_address_where_nobody_listens_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"unix://{tmp_path}/agent.sock"
+    assert main(["status", address]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"ostraca: can't reach an agent at {address}")
+    assert said.count("\n") == 1
+
+
+def test_a_missing_extra_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
+
+    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    assert main(["up"]) == 1
+    assert capsys.readouterr().err == (
+        "ostraca: this command needs rich; install it with: pip install 'ostraca[agent]'\n"
+    )
+
+
+def test_ctrl_c_is_code_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    assert main(["up"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_help_loads_nothing_that_an_sdk_only_install_lacks() -> None:
+    program = (
+        "import sys; from ostraca.cli import main; code = main(['--help'])\n"
+        "heavy = {'rich', 'uvloop', 'nixl_cu12', 'numpy', 'ostraca_dpu_agent', 'torch'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ostraca.cli", "--version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("ostraca ")
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_traceback() -> None:
+    program = "import sys; from ostraca.cli import main; sys.exit(main(['status', '--help']))"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.stderr is not None
+    said = child.stderr.read()
+    child.stderr.close()
+    child.wait()
+    assert b"Traceback" not in said

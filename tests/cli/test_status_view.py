@@ -1,0 +1,72 @@
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ostraca.cli.status import FabricStatus, as_json
+from ostraca.cli.status_view import duration_text, fabric_view
+from ostraca_fabric.status import AgentCounters, AgentStatus, ShardStatus
+
+STATUS = FabricStatus(
+    agents=(
+        AgentStatus(
+            agent="agent-0",
+            start_id="00",
+            version="0.1.0",
+            uptime_s=184.7,
+            transports=("nixl", "inline"),
+            sentence="I serve 2 of the fabric's 2 shards and have nothing to change.",
+            workers=3,
+            staging_bytes=256 << 20,
+            staging_used_bytes=64 << 20,
+            quarantined_bytes=0,
+            cache_bytes=0,
+            cache_used_bytes=0,
+            counters=AgentCounters(get_hits=90, get_misses=10, put_committed=7, get_bytes=90 << 20),
+            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True),),
+            agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
+        ),
+    ),
+    silent=(("agent-1", "unix:///b", "it is stopped"),),
+)
+
+
+def shown(status: FabricStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(fabric_view(status))
+    return out.getvalue()
+
+
+def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
+    text = shown(STATUS)
+    for words in (
+        "agent-0: I serve 2 of the fabric's 2 shards and have nothing to change.",
+        "agent-1: no answer from unix:///b",
+        "1.0 GiB of 2.0 GiB (50%)",
+        "64.0 MiB of 256.0 MiB (25%)",
+        "90 (90%)",
+        "1234",
+        "failing",
+        "3 min 4 s",
+        "off",
+    ):
+        assert words in text
+
+
+def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:
+    assert "\x1b" not in shown(STATUS)
+
+
+def test_the_json_holds_all_that_the_agents_said() -> None:
+    decoded = msgspec.json.decode(as_json(STATUS))
+    assert msgspec.convert(decoded["agents"], tuple[AgentStatus, ...]) == STATUS.agents
+    assert decoded["silent"] == [{"agent": "agent-1", "address": "unix:///b", "why": "it is stopped"}]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min 0 s"), (3700, "1 h 1 min"), (2 * 86400 + 5 * 3600, "2 d 5 h")],
+)
+def test_durations_have_two_units(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
