@@ -221,6 +221,15 @@ class TestNixlOverTcp(NixlContract):
         assert await asyncio.to_thread(sleeper.stop) == 0
 
 
+def test_any_changed_byte_of_the_metadata_is_noticed_before_nixl_parses_it() -> None:
+    metadata = sealed(noise(460, 9).tobytes())
+    assert sealed(unsealed(metadata)) == metadata
+    for place in range(len(metadata)):
+        damaged = metadata[:place] + bytes([metadata[place] ^ 1]) + metadata[place + 1 :]
+        with pytest.raises(TransportError):
+            unsealed(damaged)
+
+
 @needs_nixl
 @pytest.mark.nixl
 @pytest.mark.parametrize("how", ["closed", "left open"])
