@@ -12,7 +12,7 @@ class ConnectionSettings:
     connections_max: int = 1024
     """Connections a server holds at once; one more is refused.
 
-    Raise it, with the process's limit of open files, for agents with more workers and peers than this. Each holds
+    Raise it, with the limit of open files, for agents with more workers and peers than this. Each holds
     64 KiB and what its requests hold.
     """
 
@@ -26,7 +26,7 @@ class ConnectionSettings:
     """Bytes waiting to be sent on top of which a message closes the connection: the other end is stuck."""
 
     send_buffer_bytes: int = 1 << 20
-    """Bytes waiting to be sent from which on ``drained`` waits. Raise it for fast links with long round trips."""
+    """Bytes waiting to be sent from which on ``drained`` waits. Raise it for fast links with long delays."""
 
     close_s: float = 2.0
     """How long the last words of a connection may take to leave before it is cut."""

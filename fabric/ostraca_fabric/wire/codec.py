@@ -35,7 +35,7 @@ from ostraca_fabric.wire.messages import (
     WorkerRequest,
 )
 
-M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
 
 MESSAGE_TYPES: dict[int, type[Message]] = {
     message_type.__struct_config__.tag: message_type for message_type in typing.get_args(AnyMessage)
@@ -43,17 +43,17 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
 """Every message, by its tag."""
 
 
-class MessageDecoder(Generic[M]):
+class MessageDecoder(Generic[M_co]):
     """Decodes the messages that may come from one kind of sender."""
 
     def __init__(self, accepted: Any, *, sender: str) -> None:  # noqa: ANN401 (a union has no better type)
         self._decode = msgspec.msgpack.Decoder(accepted).decode
         self._sender = sender
 
-    def decode(self, payload: bytes) -> M:
+    def decode(self, payload: bytes) -> M_co:
         """Return the message. Raises MalformedError or ProtocolError, never anything else."""
         try:
-            return typing.cast("M", self._decode(payload))
+            return typing.cast("M_co", self._decode(payload))
         # ValueError covers msgspec's own errors and bad UTF-8; nesting without end is a RecursionError.
         except (ValueError, RecursionError) as error:
             raise self._refusal(payload, error) from error

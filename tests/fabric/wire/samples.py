@@ -1,0 +1,43 @@
+"""One message of every type."""
+
+from __future__ import annotations
+
+from ostraca_fabric.chain import Chain
+from ostraca_fabric.layout import KvGroup, Layout
+from ostraca_fabric.wire import messages as m
+
+LAYOUT = Layout("model@1", "bf16", 16, (KvGroup(2, 2, 64),))
+SPANS = (Chain.of([bytes([n]) * 32 for n in range(40)], hash_bytes=32)[8:40].span(),)
+
+SAMPLES: tuple[m.AnyMessage, ...] = (
+    m.Hello(1, 1, "worker", "tenant", "", "test", ("a",), (m.ArenaOffer("inline", 1 << 20, 1 << 20),)),
+    m.Welcome(1, "agent", bytes(16), ("a",), m.ConnectionLimits(1 << 20, 512, 4), "inline"),
+    m.Refused("limit", "too many"),
+    m.Failed(1, "usage", "no"),
+    m.OpenVolume(1, "volume", LAYOUT, 1 << 16, create=True),
+    m.VolumeOpened(1, 2, 3),
+    m.Lookup(1, 2, 0.5, SPANS, 1.0),
+    m.LookupDone(1, bytes(32), bytes(32)),
+    m.Get(1, 2, 0.5, SPANS, bytes(128), bytes(256), 1 << 16),
+    m.GetProgress(1, bytes(4), bytes(16)),
+    m.GetDone(1, bytes(32), bytes(32)),
+    m.Put(1, 2, 0.5, 1, SPANS, bytes(128), bytes(512), bytes(256), 1 << 16),
+    m.PutDone(1, bytes(32), bytes(32), bytes(4)),
+    m.Prefetch(1, 2, 0.5, SPANS),
+    m.PrefetchDone(1, bytes(32), bytes(32)),
+    m.Cancel(1),
+    m.Settled(1),
+    m.Ping(1),
+    m.Pong(1),
+    m.Status(1),
+    m.StatusDone(1, b"body"),
+    m.Fetch(1, bytes(8), bytes(4)),
+    m.Resolve(1, 0.5, 1.0, (m.ShardKeys("e/d/0", bytes(16)),)),
+    m.Resolved(1, (m.ShardExtents("e/d/0", is_owner=True, owner_epoch=1),)),
+    m.Reserve(1, 0.5, 1.0, (m.ShardWants("e/d/0", bytes(16), bytes(4)),)),
+    m.Reserved(1, (m.ShardReservations("e/d/0", is_owner=True, owner_epoch=1),)),
+    m.Commit(1, 0.5, (m.ShardCommit("e/d/0", 1, bytes(8), bytes(16)),)),
+    m.Committed(1, (m.ShardCommitted("e/d/0", b"\x02", b"\x00"),)),
+    m.Release((m.ShardRelease("e/d/0", (1, 2), bytes(8)),)),
+    m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),
+)

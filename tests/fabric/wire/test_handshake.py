@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ostraca_fabric.errors import AuthenticationError, ConnectError, ProtocolError, VersionError
+from ostraca_fabric.ids import AgentId, StartId, TenantId
+from ostraca_fabric.wire.handshake import (
+    AGENT,
+    DEFAULT_LIMITS,
+    OPERATOR,
+    OVERFLOW_UID,
+    WORKER,
+    Access,
+    AgentHandshake,
+    WorkerHandshake,
+    accepted,
+)
+from ostraca_fabric.wire.messages import ArenaOffer, Hello, Refused, Welcome
+
+OWN_UID, OTHER_UID = 1000, 1001
+START = StartId(bytes(range(16)))
+ACCESS = Access(
+    own_uid=OWN_UID,
+    tenant_tokens={TenantId("red"): ("red-1", "red-2"), TenantId("blue"): ("blue-1",)},
+    tenant_uids={TenantId("blue"): frozenset({OTHER_UID})},
+    fabric_tokens=("fabric-1",),
+)
+END = AgentHandshake(AgentId("a1"), START, ACCESS, features=("waves", "pins"), transports=("nixl", "inline"))
+
+
+def hello(role: str = WORKER, tenant: str = "red", token: str = "", **more: object) -> Hello:
+    return msgspec.structs.replace(WorkerHandshake(role, tenant, "test", token).hello, **more)
+
+
+def code_of(answer: Welcome | Refused) -> str:
+    return answer.code if isinstance(answer, Refused) else "welcome"
+
+
+def test_a_welcome_says_what_both_ends_can_do() -> None:
+    offers = (ArenaOffer("quantum", 1, 1), ArenaOffer("inline", 1, 1), ArenaOffer("nixl", 1, 1))
+    answer = END.answer(hello(features=("pins", "magic"), arenas=offers), OWN_UID)
+    assert answer == Welcome(1, "a1", START, ("pins",), DEFAULT_LIMITS, "inline")
+
+
+@pytest.mark.parametrize(
+    ("role", "tenant", "token", "uid", "code"),
+    [
+        (WORKER, "red", "", OWN_UID, "welcome"),
+        (WORKER, "nobody-heard-of-it", "", OWN_UID, "welcome"),
+        (WORKER, "red", "", 0, "welcome"),
+        (WORKER, "red", "", OTHER_UID, "authentication"),
+        (WORKER, "blue", "", OTHER_UID, "welcome"),
+        (WORKER, "red", "", OVERFLOW_UID, "authentication"),
+        (WORKER, "red", "", None, "authentication"),
+        (WORKER, "red", "red-1", None, "welcome"),
+        (WORKER, "red", "red-2", OTHER_UID, "welcome"),
+        (WORKER, "red", "blue-1", None, "authentication"),
+        (WORKER, "blue", "red-1", None, "authentication"),
+        (WORKER, "red", "fabric-1", None, "authentication"),
+        (WORKER, "green", "red-1", None, "authentication"),
+        (WORKER, "red", "wrong", OWN_UID, "authentication"),
+        (AGENT, "", "", OWN_UID, "welcome"),
+        (AGENT, "", "", OTHER_UID, "authentication"),
+        (AGENT, "", "fabric-1", None, "welcome"),
+        (AGENT, "", "red-1", None, "authentication"),
+        (OPERATOR, "", "fabric-1", None, "welcome"),
+        (OPERATOR, "", "", None, "authentication"),
+        (OPERATOR, "", "", OTHER_UID, "authentication"),
+        (WORKER, "", "", OWN_UID, "protocol"),
+        (WORKER, "../red", "", OWN_UID, "protocol"),
+        (OPERATOR, "red", "", OWN_UID, "protocol"),
+        ("king", "red", "", OWN_UID, "protocol"),
+    ],
+)
+def test_who_may_speak_for_whom(role: str, tenant: str, token: str, uid: int | None, code: str) -> None:
+    assert code_of(END.answer(hello(role, tenant, token), uid)) == code
+
+
+@pytest.mark.parametrize("uid", [OWN_UID, 0])
+def test_where_the_own_user_is_not_trusted_it_needs_a_token_like_anyone(uid: int) -> None:
+    strict = Access(OWN_UID, ACCESS.tenant_tokens, own_user_is_trusted=False)
+    end = AgentHandshake(AgentId("a1"), START, strict)
+    assert code_of(end.answer(hello(), uid)) == "authentication"
+    assert code_of(end.answer(hello(token="red-1"), uid)) == "welcome"
+
+
+def test_a_refusal_does_not_tell_whether_the_tenant_exists() -> None:
+    known = END.answer(hello(tenant="blue", token="x"), None)
+    unknown = END.answer(hello(tenant="grey", token="x"), None)
+    assert isinstance(known, Refused)
+    assert isinstance(unknown, Refused)
+    assert known.message.replace("blue", "grey") == unknown.message
+
+
+def test_the_newest_version_both_speak_is_chosen() -> None:
+    end = AgentHandshake(AgentId("a1"), START, ACCESS, version_oldest=3, version_newest=4)
+    chosen = [
+        end.answer(hello(version_oldest=oldest, version_newest=newest), OWN_UID)
+        for oldest, newest in [(2, 3), (3, 4), (4, 5)]
+    ]
+    assert [answer.version for answer in chosen if isinstance(answer, Welcome)] == [3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "who"), [(1, 2, "upgrade the worker"), (5, 6, "upgrade the agent")]
+)
+def test_without_a_common_version_the_refusal_says_whom_to_upgrade(
+    oldest: int, newest: int, who: str
+) -> None:
+    end = AgentHandshake(AgentId("a1"), START, ACCESS, version_oldest=3, version_newest=4)
+    answer = end.answer(hello(version_oldest=oldest, version_newest=newest), OWN_UID)
+    assert isinstance(answer, Refused)
+    assert answer.code == "version"
+    assert who in answer.message
+
+
+def test_a_range_of_versions_that_is_upside_down_is_refused() -> None:
+    assert code_of(END.answer(hello(version_oldest=1, version_newest=0), OWN_UID)) == "version"
+
+
+def test_an_arena_that_can_not_be_reached_is_refused() -> None:
+    answer = END.answer(hello(arenas=(ArenaOffer("quantum", 1, 1),)), OWN_UID)
+    assert isinstance(answer, Refused)
+    assert answer.code == "transport"
+    assert "quantum" in answer.message
+
+
+def test_the_other_end_accepts_what_it_was_offered() -> None:
+    worker = WorkerHandshake(WORKER, "red", "test", features=("pins",), arenas=(ArenaOffer("nixl", 1, 1),))
+    answer = END.answer(worker.hello, OWN_UID)
+    assert worker.accept(answer) == answer
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("authentication", AuthenticationError), ("version", VersionError), ("limit", ConnectError)],
+)
+def test_a_refusal_becomes_an_error_with_the_agents_words(code: str, error: type[ConnectError]) -> None:
+    with pytest.raises(error, match="do this instead") as caught:
+        accepted(hello(), Refused(code, "do this instead"))
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"features": ("pins",)},
+        {"transport": "nixl"},
+        {"limits": msgspec.structs.replace(DEFAULT_LIMITS, inflight_max=0)},
+    ],
+    ids=str,
+)
+def test_a_welcome_to_something_never_offered_is_not_accepted(change: dict[str, object]) -> None:
+    welcome = END.answer(hello(), OWN_UID)
+    with pytest.raises(ProtocolError, match="was not offered"):
+        accepted(hello(), msgspec.structs.replace(welcome, **change))
