@@ -188,7 +188,7 @@ class GetViewsBatch(GetBatch):
         self.held.clear()
 
     def _hand_over(self, block: int, offset: int, length: int) -> None:
-        self.views[block] = self._target.arena.view[offset : offset + length].toreadonly()
+        self.views[block] = self._target.arena.lend(offset, length, is_written=False)
 
     def _drop(self, request: int) -> None:
         del self._under[request]

@@ -141,6 +141,8 @@ class Session:
 
     def break_off(self, why: str) -> None:
         """End the connection because its agent can't be understood; its requests hear Disconnected."""
+        with self._arena.changed:
+            self.lost_because = self.lost_because or why
         self._pump.break_off(why)
 
     def close(self) -> None:
@@ -207,7 +209,7 @@ class Session:
 
     def _on_lost(self, why: str) -> None:
         with self._arena.changed:
-            self.lost_because = why
+            self.lost_because = self.lost_because or why
             # Inline bytes came through this connection alone, and its reader is closed.
             self._arena.ledger.lost(is_drained=isinstance(self._end, InlineArenaEnd))
             waiting = list(self._mailboxes.items())

@@ -6,7 +6,11 @@ managers. After that, their memoryviews raise ValueError when touched, and array
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from ostraca_fabric.errors import UsageError
 
@@ -14,26 +18,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ostraca.results import GetResult
 
 
-def _revoke(views: Sequence[memoryview | None]) -> None:
-    """Make views unusable.
+class _Lent:
+    """Views lent to a caller, and whether anything made of them is still alive."""
 
-    Raises UsageError when someone made an array of one: the slot can't be given back under it.
-    """
-    for position, view in enumerate(views):
-        if view is not None:
-            try:
-                view.release()
-            except BufferError as error:
-                raise UsageError(
-                    f"an array or tensor still uses block {position}'s slot: drop what was made from the "
-                    "view, then release again"
-                ) from error
+    def __init__(self, views: Sequence[memoryview | None]) -> None:
+        self.views = tuple(views)
+        # A view's ``obj`` lives as long as anything that can see the slot: numpy and torch do not tell a view
+        # that they use its memory, but they keep what it was made of.
+        self._owners = [None if view is None else weakref.ref(view.obj) for view in self.views]
+
+    def revoke(self) -> None:
+        """Make the views unusable.
+
+        Raises UsageError when an array or view made of one is alive: its slot can't be given back under it.
+        """
+        for view in self.views:
+            if view is not None:
+                # An export that forbids this also keeps the owner, which is what is looked at below.
+                with contextlib.suppress(BufferError):
+                    view.release()
+        alive = [
+            block for block, owner in enumerate(self._owners) if owner is not None and owner() is not None
+        ]
+        if alive:
+            raise UsageError(
+                f"an array, tensor or view still uses the slot of block {alive[0]}: drop what was "
+                "made of it, then release again"
+            )
 
 
 class BlockViews:
@@ -48,21 +64,21 @@ class BlockViews:
         self, result: GetResult, views: Sequence[memoryview | None], give_back: Callable[[], None]
     ) -> None:
         self.result = result
-        self._views = views
+        self._lent = _Lent(views)
         self._give_back = give_back
         self._is_released = False
 
     def __len__(self) -> int:
         """Count the blocks, HITs or not."""
-        return len(self._views)
+        return len(self._lent.views)
 
     def __getitem__(self, block: int) -> memoryview | None:
         """Return a block's bytes, or None."""
-        return self._views[block]
+        return self._lent.views[block]
 
     def __iter__(self) -> Iterator[memoryview | None]:
         """Go through the blocks."""
-        return iter(self._views)
+        return iter(self._lent.views)
 
     def __enter__(self) -> Self:
         """Lend the views to the ``with`` block."""
@@ -81,7 +97,7 @@ class BlockViews:
         """
         if self._is_released:
             return
-        _revoke(self._views)
+        self._lent.revoke()
         self._is_released = True
         self._give_back()
 
@@ -100,7 +116,9 @@ class SlotLease:
         self, views: Sequence[memoryview], offsets: NDArray[np.int64], give_back: Callable[[], None]
     ) -> None:
         self.views = tuple(views)
+        self._lent = _Lent(views)
         self._offsets = offsets
+        self._lengths = np.array([len(view) for view in views], np.uint32)
         self._give_back = give_back
         self._is_over = False
 
@@ -132,14 +150,14 @@ class SlotLease:
         Raises UsageError while arrays of them are alive.
         """
         if not self._is_over:
-            _revoke(self.views)
+            self._lent.revoke()
             self._is_over = True
             self._give_back()
 
-    def taken_over(self) -> NDArray[np.int64]:
-        """End the lease for a put, which owns the slots from here on; return their offsets."""
+    def taken_over(self) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """End the lease for a put, which owns the slots from here on; return their offsets and lengths."""
         if self._is_over:
             raise UsageError("these slots were put or released already: take new ones with volume.slots()")
-        _revoke(self.views)
+        self._lent.revoke()
         self._is_over = True
-        return self._offsets
+        return self._offsets, self._lengths

@@ -199,7 +199,7 @@ class Volume:
         if offsets is None:
             raise UsageError(f"{count} slots are not free now: release views or leases, or raise arena_bytes")
         views = [
-            arena.view[offset : offset + length]
+            arena.lend(offset, length, is_written=True)
             for offset, length in zip(offsets.tolist(), sizes.tolist(), strict=True)
         ]
         return SlotLease(views, offsets, lambda: arena.give(offsets))
@@ -217,10 +217,9 @@ class Volume:
             raise UsageError(
                 f"the lease has {len(lease)} slots and the chain {len(checked)} blocks: lease as many"
             )
-        sizes = np.array([len(view) for view in lease], np.uint32)
         begun: list[PutSlotsBatch] = []
         with self._client.running():
-            offsets = lease.taken_over()
+            offsets, sizes = lease.taken_over()
 
             def begin(target: Target) -> PutSlotsBatch:
                 begun.append(PutSlotsBatch(target, checked, offsets, sizes, until_s=until_s, ack=wanted))

@@ -1,0 +1,248 @@
+"""An agent for the SDK's tests: it speaks the real wire, and does wrong exactly what a test asks for.
+
+It keeps blocks in a dict and moves them inline. ``script`` maps a message type to a function that is called
+instead of the usual answer; it is given the connection and the message, and runs in the agent's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostraca_fabric.errors import ProtocolError
+from ostraca_fabric.ids import AgentId, StartId
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
+from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, bulk_header, encode
+from ostraca_fabric.wire.handshake import Access, AgentHandshake
+from ostraca_fabric.wire.messages import (
+    Cancel,
+    ConnectionLimits,
+    Failed,
+    Fetch,
+    Get,
+    GetDone,
+    GetProgress,
+    Lookup,
+    LookupDone,
+    Message,
+    OpenVolume,
+    Prefetch,
+    PrefetchDone,
+    Put,
+    PutDone,
+    VolumeOpened,
+    Welcome,
+)
+
+Script = dict[type[Message], Callable[["AgentConnection", Any], None]]
+LIMITS = ConnectionLimits(frame_bytes_max=1 << 20, blocks_max=1024, inflight_max=16)
+BlockId = tuple[str, bytes, int, int]
+
+
+@dataclass(slots=True)
+class AgentConnection:
+    """One worker's connection, in its own thread."""
+
+    agent: ScriptedAgent
+    socket: socket.socket
+    is_greeted: bool = False
+    volumes: dict[int, OpenVolume] = field(default_factory=dict)
+    incoming: dict[int, list[bytearray]] = field(default_factory=dict)
+    messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    ended: queue.SimpleQueue[BulkEnd | None] = field(default_factory=queue.SimpleQueue)
+
+    def send(self, message: Message) -> None:
+        self.socket.sendall(encode(message))
+
+    def send_bulk(self, transfer: int, offset: int, payload: bytes) -> None:
+        self.socket.sendall(bulk_header(transfer, offset, len(payload)) + payload)
+
+    def block_ids(self, message: Get | Put | Lookup | Prefetch) -> list[BlockId]:
+        name = self.volumes[message.handle].name
+        return [
+            (name, span.hashes[at : at + span.hash_bytes], span.rank, span.group)
+            for span in message.spans
+            for at in range(0, len(span.hashes), span.hash_bytes)
+        ]
+
+    def land(self, message: Get, positions: list[int], *, spoil: Callable[[bytes], bytes] = bytes) -> None:
+        """Send blocks to their slots, and say that they landed."""
+        ids, slots = self.block_ids(message), columns.u64(message.slots, len(message.slots) // 8)
+        tags = []
+        for position in positions:
+            tag, payload = self.agent.blocks[ids[position]]
+            self.send_bulk(message.request, int(slots[position]), spoil(payload))
+            tags.append(tag)
+        self.send(GetProgress(message.request, np.array(positions, columns.U32).tobytes(), b"".join(tags)))
+
+    def fetch(self, message: Put) -> list[bytes]:
+        """Have the worker send the blocks of a put."""
+        lengths = columns.u32(message.lengths, len(message.lengths) // 4).tolist()
+        self.incoming[message.request] = [bytearray(length) for length in lengths]
+        self.send(Fetch(message.request, message.slots, message.lengths))
+        for _ in lengths:
+            if self.ended.get() is None:
+                raise ConnectionResetError
+        return [bytes(part) for part in self.incoming.pop(message.request)]
+
+    def hang_up(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class ScriptedAgent:
+    """A listening agent. ``seen`` holds every message it was sent, ``connections`` whom it welcomed."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str = "agent-1",
+        limits: ConnectionLimits = LIMITS,
+        blocks: dict[BlockId, tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        self.address = f"unix://{path}"
+        self.script: Script = {}
+        self.seen: list[Message] = []
+        self.cancelled = threading.Event()
+        self.blocks: dict[BlockId, tuple[bytes, bytes]] = {} if blocks is None else blocks
+        self.connections: queue.SimpleQueue[AgentConnection] = queue.SimpleQueue()
+        self._handshake = AgentHandshake(
+            AgentId(name),
+            StartId(os.urandom(16)),
+            Access(own_uid=os.getuid()),
+            limits=limits,
+            transports=("inline",),
+        )
+        self._open: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def seen_of(self, kind: type[Message]) -> list[Any]:
+        return [message for message in self.seen if isinstance(message, kind)]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(sock)
+            thread = threading.Thread(target=self._serve, args=(sock,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Read one connection.
+
+        Messages are answered in a thread of their own: some answers wait for bulk bytes.
+        """
+        connection = AgentConnection(self, sock)
+        answering = threading.Thread(target=self._answer, args=(connection,))
+        answering.start()
+
+        def sink(transfer: int, offset: int, length: int) -> memoryview:
+            return memoryview(connection.incoming[transfer][offset])
+
+        reader = FrameReader(sink, frame_bytes_max=1 << 20)
+        # The worker hanging up, at whatever point, is how most tests end.
+        with contextlib.suppress(OSError):
+            while count := sock.recv_into(reader.buffer()):
+                for event in reader.received(count):
+                    self._on_event(connection, event)
+        connection.messages.put(None)
+        connection.ended.put(None)
+        answering.join()
+        sock.close()
+
+    def _on_event(self, connection: AgentConnection, event: Event) -> None:
+        if isinstance(event, ProtocolError):
+            raise event
+        if isinstance(event, BulkEnd):
+            connection.ended.put(event)
+        elif connection.is_greeted:
+            message = FROM_WORKER.decode(event)
+            self.seen.append(message)
+            if isinstance(message, Cancel):
+                self.cancelled.set()
+            connection.messages.put(message)
+        else:
+            answer = self._handshake.answer(HELLO.decode(event), os.getuid())
+            connection.send(answer)
+            connection.is_greeted = isinstance(answer, Welcome)
+            self.connections.put(connection)
+
+    def _answer(self, connection: AgentConnection) -> None:
+        with contextlib.suppress(OSError):
+            while (message := connection.messages.get()) is not None:
+                self.script.get(type(message), type(self).usual)(connection, message)
+
+    @staticmethod
+    def usual(connection: AgentConnection, message: Message) -> None:
+        """Answer as an agent with enough of everything would."""
+        agent = connection.agent
+        match message:
+            case OpenVolume():
+                handle = len(connection.volumes)
+                connection.volumes[handle] = message
+                connection.send(VolumeOpened(message.request, handle, 1))
+            case Lookup() | Prefetch():
+                states = bytes(
+                    BlockState.HIT if each in agent.blocks else BlockState.MISS
+                    for each in connection.block_ids(message)
+                )
+                reasons = bytes(Reason.NONE if state else Reason.NOT_FOUND for state in states)
+                done = LookupDone if isinstance(message, Lookup) else PrefetchDone
+                connection.send(done(message.request, states, reasons))
+            case Get():
+                there = [each in agent.blocks for each in connection.block_ids(message)]
+                for position in np.flatnonzero(there).tolist():
+                    connection.land(message, [position])
+                reasons = bytes(Reason.NONE if state else Reason.NOT_FOUND for state in there)
+                connection.send(GetDone(message.request, bytes(there), reasons))
+            case Put():
+                ids = connection.block_ids(message)
+                outcomes = []
+                for each, payload, tag in zip(
+                    ids, connection.fetch(message), columns.rows16(message.tags, len(ids)), strict=True
+                ):
+                    outcomes.append(PutState.EXISTS if each in agent.blocks else PutState.COMMITTED)
+                    agent.blocks.setdefault(each, (tag.tobytes(), payload))
+                connection.send(PutDone(message.request, bytes(outcomes), bytes(len(ids))))
+            case Cancel():
+                pass
+            case _:
+                connection.send(Failed(0, "usage", f"{type(message).__name__} is not in the script"))
+
+
+@contextlib.contextmanager
+def agent_at(path: Path, **how: Any) -> Iterator[ScriptedAgent]:
+    """Run an agent for the length of a ``with`` block."""
+    agent = ScriptedAgent(path, **how)
+    try:
+        yield agent
+    finally:
+        agent.stop()

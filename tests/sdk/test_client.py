@@ -1,0 +1,372 @@
+"""Connecting, opening, and what callers get wrong: an error that says what to do, or a known result."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, MIB, SETTINGS, hashes
+from tests.sdk.scripted_agent import ScriptedAgent, agent_at
+
+import ostraca
+from ostraca import BlockState, PutState, Reason
+from ostraca.dial import chosen_addresses
+from ostraca_fabric.wire.messages import Failed, OpenVolume
+
+FAR_S = 30.0
+
+
+def memory(blocks: int) -> list[bytearray]:
+    return [bytearray(BLOCK_BYTES) for _ in range(blocks)]
+
+
+# --- connecting ---------------------------------------------------------------------------------------------
+
+
+def test_an_address_where_nobody_listens_is_named_in_the_error(tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/nobody.sock"
+    with pytest.raises(ostraca.ConnectError, match=r"nobody\.sock"):
+        ostraca.connect(address, settings=SETTINGS)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ostraca.UsageError, match=r"write unix:///path/to/socket or tcp://host:port"):
+        ostraca.connect("localhost:80", settings=SETTINGS)
+
+
+def test_an_agent_that_does_not_answer_hello_costs_its_share_of_the_time(tmp_path: Path) -> None:
+    with (
+        agent_at(tmp_path / "b.sock") as agent,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute,
+    ):
+        mute.bind(str(tmp_path / "a.sock"))
+        mute.listen()
+        addresses = [f"unix://{tmp_path}/a.sock", agent.address]
+        with ostraca.connect(addresses, settings=SETTINGS, timeout_s=1.0) as client:
+            assert client.agent == "agent-1"
+        with pytest.raises(ostraca.ConnectError, match="no answer to Hello in time"):
+            ostraca.connect(addresses[0], settings=SETTINGS, timeout_s=0.1)
+
+
+def test_a_wrong_token_is_an_authentication_error(agent: ScriptedAgent) -> None:
+    with pytest.raises(ostraca.AuthenticationError, match="token"):
+        ostraca.connect(agent.address, credentials="wrong", settings=SETTINGS)
+
+
+def test_without_an_address_the_environment_says_where_and_then_the_usual_sockets(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    found = chosen_addresses(None, {"OSTRACA_AGENT": f"{agent.address}, tcp://host:1"})
+    assert [str(address) for address in found] == [agent.address, "tcp://host:1"]
+    with pytest.raises(ostraca.ConnectError, match="OSTRACA_AGENT is not set"):
+        chosen_addresses(None, {"XDG_RUNTIME_DIR": str(tmp_path)})
+    (tmp_path / "ostraca").mkdir()
+    with agent_at(tmp_path / "ostraca" / "agent.sock") as usual:
+        found = chosen_addresses(None, {"XDG_RUNTIME_DIR": str(tmp_path)})
+        assert [str(address) for address in found] == [usual.address]
+
+
+def test_tenants_and_credentials_that_cannot_be_meant_are_refused(agent: ScriptedAgent) -> None:
+    with pytest.raises(ostraca.UsageError, match="tenant"):
+        ostraca.connect(agent.address, tenant="Not A Name", settings=SETTINGS)
+    with pytest.raises(ostraca.UsageError, match="credentials"):
+        ostraca.connect(agent.address, credentials="", settings=SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"chunk_bytes": 1000},
+        {"arena_bytes": MIB, "chunk_bytes": 2 * MIB},
+        {"transports": ()},
+        {"transports": ("pigeon",)},
+        {"windows_inflight": 0},
+        {"deadline_s_max": float("nan")},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ostraca.UsageError, match=next(iter(wrong))):
+        ostraca.ClientSettings(**wrong)  # type: ignore[arg-type]
+
+
+# --- volumes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("unknown_volume", ostraca.UnknownVolumeError),
+        ("layout_mismatch", ostraca.LayoutMismatchError),
+        ("usage", ostraca.RefusedError),
+    ],
+)
+def test_a_volume_that_cannot_be_opened_is_an_error(
+    agent: ScriptedAgent, client: ostraca.Client, code: str, error: type[Exception]
+) -> None:
+    agent.script[OpenVolume] = lambda connection, message: connection.send(
+        Failed(message.request, code, "the agent's words")
+    )
+    with pytest.raises(error, match="the agent's words"):
+        client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES)
+
+
+def test_an_agent_that_does_not_open_a_volume_in_time_is_a_connect_error(
+    agent: ScriptedAgent, client: ostraca.Client
+) -> None:
+    agent.script[OpenVolume] = lambda *_: None
+    with pytest.raises(ostraca.ConnectError, match="did not answer OpenVolume in time"):
+        client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, timeout_s=0.05)
+
+
+def test_volumes_that_cannot_be_meant_are_refused(client: ostraca.Client) -> None:
+    with pytest.raises(ostraca.UsageError, match="volume 'Not A Name'"):
+        client.volume("Not A Name", LAYOUT, block_bytes=BLOCK_BYTES)
+    with pytest.raises(ostraca.UsageError, match="block_bytes is 0"):
+        client.volume("kv", LAYOUT, block_bytes=0)
+    with pytest.raises(ostraca.UsageError, match="raise chunk_bytes"):
+        client.volume("kv", LAYOUT, block_bytes=2 * MIB)
+    with pytest.raises(ostraca.UsageError, match=r"pass an ostraca\.Layout"):
+        client.volume("kv", "bf16", block_bytes=BLOCK_BYTES)  # type: ignore[arg-type]
+
+
+# --- bad input ----------------------------------------------------------------------------------------------
+
+
+def test_a_hash_of_the_wrong_length_is_refused(volume: ostraca.Volume) -> None:
+    with pytest.raises(ostraca.UsageError, match="engine hash 1 has 16 bytes"):
+        volume.chain([bytes(32), bytes(16)])
+
+
+def test_a_read_only_destination_is_refused_before_anything_is_sent(
+    agent: ScriptedAgent, volume: ostraca.Volume
+) -> None:
+    with pytest.raises(ostraca.UsageError, match="read-only"):
+        volume.get(volume.chain(hashes(1)), into=[bytes(8)], deadline_s=FAR_S)
+    assert [type(message) for message in agent.seen] == [OpenVolume]
+
+
+def test_as_many_blocks_as_engine_hashes_must_be_passed(volume: ostraca.Volume) -> None:
+    with pytest.raises(ostraca.UsageError, match="source has 1 blocks and the chain 2"):
+        volume.put(volume.chain(hashes(2)), source=memory(1), deadline_s=FAR_S)
+
+
+def test_a_block_larger_than_the_volumes_is_refused(volume: ostraca.Volume) -> None:
+    with pytest.raises(ostraca.UsageError, match="at most 65536"):
+        volume.put(volume.chain(hashes(1)), source=[bytes(BLOCK_BYTES + 1)], deadline_s=FAR_S)
+
+
+def test_a_batch_over_the_limit_is_refused(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(SETTINGS.batch_blocks_max + 1))
+    with pytest.raises(ostraca.UsageError, match="batch_blocks_max"):
+        volume.get(chain, into=[], deadline_s=FAR_S)
+    with pytest.raises(ostraca.UsageError, match="batch_blocks_max"):
+        volume.lookup([chain[:300], chain[:300]], deadline_s=FAR_S)
+
+
+def test_an_empty_batch_has_an_empty_result_and_sends_nothing(
+    agent: ScriptedAgent, volume: ostraca.Volume
+) -> None:
+    none = volume.chain([])
+    assert len(volume.get(none, into=[], deadline_s=FAR_S)) == 0
+    assert len(volume.put(none, source=np.empty((0, 8)), deadline_s=FAR_S)) == 0
+    assert volume.lookup([], deadline_s=FAR_S).chains == ()
+    assert len(volume.prefetch(none, deadline_s=FAR_S)) == 0
+    with volume.get_views(none, lengths=8, deadline_s=FAR_S) as views:
+        assert len(views) == 0
+    assert [type(message) for message in agent.seen] == [OpenVolume]
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1.0])
+def test_a_deadline_that_has_passed_makes_everything_late_and_sends_nothing(
+    agent: ScriptedAgent, volume: ostraca.Volume, deadline_s: float
+) -> None:
+    chain = volume.chain(hashes(2))
+    got = volume.get(chain, into=memory(2), deadline_s=deadline_s)
+    assert (got.states, got.reasons) == ((BlockState.LATE,) * 2, (Reason.DEADLINE,) * 2)
+    put = volume.put(chain, source=memory(2), deadline_s=deadline_s)
+    assert (put.states, put.reasons) == ((PutState.LATE,) * 2, (Reason.DEADLINE,) * 2)
+    assert volume.lookup(chain, deadline_s=deadline_s).states == (BlockState.LATE,) * 2
+    assert volume.prefetch(chain, deadline_s=deadline_s).states == (BlockState.LATE,) * 2
+    assert [type(message) for message in agent.seen] == [OpenVolume]
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), 1e9, "soon"])
+def test_a_deadline_that_cannot_be_meant_is_refused(volume: ostraca.Volume, deadline_s: float) -> None:
+    with pytest.raises(ostraca.UsageError, match="deadline_s"):
+        volume.get(volume.chain(hashes(1)), into=memory(1), deadline_s=deadline_s)
+
+
+def test_other_arguments_that_cannot_be_meant_are_refused(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(1))
+    with pytest.raises(ostraca.UsageError, match="pin_s"):
+        volume.lookup(chain, deadline_s=FAR_S, pin_s=-1)
+    with pytest.raises(ostraca.UsageError, match="recompute_s"):
+        volume.get(chain, into=memory(1), deadline_s=FAR_S, recompute_s=-1)
+    with pytest.raises(ostraca.UsageError, match="ack"):
+        volume.put(chain, source=memory(1), deadline_s=FAR_S, ack=9)  # type: ignore[arg-type]
+    with pytest.raises(ostraca.UsageError, match=r"volume\.chain"):
+        volume.get([bytes(32)], into=memory(1), deadline_s=FAR_S)  # type: ignore[arg-type]
+
+
+# --- views and leases ---------------------------------------------------------------------------------------
+
+
+def test_views_are_the_verified_slots_and_end_with_their_lease(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(2))
+    volume.put(chain[:1], source=[b"a" * 100], deadline_s=FAR_S)
+    with volume.get_views(chain, lengths=100, deadline_s=FAR_S) as views:
+        first, second = views
+        assert views.result.states == (BlockState.HIT, BlockState.MISS)
+        assert first is not None
+        assert first.tobytes() == b"a" * 100
+        assert first.readonly
+        assert second is None
+    with pytest.raises(ValueError, match="released"):
+        first.tobytes()
+
+
+def test_views_are_not_released_under_an_array(client: ostraca.Client, volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(1))
+    volume.put(chain, source=[b"a" * 100], deadline_s=FAR_S)
+    views = volume.get_views(chain, lengths=100, deadline_s=FAR_S)
+    kept = np.frombuffer(views[0], np.uint8)  # type: ignore[arg-type]  # a HIT is not None
+    with pytest.raises(ostraca.UsageError, match="drop what was made of it, then release"):
+        views.release()
+    assert kept.tobytes() == b"a" * 100
+    del kept
+    views.release()
+    views.release()
+
+
+def test_leased_slots_are_put_without_a_copy(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(3))
+    lease = volume.slots(3, lengths=[10, 20, 30])
+    for number, slot in enumerate(lease):
+        slot[:] = bytes([number]) * len(slot)
+    assert volume.put_slots(chain, lease, deadline_s=FAR_S).accepted == 3
+    with pytest.raises(ostraca.UsageError, match="put or released already"):
+        volume.put_slots(chain, lease, deadline_s=FAR_S)
+    target = [bytearray(10), bytearray(20), bytearray(30)]
+    assert volume.get(chain, into=target, deadline_s=FAR_S).hits == 3
+    assert target == [bytes([number]) * (number + 1) * 10 for number in range(3)]
+
+
+def test_leases_and_views_beyond_the_arena_are_refused(volume: ostraca.Volume) -> None:
+    with pytest.raises(ostraca.UsageError, match="the arena holds 64"):
+        volume.slots(65, lengths=8)
+    with pytest.raises(ostraca.UsageError, match="the arena holds 64"):
+        volume.get_views(volume.chain(hashes(65)), lengths=8, deadline_s=FAR_S)
+    with volume.slots(64, lengths=8), pytest.raises(ostraca.UsageError, match="are not free now"):
+        volume.slots(1, lengths=8)
+    with pytest.raises(ostraca.UsageError, match="1 to 65536 bytes"):
+        volume.slots(1, lengths=0)
+    with volume.slots(2, lengths=8) as lease, pytest.raises(ostraca.UsageError, match="lease as many"):
+        volume.put_slots(volume.chain(hashes(1)), lease, deadline_s=FAR_S)
+
+
+def test_without_a_free_slot_a_get_is_late_at_its_deadline(volume: ostraca.Volume) -> None:
+    with volume.slots(64, lengths=8):
+        result = volume.get(volume.chain(hashes(2)), into=memory(2), deadline_s=0.1)
+    assert result.states == (BlockState.LATE,) * 2
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+def run_python(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_sdk_is_quick_and_loads_nothing_heavy() -> None:
+    program = """
+        import sys, time
+        begun_s = time.process_time()
+        import ostraca
+        for name in ostraca.__all__:
+            getattr(ostraca, name)
+        took_s = time.process_time() - begun_s
+        heavy = {"torch", "uvloop", "rich", "grpc", "nixl", "nixl_cu12", "fastapi"} & set(sys.modules)
+        print(took_s, *sorted(heavy))
+    """
+    runs = [run_python(program).split() for _ in range(3)]
+    assert all(len(run) == 1 for run in runs), runs
+    assert min(float(run[0]) for run in runs) < 0.3
+
+
+def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent: ScriptedAgent) -> None:
+    program = """
+        import os, sys
+        import ostraca
+        settings = ostraca.ClientSettings(arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",))
+        client = ostraca.connect(sys.argv[1], settings=settings)
+        layout = ostraca.Layout(model="m", dtype="bf16", page_tokens=16)
+        volume = client.volume("kv", layout, block_bytes=4096, create=True)
+        chain = volume.chain([bytes(32)])
+        lease = volume.slots(1, lengths=8)
+        child = os.fork()
+        if not child:
+            said = []
+            for call in (
+                lambda: volume.get(chain, into=[bytearray(8)], deadline_s=1.0),
+                lambda: volume.put(chain, source=[bytes(8)], deadline_s=1.0),
+                lambda: volume.lookup(chain, deadline_s=1.0),
+                lambda: volume.slots(1, lengths=8),
+                lambda: client.volume("kv", layout, block_bytes=4096),
+                lambda: client.status(),
+            ):
+                try:
+                    call()
+                except ostraca.ClosedError as error:
+                    said.append("connect in the child" in str(error))
+            lease.release()
+            client.close()
+            os._exit(0 if said == [True] * 6 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        lease.release()
+        volume.put(chain, source=[b"8 bytes."], deadline_s=10.0)
+        target = bytearray(8)
+        print(volume.get(chain, into=[target], deadline_s=10.0).hits, target.decode())
+    """
+    assert run_python(program, agent.address) == "1 8 bytes.\n"
+
+
+def test_a_client_that_nobody_closed_lets_the_process_end(agent: ScriptedAgent) -> None:
+    program = """
+        import sys
+        import ostraca
+        settings = ostraca.ClientSettings(arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",))
+        client = ostraca.connect(sys.argv[1], settings=settings)
+        print(client)
+    """
+    assert "connected, agent agent-1 by inline" in run_python(program, agent.address)
+
+
+def test_a_closed_client_says_so(client: ostraca.Client, volume: ostraca.Volume) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(ostraca.ClosedError, match="connect again"):
+        client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES)
+    with pytest.raises(ostraca.ClosedError, match="connect again"):
+        volume.lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+    assert "closed" in repr(client)
+
+
+def test_public_names_are_there_and_others_are_not() -> None:
+    assert set(dir(ostraca)) == set(ostraca.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ostraca.nothing

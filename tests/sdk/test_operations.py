@@ -1,0 +1,227 @@
+"""Operations by transcript: what came in, what went out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ostraca.core.events import (
+    Disconnected,
+    Event,
+    Finished,
+    Rejected,
+    Replied,
+    Send,
+    Ticked,
+    Verified,
+    Verify,
+)
+from ostraca.core.operations import (
+    GetOperation,
+    LookupOperation,
+    PrefetchOperation,
+    PutOperation,
+    Question,
+    get_message,
+    put_message,
+)
+from ostraca_fabric.chain import Chain
+from ostraca_fabric.errors import ConnectError, LayoutMismatchError, MalformedError, UnknownVolumeError
+from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+from ostraca_fabric.wire.messages import (
+    Cancel,
+    Failed,
+    Get,
+    GetDone,
+    GetProgress,
+    Lookup,
+    LookupDone,
+    Ping,
+    Prefetch,
+    PrefetchDone,
+    Put,
+    PutDone,
+    VolumeOpened,
+)
+
+SPANS = (Chain.of([bytes([number]) * 32 for number in range(3)], hash_bytes=32).span(),)
+LENGTHS = np.array([10, 20, 30], np.uint32)
+SLOTS = np.array([0, 4096, 8192], np.int64)
+UNTIL_S = 10.0
+HIT, MISS, LATE, DECLINED = BlockState.HIT, BlockState.MISS, BlockState.LATE, BlockState.DECLINED
+
+
+def u32(*values: int) -> bytes:
+    return np.array(values, "<u4").tobytes()
+
+
+def get() -> Get:
+    return get_message(
+        request=7,
+        handle=1,
+        deadline_s=0.5,
+        spans=SPANS,
+        lengths=LENGTHS,
+        slots=SLOTS,
+        slot_bytes=4096,
+        recompute_s=0.0,
+    )
+
+
+def put() -> Put:
+    return put_message(
+        request=7,
+        handle=1,
+        deadline_s=0.5,
+        ack=Ack.COMMITTED,
+        spans=SPANS,
+        lengths=LENGTHS,
+        tags=bytes(48),
+        slots=SLOTS,
+        slot_bytes=4096,
+    )
+
+
+def finished(states: Sequence[int], reasons: Sequence[int], note: str = "") -> Finished:
+    return Finished(bytes(states), bytes(reasons), note)
+
+
+def tags(*values: int) -> bytes:
+    return b"".join(bytes([value]) * 16 for value in values)
+
+
+def test_a_get_verifies_each_wave_and_ends_with_what_was_verified() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    assert operation.start(0.0) == [Send(get())]
+    assert operation.on(GetProgress(7, u32(2, 0), tags(2, 0)), 0.1) == [Verify(u32(2, 0), tags(2, 0))]
+    assert operation.on(Verified(u32(2, 0), b"\1\1"), 0.2) == []
+    assert operation.on(GetProgress(7, u32(1), tags(1)), 0.3) == [Verify(u32(1), tags(1))]
+    assert operation.on(Verified(u32(1), b"\1"), 0.4) == []
+    assert operation.on(GetDone(7, bytes([HIT] * 3), bytes(3)), 0.5) == [finished([HIT] * 3, [0] * 3)]
+
+
+def test_a_block_that_failed_its_tag_is_a_miss_whatever_the_agent_says() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(0, 1), tags(0, 1)), 0.1)
+    operation.on(Verified(u32(0, 1), b"\1\0"), 0.1)
+    done = GetDone(7, bytes([HIT, HIT, MISS]), bytes([0, 0, Reason.NOT_FOUND]))
+    expected = finished([HIT, MISS, MISS], [Reason.NONE, Reason.DAMAGED, Reason.NOT_FOUND])
+    assert operation.on(done, 0.2) == [expected]
+
+
+def test_a_hit_that_never_landed_is_a_miss() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    done = GetDone(7, bytes([HIT, MISS, MISS]), bytes([0, Reason.NOT_FOUND, Reason.NOT_FOUND]))
+    expected = finished([MISS] * 3, [Reason.TRANSFER_FAILED, Reason.NOT_FOUND, Reason.NOT_FOUND])
+    assert operation.on(done, 0.2) == [expected]
+
+
+def test_a_block_that_is_named_twice_is_verified_once() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(0), tags(0)), 0.1)
+    assert operation.on(GetProgress(7, u32(0, 1), tags(9, 1)), 0.2) == [Verify(u32(1), tags(1))]
+    assert operation.on(GetProgress(7, u32(0), tags(9)), 0.2) == []
+
+
+def test_nothing_is_verified_after_the_deadline() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    assert operation.on(GetProgress(7, u32(0), tags(0)), UNTIL_S) == []
+    done = GetDone(7, bytes([HIT, MISS, MISS]), bytes([0, 1, 1]))
+    assert operation.on(done, UNTIL_S) == [finished([LATE, MISS, MISS], [Reason.DEADLINE, 1, 1])]
+
+
+def test_a_late_get_is_cancelled_and_keeps_what_was_handed_over() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(1, 2), tags(1, 2)), 0.1)
+    operation.on(Verified(u32(1, 2), b"\1\0"), 0.1)
+    assert operation.on(Ticked(), 9.9) == []
+    expected = finished([LATE, HIT, MISS], [Reason.DEADLINE, Reason.NONE, Reason.DAMAGED])
+    assert operation.on(Ticked(), UNTIL_S) == [Send(Cancel(7)), expected]
+
+
+def test_a_get_whose_agent_went_away_keeps_what_was_handed_over() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(1), tags(1)), 0.1)
+    operation.on(Verified(u32(1), b"\1"), 0.1)
+    lost = Reason.DISCONNECTED
+    assert operation.on(Disconnected(), 0.2) == [finished([MISS, HIT, MISS], [lost, Reason.NONE, lost])]
+
+
+def test_a_deadline_that_has_passed_sends_nothing() -> None:
+    late = [Reason.DEADLINE] * 3
+    assert GetOperation(get(), until_s=UNTIL_S).start(UNTIL_S) == [finished([LATE] * 3, late)]
+    assert PutOperation(put(), until_s=UNTIL_S).start(UNTIL_S) == [finished([PutState.LATE] * 3, late)]
+
+
+def test_a_put_ends_with_the_agents_word() -> None:
+    operation = PutOperation(put(), until_s=UNTIL_S)
+    assert operation.start(0.0) == [Send(put())]
+    states = [PutState.COMMITTED, PutState.EXISTS, PutState.DECLINED]
+    done = PutDone(7, bytes(states), bytes([0, 0, Reason.NO_SPACE]))
+    assert operation.on(done, 0.1) == [finished(list(states), [0, 0, Reason.NO_SPACE])]
+
+
+def test_a_put_whose_agent_went_away_may_yet_be_committed_and_says_so() -> None:
+    expected = finished([PutState.LATE] * 3, [Reason.DISCONNECTED] * 3)
+    assert PutOperation(put(), until_s=UNTIL_S).on(Disconnected(), 0.1) == [expected]
+
+
+def test_lookup_and_prefetch_end_with_the_agents_word() -> None:
+    lookup, prefetch = Lookup(7, 1, 0.5, SPANS), Prefetch(7, 1, 0.5, SPANS)
+    states, reasons = bytes([HIT, HIT, MISS]), bytes([0, 0, 1])
+    asking = LookupOperation(lookup, until_s=UNTIL_S)
+    assert asking.start(0.0) == [Send(lookup)]
+    assert asking.on(LookupDone(7, states, reasons), 0.1) == [Finished(states, reasons)]
+    fetching = PrefetchOperation(prefetch, until_s=UNTIL_S)
+    assert fetching.start(0.0) == [Send(prefetch)]
+    assert fetching.on(PrefetchDone(7, states, reasons), 0.1) == [Finished(states, reasons)]
+
+
+def test_an_overloaded_agent_declines() -> None:
+    failed = Failed(7, "overloaded", "64 requests are under way")
+    note = "overloaded: 64 requests are under way"
+    expected = finished([DECLINED] * 3, [Reason.OVERLOADED] * 3, note)
+    assert GetOperation(get(), until_s=UNTIL_S).on(failed, 0.1) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("unknown_volume", UnknownVolumeError), ("layout_mismatch", LayoutMismatchError)]
+)
+def test_a_request_that_can_never_be_served_is_an_error(code: str, error: type[Exception]) -> None:
+    [effect] = GetOperation(get(), until_s=UNTIL_S).on(Failed(7, code, "no"), 0.1)
+    assert isinstance(effect, Rejected)
+    assert type(effect.error) is error
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GetDone(7, bytes(2), bytes(3)),
+        GetDone(7, bytes(3), bytes(2)),
+        GetDone(7, bytes([9, 0, 0]), bytes(3)),
+        GetDone(7, bytes(3), bytes(3), u32(3)),
+        GetProgress(7, u32(3), tags(3)),
+        GetProgress(7, u32(1, 2), tags(1)),
+        LookupDone(7, bytes(3), bytes(3)),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_request_is_malformed(answer: Event) -> None:
+    with pytest.raises(MalformedError):
+        GetOperation(get(), until_s=UNTIL_S).on(answer, 0.1)
+
+
+def test_a_question_has_one_answer_or_an_error() -> None:
+    ping, opened = Ping(7), VolumeOpened(7, 1, 1)
+    question = Question(ping, request=7, until_s=UNTIL_S)
+    assert question.start(0.0) == [Send(ping)]
+    assert question.on(opened, 0.1) == [Replied(opened)]
+    [lost] = question.on(Disconnected(), 0.1)
+    assert isinstance(lost, Rejected)
+    assert isinstance(lost.error, ConnectError)
+    cancel, late = question.on(Ticked(), UNTIL_S)
+    assert cancel == Send(Cancel(7))
+    assert isinstance(late, Rejected)
+    with pytest.raises(MalformedError):
+        question.on(LookupDone(7, b"", b""), 0.1)
