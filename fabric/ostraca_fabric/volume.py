@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
-
-if TYPE_CHECKING:
-    from ostraca_fabric.ids import TenantId
-    from ostraca_fabric.layout import Layout
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.layout import Layout
 
 BLOCK_BYTES_MAX = 16 << 20
 

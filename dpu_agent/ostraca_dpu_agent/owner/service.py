@@ -55,10 +55,11 @@ class OwnerService:
             case Resolve():
                 return Resolved(request.request, tuple(self._resolve(part, request.pin_s) for part in request.shards))
             case Reserve():
-                return Reserved(request.request, tuple(self._reserve(part, request.hold_s) for part in request.shards))
+                made = await asyncio.gather(*(self._reserve(part, request) for part in request.shards))
+                return Reserved(request.request, tuple(made))
             case Commit():
-                parts = await asyncio.gather(*(self._commit(part) for part in request.shards))
-                return Committed(request.request, tuple(parts))
+                listed = await asyncio.gather(*(self._commit(part) for part in request.shards))
+                return Committed(request.request, tuple(listed))
             case _:
                 assert_never(request)
 
@@ -97,15 +98,17 @@ class OwnerService:
             pin=found.pin,
         )
 
-    def _reserve(self, part: ShardWants, hold_s: float) -> ShardReservations:
+    async def _reserve(self, part: ShardWants, request: Reserve) -> ShardReservations:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
             return ShardReservations(part.shard, is_owner=False, owner_epoch=0)
         count = len(part.keys) // columns.KEY_BYTES
-        made = owned.core.reserve(
-            self._clock(), columns.rows16(part.keys, count), columns.u32(part.lengths, count), hold_s=hold_s
+        made = await owned.reserve(
+            columns.rows16(part.keys, count),
+            columns.u32(part.lengths, count),
+            hold_s=request.hold_s,
+            within_s=request.deadline_s,
         )
-        owned.wake()
         return ShardReservations(
             part.shard,
             is_owner=True,

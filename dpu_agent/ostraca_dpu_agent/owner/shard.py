@@ -16,7 +16,7 @@ import numpy as np
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
-from ostraca_fabric.outcome import PutState
+from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Run
 from ostraca_fabric.tags import matches
 from ostraca_fabric.tasks import Tasks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.owner.core import SummaryWrite
+    from ostraca_dpu_agent.owner.core import Reservations, SummaryWrite
     from ostraca_dpu_agent.settings import OwnerSettings
     from ostraca_fabric.fabric_map import ShardRecord
     from ostraca_fabric.flash.recovery import RecoveredShard
@@ -79,11 +79,38 @@ class OwnedShard:
         self._suspects: set[bytes] = set()
         self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
         self._commits_due = asyncio.Event()
+        self._written = asyncio.Event()
         self._closed = asyncio.Event()
         self._pages = HugeMemory(1 << 20, prefault=False)
         self._tasks = Tasks(f"shard {record.id}")
         self._tasks.spawn(self._write_summaries())
         self._tasks.spawn(self._expire())
+
+    async def reserve(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float, within_s: float
+    ) -> Reservations:
+        """Hand out space; waits for a segment that is just being opened, at most *within_s*, and for nothing else."""
+        until_s = self._clock() + within_s
+        made = self._reserve(keys, lengths, hold_s)
+        short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
+        while len(short) and self.core.ring.opening is not None:
+            written = self._written
+            try:
+                await asyncio.wait_for(written.wait(), until_s - self._clock())
+            except TimeoutError:
+                break
+            more = self._reserve(keys[short], lengths[short], hold_s)
+            made.states[short], made.reasons[short] = more.states, more.reasons
+            made.reservations[short], made.offsets[short] = more.reservations, more.offsets
+            short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
+        return made
+
+    def _reserve(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], hold_s: float
+    ) -> Reservations:
+        made = self.core.reserve(self._clock(), keys, lengths, hold_s=hold_s)
+        self.wake()
+        return made
 
     async def commit(
         self, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
@@ -180,6 +207,8 @@ class OwnedShard:
             done.reservations.tolist(), done.states.tolist(), done.reasons.tolist(), strict=True
         ):
             self._waiting.pop(number).set_result((end[0], end[1]))
+        written, self._written = self._written, asyncio.Event()
+        written.set()
 
     async def _expire(self) -> None:
         while not self._closed.is_set():
