@@ -1,6 +1,5 @@
 """How figures are made of measurements."""
 
-
 from ostraca.cli.bench.series import SHORT, Case, Finding, Pace, Series, measure
 
 

@@ -34,7 +34,7 @@ STATUS = FabricStatus(
 
 def shown(status: FabricStatus) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(fabric_view(status))
+    Console(file=out, width=80).print(fabric_view(status))
     return out.getvalue()
 
 
@@ -43,9 +43,9 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
     for words in (
         "agent-0: I serve 2 of the fabric's 2 shards and have nothing to change.",
         "agent-1: no answer from unix:///b",
-        "1.0 GiB of 2.0 GiB (50%)",
-        "64.0 MiB of 256.0 MiB (25%)",
-        "90 (90%)",
+        "50% of 2.0 GiB",
+        "25% of 256.0 MiB",
+        "90%",
         "1234",
         "failing",
         "3 min 4 s",

@@ -23,66 +23,60 @@ _DAY_S = 86400
 
 def fabric_view(status: FabricStatus) -> RenderableType:
     """Return everything there is to see: agents, traffic, shards, and each agent's sentence."""
-    sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in status.agents]
+    agents = status.agents
+    sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
+    sentences += [
+        Text(
+            f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under transfers "
+            "that are not known to have ended.",
+            style="yellow",
+        )
+        for agent in agents
+        if agent.quarantined_bytes
+    ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
-    return Group(_agents(status.agents), _traffic(status.agents), _shards(status.agents), *sentences)
+    return Group(_agents(agents), _gets(agents), _puts(agents), _shards(agents), *sentences)
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:
-    table = _table(
-        "Agents",
-        "agent",
-        "version",
-        "up",
-        "transports",
-        *_right("workers", "staging", "DRAM cache", "quarantine"),
-    )
+    table = _table("Agents", "agent", "up", "moves by", *_right("workers", "staging", "DRAM cache"))
     for agent in agents:
         table.add_row(
             agent.agent,
-            agent.version,
             duration_text(agent.uptime_s),
             ", ".join(agent.transports),
             str(agent.workers),
             _fill(agent.staging_used_bytes, agent.staging_bytes),
             _fill(agent.cache_used_bytes, agent.cache_bytes),
-            size_text(agent.quarantined_bytes),
         )
     return table
 
 
-def _traffic(agents: tuple[AgentStatus, ...]) -> Table:
-    """Return what was asked for since the agents started, in blocks."""
-    columns = (
-        "hits",
-        "from DRAM",
-        "misses",
-        "late",
-        "declined",
-        "got",
-        "committed",
-        "existed",
-        "put declined",
-        "put",
-        "damaged",
-    )
-    table = _table("Blocks since start", "agent", *_right(*columns))
+def _gets(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("hits", "share", "from DRAM", "misses", "late", "declined", "damaged", "bytes")
+    table = _table("Blocks got since start", "agent", *_right(*names))
     for agent in agents:
         count = agent.counters
-        cells = (
-            f"{count.get_hits} ({_share(count.get_hits, count.get_hits + count.get_misses)})",
-            count.get_hits_from_cache,
-            count.get_misses,
-            count.get_late,
-            count.get_declined,
+        table.add_row(
+            agent.agent,
+            str(count.get_hits),
+            _share(count.get_hits, count.get_hits + count.get_misses),
+            str(count.get_hits_from_cache),
+            str(count.get_misses),
+            str(count.get_late),
+            str(count.get_declined),
+            str(count.damaged),
             size_text(count.get_bytes),
-            count.put_committed,
-            count.put_exists,
-            count.put_declined,
-            size_text(count.put_bytes),
-            count.damaged,
         )
-        table.add_row(agent.agent, *map(str, cells))
+    return table
+
+
+def _puts(agents: tuple[AgentStatus, ...]) -> Table:
+    table = _table("Blocks put since start", "agent", *_right("committed", "existed", "declined", "bytes"))
+    for agent in agents:
+        count = agent.counters
+        numbers = (count.put_committed, count.put_exists, count.put_declined)
+        table.add_row(agent.agent, *map(str, numbers), size_text(count.put_bytes))
     return table
 
 
@@ -124,15 +118,13 @@ def _right(*names: str) -> tuple[Column, ...]:
 
 
 def _table(title: str, *columns: str | Column) -> Table:
-    return Table(*columns, title=title, title_justify="left")
+    return Table(
+        *columns, title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
+    )
 
 
 def _fill(used_bytes: int, size_bytes: int) -> str:
-    return (
-        f"{size_text(used_bytes)} of {size_text(size_bytes)} ({_share(used_bytes, size_bytes)})"
-        if size_bytes
-        else "off"
-    )
+    return f"{_share(used_bytes, size_bytes)} of {size_text(size_bytes)}" if size_bytes else "off"
 
 
 def _share(part: int, whole: int) -> str:

@@ -104,7 +104,11 @@ async def _serve(plan: FabricPlan) -> bool:
 
     stop = _stop_on_signals()
     fabric = EmbeddedFabric(plan)
-    await fabric.start()
+    try:
+        await fabric.start()
+    except UsageError as error:
+        drives = _counted(plan.enclosures * plan.drives, "drive")
+        raise UsageError(f"{error} (--capacity is {size_text(plan.capacity_bytes)} for {drives})") from error
     print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
     await stop.wait()
     log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")

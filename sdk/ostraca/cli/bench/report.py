@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def as_table(findings: Sequence[Finding], title: str) -> Table:
     """Return medians in GB/s (1e9 bytes per second), and the ratio taken turn by turn. Needs rich."""
+    from rich import box
     from rich.table import Column, Table
 
     table = Table(
@@ -27,6 +28,8 @@ def as_table(findings: Sequence[Finding], title: str) -> Table:
         Column("ratio", justify="right"),
         title=title,
         title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for finding in findings:
         table.add_row(

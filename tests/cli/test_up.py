@@ -1,0 +1,166 @@
+"""`ostraca up` as its users have it: a process, a line, a signal."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import ostraca
+from ostraca.cli.program import main
+from ostraca_fabric.status import AgentStatus
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+SMALL = ("--capacity", "384MiB", "--dram", "64MiB", "--transport", "inline")
+LAYOUT = ostraca.Layout(model="test@1", dtype="bytes", page_tokens=16)
+
+
+@contextmanager
+def up(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `ostraca up` meanwhile; yields it and its ready line. It must have been ended within."""
+    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline()
+            assert process.wait(30) is not None
+        finally:
+            process.kill()
+
+
+def interrupt(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Press Ctrl-C; return the exit code, and what was said on stdout and stderr since."""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def refused(directory: Path, *options: str) -> tuple[int, str]:
+    """Start `ostraca up` where it can't; return the exit code and the last line of stderr."""
+    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_the_ready_line_says_how_to_connect_and_to_what(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL, "--agents", "2", "--enclosures", "2", "--drives", "1") as (process, line):
+        addresses = ", ".join(f'"unix://{tmp_path}/agent-{number}.sock"' for number in range(2))
+        assert line == (
+            f"ready: ostraca.connect([{addresses}])  "
+            "# 2 agents, 2 enclosures, 2 drives, 384.0 MiB, 0 blocks found\n"
+        )
+        assert interrupt(process)[:2] == (0, "")
+
+
+def test_status_shows_a_fabric_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with up(tmp_path, *SMALL, "--agents", "2") as (process, _):
+        assert main(["status", "--dir", str(tmp_path), "--json"]) == 0
+        decoded = msgspec.json.decode(capsys.readouterr().out)
+        agents = msgspec.convert(decoded["agents"], tuple[AgentStatus, ...])
+        assert [agent.agent for agent in agents] == ["agent-0", "agent-1"]
+        assert sum(len(agent.shards) for agent in agents) == 2
+        assert decoded["silent"] == []
+        assert main(["status", f"unix://{tmp_path}/agent-1.sock"]) == 0
+        shown = capsys.readouterr().out
+        assert "agent-0: I serve" in shown
+        assert "agent-1: I serve" in shown
+        interrupt(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    with up(tmp_path, *SMALL) as (process, _):
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert said.splitlines()[-1] == f"Stopped. The blocks stay in {tmp_path}."
+
+
+def test_started_again_it_finds_the_blocks(tmp_path: Path) -> None:
+    hashes = [secrets.token_bytes(32) for _ in range(8)]
+    stored = np.random.default_rng(7).integers(0, 256, (8, MIB), np.uint8)
+    with up(tmp_path, *SMALL) as (process, line):
+        with ostraca.connect(_address(line)) as client:
+            volume = client.volume("v", LAYOUT, block_bytes=MIB, create=True)
+            put = volume.put(volume.chain(hashes), source=stored, deadline_s=10, ack=ostraca.Ack.COMMITTED)
+            assert put.states == (ostraca.PutState.COMMITTED,) * 8
+        interrupt(process)
+    with up(tmp_path, *SMALL) as (process, line):
+        assert line.endswith(", 8 blocks found\n")
+        with ostraca.connect(_address(line)) as client:
+            volume = client.volume("v", LAYOUT, block_bytes=MIB)
+            got = np.zeros_like(stored)
+            assert volume.get(volume.chain(hashes), into=got, deadline_s=10).hits == 8
+            assert np.array_equal(got, stored)
+        interrupt(process)
+
+
+def test_a_staged_put_is_on_flash_after_an_orderly_stop(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL) as (process, line):
+        with ostraca.connect(_address(line)) as client:
+            volume = client.volume("v", LAYOUT, block_bytes=MIB, create=True)
+            chain = volume.chain(secrets.token_bytes(32) for _ in range(8))
+            put = volume.put(chain, source=np.ones((8, MIB), np.uint8), deadline_s=10)
+            assert put.accepted == 8
+        interrupt(process)
+    with up(tmp_path, *SMALL) as (process, line):
+        assert line.endswith(", 8 blocks found\n")
+        interrupt(process)
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL) as (process, _):
+        code, said = refused(tmp_path, *SMALL)
+        assert (code, said) == (
+            1,
+            f"ostraca: another process runs a fabric in {tmp_path}: stop it, or take another --dir",
+        )
+        assert interrupt(process)[0] == 0
+
+
+def test_a_fabric_of_another_shape_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL) as (process, _):
+        interrupt(process)
+    code, said = refused(tmp_path, *SMALL, "--drives", "4")
+    assert code == 1
+    assert "holds a fabric of 1 enclosures with 2 drives" in said
+    assert "begin anew in another --dir" in said
+
+
+def test_too_little_disk_is_one_sentence(tmp_path: Path) -> None:
+    code, said = refused(tmp_path, "--capacity", "30TiB")
+    assert code == 1
+    assert re.search(r"drives take \d+ bytes, and .* has \d+ to spare: take a smaller capacity", said)
+
+
+def test_too_small_a_capacity_is_bad_usage(tmp_path: Path) -> None:
+    code, said = refused(tmp_path, "--capacity", "64MiB")
+    assert code == 2
+    assert said.endswith("(--capacity is 64.0 MiB for 2 drives)")
+
+
+def test_a_fabric_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL) as (process, _):
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+    with up(tmp_path, *SMALL) as (process, line):
+        assert line.startswith("ready: ")
+        assert interrupt(process)[0] == 0
+
+
+def _address(line: str) -> str:
+    found = re.search(r'"(unix://[^"]+)"', line)
+    assert found is not None
+    return found[1]
