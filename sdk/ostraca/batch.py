@@ -103,7 +103,7 @@ class Batch:
                 self._session.cancel(request)
                 self._drop(request)
 
-    def _begin(self, first: int) -> int:
+    def _begin(self, request: int, first: int) -> int:
         """Start a request for blocks from *first* on; return how many, 0 when there is no room now."""
         raise NotImplementedError
 
@@ -118,7 +118,10 @@ class Batch:
             if ending is not None:
                 self._states[first:], self._reasons[first:] = ending
                 return self._blocks
-            begun = self._begin(first) if self._session.has_room else 0
+            request = self._session.reserve()
+            begun = 0 if request is None else self._begin(request, first)
+            if request is not None and not begun:
+                self._session.unreserve(request)
             if not begun:
                 if self._under:
                     break
@@ -143,8 +146,10 @@ class Batch:
     def _submit(self, operation: BlockOperation, first: int, slots: NDArray[np.int64] | None = None) -> None:
         self._under[operation.request] = Under(operation, first, slots)
         effects = operation.start(time.monotonic())
-        if slots is not None and not any(isinstance(effect, Send) for effect in effects):
-            self._target.arena.give(slots)
+        if not any(isinstance(effect, Send) for effect in effects):
+            self._session.unreserve(operation.request)
+            if slots is not None:
+                self._target.arena.give(slots)
         self._do(operation.request, effects)
 
     def _take_one(self) -> None:

@@ -52,9 +52,8 @@ class AskBatch(Batch):
         blocks_max = blocks_per_request(self._session.limits, target.record.layout.hash_bytes)
         self._windows = {window.first: window for window in windows(chains, blocks_max)}
 
-    def _begin(self, first: int) -> int:
+    def _begin(self, request: int, first: int) -> int:
         window = self._windows[first]
-        request = self._session.next_request()
         spans = tuple(chain.span() for chain in window.chains)
         left_s = self._until_s - time.monotonic()
         if self._pin_s is None:
@@ -101,7 +100,7 @@ class GetBatch(_SlotBatch):
     def _hand_over(self, block: int, offset: int, length: int) -> None:
         raise NotImplementedError
 
-    def _begin(self, first: int) -> int:
+    def _begin(self, request: int, first: int) -> int:
         arena = self._target.arena
         wanted = window_blocks(
             left=self._blocks - first,
@@ -114,7 +113,7 @@ class GetBatch(_SlotBatch):
             return 0
         last = first + len(slots)
         message = get_message(
-            request=self._session.next_request(),
+            request=request,
             handle=self._target.handle,
             deadline_s=self._until_s - time.monotonic(),
             spans=(self._chain[first:last].span(),),
@@ -219,14 +218,14 @@ class PutBatch(_SlotBatch):
         """
         raise NotImplementedError
 
-    def _begin(self, first: int) -> int:
+    def _begin(self, request: int, first: int) -> int:
         filled = self._fill(first, min(self._blocks - first, self._window_blocks, self._blocks_max))
         if filled is None:
             return 0
         slots, tags = filled
         last = first + len(slots)
         message = put_message(
-            request=self._session.next_request(),
+            request=request,
             handle=self._target.handle,
             deadline_s=self._until_s - time.monotonic(),
             ack=self._ack,

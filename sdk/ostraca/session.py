@@ -87,14 +87,27 @@ class Session:
         """Whether requests can be sent. It may be False in the next moment."""
         return not self.lost_because
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the agent takes one more request on this connection."""
-        return len(self._inflight) < self.limits.inflight_max
-
     def next_request(self) -> int:
         """Return an id that no request of this client ever had."""
         return next(self._request_ids)
+
+    def reserve(self) -> int | None:
+        """Return the id of a request that may be sent now; None when the agent has all it takes at one time.
+
+        Submit it, or give it back with ``unreserve``.
+        """
+        with self._arena.changed:
+            if len(self._inflight) >= self.limits.inflight_max:
+                return None
+            request = next(self._request_ids)
+            self._inflight.add(request)
+            return request
+
+    def unreserve(self, request: int) -> None:
+        """Give back a reserved request that was never submitted."""
+        with self._arena.changed:
+            self._inflight.discard(request)
+            self._arena.changed.notify_all()
 
     def submit(
         self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None

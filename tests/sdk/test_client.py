@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.sdk.scripted_agent import ScriptedAgent, agent_at
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca.dial import chosen_addresses
+from ostraca_fabric.adapters.nixl_runtime import PACKAGES
 from ostraca_fabric.wire.messages import Failed, OpenVolume
 
 FAR_S = 30.0
@@ -93,6 +95,17 @@ def test_tenants_and_credentials_that_cannot_be_meant_are_refused(agent: Scripte
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ostraca.UsageError, match=next(iter(wrong))):
         ostraca.ClientSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_without_nixl_blocks_cross_inline_and_nixl_alone_is_an_error(
+    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in PACKAGES:
+        monkeypatch.setitem(sys.modules, package, None)
+    with ostraca.connect(agent.address, settings=replace(SETTINGS, transports=("nixl", "inline"))) as client:
+        assert client.transport == "inline"
+    with pytest.raises(ostraca.TransportError, match="NIXL is not installed"):
+        ostraca.connect(agent.address, settings=replace(SETTINGS, transports=("nixl",)))
 
 
 # --- volumes ------------------------------------------------------------------------------------------------

@@ -333,6 +333,26 @@ def test_a_batch_larger_than_arena_and_request_limits_is_moved_in_parts(tmp_path
         assert is_whole(client)
 
 
+def test_no_more_requests_are_under_way_than_the_agent_takes(tmp_path: Path) -> None:
+    limits = ConnectionLimits(frame_bytes_max=1 << 20, blocks_max=2, inflight_max=3)
+    with (
+        agent_at(tmp_path / "a.sock", limits=limits) as agent,
+        ostraca.connect(agent.address, settings=SETTINGS) as client,
+    ):
+        volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        agent.script[Lookup] = silent
+        chain = volume.chain(hashes(20))
+        threads = [
+            threading.Thread(target=volume.lookup, args=[chain], kwargs={"deadline_s": 0.2}) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert agent.cancelled.wait(10)
+        assert len(agent.seen_of(Lookup)) == 3
+
+
 def test_threads_of_one_client_do_not_disturb_each_other(
     volume: ostraca.Volume, client: ostraca.Client
 ) -> None:
