@@ -122,10 +122,13 @@ class ClientConnection(FramedConnection):
             self.send(notice)
 
     async def opened(self) -> None:
-        """Say Hello and wait for the Welcome. Raises as ``connect`` does."""
+        """Wait for the Welcome. Raises as ``connect`` does."""
+        await self._welcome
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say Hello."""
+        super().connection_made(transport)
         self.send(self._hello)
-        welcome = await self._welcome
-        self._reader.frame_bytes_max = self._sent_bytes_max = welcome.limits.frame_bytes_max
 
     def on_message(self, payload: bytes) -> None:
         """Take one message."""
@@ -165,10 +168,13 @@ class ClientConnection(FramedConnection):
 
     def _on_hello_answer(self, answer: Welcome | Refused) -> None:
         try:
-            self._welcome.set_result(accepted(self._hello, answer))
+            welcome = accepted(self._hello, answer)
         except ConnectError as error:
             self._welcome.set_exception(error)
             self.close()
+            return
+        self._reader.frame_bytes_max = self._sent_bytes_max = welcome.limits.frame_bytes_max
+        self._welcome.set_result(welcome)
 
     def _closed_error(self) -> ConnectError:
         return ConnectError(f"the connection to {self.peer} is closed" + (self._end and f": {self._end}"))

@@ -22,6 +22,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -56,6 +57,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._is_writing_paused = False
         self._is_closing = False
         self._sent_bytes_max = settings.handshake_bytes_max
+        self._cut: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     # What subclasses define.
@@ -159,12 +161,27 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Send what is waiting to be sent, at most for ``close_s``, and close. Nothing more is received."""
-        if self._is_closing:
-            return
         self._end_reading()
         if self._transport is not None:
             self._transport.close()
-            self._loop.call_later(self._settings.close_s, self._transport.abort)
+            self._cut_later(self._transport)
+
+    def close_with(self, last: Message) -> None:
+        """Send a last message, and close when the other end has closed, or after ``close_s``.
+
+        Until then what comes is read and thrown away. To close at once would make the kernel reset the
+        connection when anything unread is left, and the other end could find that before it finds the
+        message.
+        """
+        if self._is_closing or self._transport is None:
+            return
+        # Also the OSError of a connection that was reset, which the loop is about to find out.
+        with suppress(OSError):
+            self.send(last)
+            self._end_reading()
+            self._cut_later(self._transport)
+            if not self._transport.is_closing():
+                self._transport.write_eof()
 
     def abort(self) -> None:
         """Close now, without sending what is waiting."""
@@ -175,6 +192,10 @@ class FramedConnection(asyncio.BufferedProtocol):
     async def wait_closed(self) -> None:
         """Wait until the connection is gone."""
         await asyncio.shield(self._closed)
+
+    def _cut_later(self, transport: asyncio.Transport) -> None:
+        if self._cut is None:
+            self._cut = self._loop.call_later(self._settings.close_s, transport.abort)
 
     def _open_transport(self) -> asyncio.Transport:
         if self._is_closing or self._transport is None:
@@ -232,6 +253,8 @@ class FramedConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything that waits for this connection."""
         self._end_reading()
+        if self._cut is not None:
+            self._cut.cancel()
         if self._bulk_socket is not None:
             self._bulk_socket.close()
         self._closed.set_result(None)

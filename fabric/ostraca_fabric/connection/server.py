@@ -141,15 +141,16 @@ class ServerConnection(FramedConnection):
         if not self.is_open:
             return
         log.warning("Refused %s at %s (%s): %s", self.peer, self._server.address, code, message)
-        with suppress(ConnectError):
-            self.send(Refused(code, message))
-        self.close()
+        self.close_with(Refused(code, message))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the Hello."""
         super().connection_made(transport)
         self._peer_uid = peer_uid(transport.get_extra_info("socket"))
         if not self._server.admit(self):
+            self.abort()
+            return
+        if self._server.is_full:
             self.refuse(
                 "limit", f"{self._settings.connections_max} connections are open: close some, or ask later"
             )
@@ -326,11 +327,16 @@ class Server:
     # For its connections.
 
     def admit(self, connection: ServerConnection) -> bool:
-        """Count a connection; say no when there are too many."""
-        if len(self._connections) >= self.settings.connections_max:
+        """Count a connection; say no when there are even too many that hear why they are refused."""
+        if len(self._connections) >= self.settings.connections_max + self.settings.refusing_max:
             return False
         self._connections.add(connection)
         return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more connections are open, or closing, than may be."""
+        return len(self._connections) > self.settings.connections_max
 
     def discard(self, connection: ServerConnection) -> None:
         """Forget a connection."""

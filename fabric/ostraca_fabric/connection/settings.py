@@ -16,6 +16,9 @@ class ConnectionSettings:
     64 KiB and what its requests hold.
     """
 
+    refusing_max: int = 64
+    """Connections beyond ``connections_max`` that are told so; further ones are cut without a word."""
+
     handshake_s: float = 5.0
     """How long it may take from connecting to the Welcome, seen from either end. Raise it for slow links."""
 
