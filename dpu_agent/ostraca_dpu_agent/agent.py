@@ -169,7 +169,9 @@ class Agent:
             counters=self._mover.counters.snapshot(),
             shards=tuple(_shard_status(owned) for _, owned in sorted(self._owner.shards.items())),
             agents=tuple(
-                (agent.id, agent.addresses[0]) for agent in self._membership.map.agents.values() if agent.addresses
+                (agent.id, agent.addresses[0])
+                for agent in self._membership.map.agents.values()
+                if agent.addresses
             ),
         )
 

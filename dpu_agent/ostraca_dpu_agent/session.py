@@ -1,6 +1,7 @@
 """Workers' connections: what each may do, and what it has open.
 
-A connection belongs to one tenant. Handles of volumes are its own, so no request can name a volume of another tenant.
+A connection belongs to one tenant. Handles of volumes are its own, so no request can name a volume of
+another tenant.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Session:
 class Sessions:
     """Serves the connections of one agent: implements ``connection.Handler``."""
 
-    def __init__(  # noqa: PLR0913 (what a session needs)
+    def __init__(
         self,
         settings: RequestSettings,
         *,
@@ -201,5 +202,7 @@ class Sessions:
             message = f"engine hashes of volume {volume.record.name!r} have {wanted} bytes"
             raise UsageError(message)
         if isinstance(request, Get | Put) and request.slot_bytes > volume.record.slot_bytes:
-            message = f"slots of {request.slot_bytes} bytes where the volume's have {volume.record.slot_bytes}"
+            message = (
+                f"slots of {request.slot_bytes} bytes where the volume's have {volume.record.slot_bytes}"
+            )
             raise UsageError(message)

@@ -1,6 +1,7 @@
 """Everything an operator may set of an agent, with its reason.
 
-Each value is a limit or a rhythm; none changes what is promised. Environment and files are read by the command line alone.
+Each value is a limit or a rhythm; none changes what is promised. Environment and files are read by the
+command line alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class FlowSettings:
     """How work is cut up and bounded."""
 
     wave_bytes: int = 8 * MIB
-    """Blocks cross in waves of about this size: large enough to be fast, small enough that flash and network overlap."""
+    """Blocks cross in waves of about this size: large enough to be fast, small enough that flash and network
+    overlap."""
 
     waves_ahead: int = 3
     """Waves of one request that may be on their way at once."""
@@ -61,10 +63,12 @@ class OwnerSettings:
     """How long a commit waits for others to share its summary page."""
 
     hold_s: float = 30.0
-    """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after it."""
+    """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after
+    it."""
 
     pin_max_s: float = 10.0
-    """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a segment."""
+    """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a
+    segment."""
 
     blocks_per_shard_max: int = 1 << 20
     """Limit of one shard's index, and so of its memory: about 48 bytes each."""

@@ -1,4 +1,6 @@
-"""Volumes as one agent serves them: the record, what tags commit to, and the secrets, which never leave the agent."""
+"""Volumes as one agent serves them: the record, what tags commit to, and the secrets, which never leave the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +39,22 @@ class Volumes:
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
 
-        Raises UsageError for a bad name or size, UnknownVolumeError, and LayoutMismatchError when the volume exists with
-        another layout or largest block.
+        Raises UsageError for a bad name or size, UnknownVolumeError, and LayoutMismatchError when the volume
+        exists with another layout or largest block.
         """
         name = checked_name("volume", request.name)
         wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
         found = await self._membership.volume(tenant, name)
         if found is None:
             if not request.create:
-                message = f"there is no volume {name!r} of tenant {tenant!r}: open it with create=True to make it"
+                message = (
+                    f"there is no volume {name!r} of tenant {tenant!r}: open it with create=True to make it"
+                )
                 raise UnknownVolumeError("unknown_volume", message)
             found = await self._membership.create_volume(wanted)
         _check_same(wanted, found)
         identity = VolumeIdentity(tenant, name, found.layout.digest())
-        secret = volume_secret(
-            self._fabric_key, tenant=tenant, name=name, incarnation=found.incarnation
-        )
+        secret = volume_secret(self._fabric_key, tenant=tenant, name=name, incarnation=found.incarnation)
         return ServedVolume(found, identity, secret, placement_secret(secret))
 
 
@@ -64,8 +66,8 @@ def _check_same(wanted: VolumeRecord, found: VolumeRecord) -> None:
             if getattr(found.layout, field) != getattr(wanted.layout, field)
         ]
         message = (
-            f"volume {found.name!r} has another layout: {'; '.join(differing)}. Its blocks would mean something else: "
-            "open it with its own layout, or make a volume of another name"
+            f"volume {found.name!r} has another layout: {'; '.join(differing)}. Its blocks would mean "
+            "something else: open it with its own layout, or make a volume of another name"
         )
         raise LayoutMismatchError("layout_mismatch", message)
     if wanted.block_bytes != found.block_bytes:

@@ -1,7 +1,7 @@
 """A file-backed enclosure: drives are plain files in one directory, each formatted as one shard.
 
-Files are allocated when they are made, so that a full disk shows then and not in the middle of a put. What is found is never
-formatted again: a file that is not this fabric's shard is refused.
+Files are allocated when they are made, so that a full disk shows then and not in the middle of a put. What
+is found is never formatted again: a file that is not this fabric's shard is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class FileEnclosure:
         self._geometry = Geometry.planned(drive_bytes, segment_bytes=segment_bytes)
 
     def prepare(self) -> EnclosureRecord:
-        """Make and format the drives that are missing, check those that are there, and describe the enclosure.
+        """Make and format the drives that are missing, check those that are there, and describe the
+        enclosure.
 
         Raises DriveError when the disk is too small, and FormatError when a file holds something else.
         """

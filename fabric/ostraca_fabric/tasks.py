@@ -1,4 +1,6 @@
-"""Background tasks that nobody forgets: each is held until it ends, and a crash is logged as what it is, a bug."""
+"""Background tasks that nobody forgets: each is held until it ends, and a crash is logged as what it is, a
+bug.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Tasks:
         return True
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait for their end. For loops that wait for something, never for work on memory."""
+        """Cancel all tasks and wait for their end. For loops that wait for something, never for work on
+        memory.
+        """
         for task in set(self._tasks):
             task.cancel()
         await self.finish()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ostraca_dpu_agent.mover.cache import BlockCache, CachedBlock
 
 

@@ -362,6 +362,62 @@ def test_a_dropped_block_can_be_put_again_and_the_newer_counts_after_a_restart(s
     assert again.offsets[0] > first.offsets[0]
 
 
+def test_of_two_segments_that_list_a_block_the_newer_counts_after_a_restart() -> None:
+    shard = OwnedShard(segments=3)
+    shard.put([1])
+    first = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=0.0)
+    numbers = iter(range(100, 1000))
+    while shard.found([1]):
+        shard.put([next(numbers)])
+    assert shard.put([1]) == [COMMITTED]
+    shard.restart()
+    again = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=0.0)
+    assert again.generations[0] > first.generations[0]
+
+
+def test_an_ended_reservation_s_number_is_not_taken_for_the_next_one(shard: OwnedShard) -> None:
+    ended = shard.reserve([1])
+    shard.core.release(shard.now_s, [], ended.reservations)
+    live = shard.reserve([2])
+    assert shard.commit(ended.reservations, [1]) == [Reason.EXPIRED]
+    assert shard.commit(live.reservations, [2]) == [Reason.NONE]
+
+
+def test_what_is_committed_during_a_summary_write_waits_for_the_next(shard: OwnedShard) -> None:
+    first, second = shard.reserve([1]), shard.reserve([2])
+    shard.commit(first.reservations, [1])
+    (write,) = shard.core.writes_due()
+    shard.commit(second.reservations, [2])
+    assert not shard.core.has_writes_due
+    assert shard.core.writes_due() == []
+    shard.write_pieces(write)
+    shard.core.written(shard.now_s, write, is_ok=True)
+    assert shard.found([1, 2]) == [1]
+    shard.settle()
+    assert shard.found([1, 2]) == [1, 2]
+
+
+def test_a_segment_is_not_evicted_while_its_summary_is_being_written() -> None:
+    shard = OwnedShard(segments=2)
+    shard.settle()
+    first = shard.reserve([1])
+    shard.commit(first.reservations, [1])
+    (write,) = shard.core.writes_due()
+    numbers = iter(range(100, 1000))
+    while (
+        shard.core.counts().segments[SegmentState.FREE]
+        or shard.core.ring.ready
+        or not shard.core.ring.needs_next
+    ):
+        answer = shard.reserve([next(numbers)], length=300_000)
+        shard.core.release(shard.now_s, [], answer.reservations)
+        shard.settle()
+    assert shard.core.ring.sealed[0].is_writing
+    shard.write_pieces(write)
+    assert shard.core.written(shard.now_s, write, is_ok=True).states.tolist() == [COMMITTED]
+    shard.core.check()
+
+
 def test_the_counts_say_what_happened(shard: OwnedShard) -> None:
     shard.put([1, 2, 3], length=5000)
     shard.found([1, 2, 9])

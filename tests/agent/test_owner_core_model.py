@@ -43,6 +43,9 @@ class Pin:
     bytes_at: dict[int, bytes]
 
 
+WANTED = st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(1, 400_000)), max_size=6)
+
+
 class OwnerMachine(RuleBasedStateMachine):
     """A block is its own tag, again and again: so flash itself says what lies where."""
 
@@ -66,9 +69,12 @@ class OwnerMachine(RuleBasedStateMachine):
         return self.shard.now_s
 
     @rule(
-        wanted=st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(1, 400_000)), max_size=6),
+        wanted=WANTED,
         hold_s=st.floats(0.5, 10.0),
     )
+    def begin_puts(self, wanted: list[tuple[int, int]], hold_s: float) -> None:
+        self.reserve(wanted, hold_s)
+
     def reserve(self, wanted: list[tuple[int, int]], hold_s: float) -> None:
         numbers, lengths = [number for number, _ in wanted], [length for _, length in wanted]
         can_be_got = {number for number, _ in self.listed()}
@@ -98,7 +104,18 @@ class OwnerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(self.holds), unique=True, min_size=1))
+        self.commit_held(data.draw(st.lists(st.sampled_from(self.holds), unique=True, min_size=1)))
+
+    @rule(wanted=WANTED)
+    def put(self, wanted: list[tuple[int, int]]) -> None:
+        """Whole puts, so that the ring goes round within one example."""
+        for block in wanted:
+            earlier = set(self.holds)
+            self.reserve([block], 5.0)
+            self.commit_held([hold for hold in self.holds if hold not in earlier])
+            self.settle()
+
+    def commit_held(self, chosen: list[Hold]) -> None:
         answer = self.shard.core.commit(
             self.now_s,
             np.array([hold.reservation for hold in chosen], np.uint64),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ostraca_dpu_agent.mover.pace import Pace
 
 

@@ -23,7 +23,9 @@ def enclosure(shards: int) -> EnclosureRecord:
     name = EnclosureId("enclosure-0")
     drives = tuple(DriveRecord(drive_id(name, f"drive-{n}"), f"/{n}") for n in range(shards))
     return EnclosureRecord(
-        name, drives, tuple(ShardRecord(shard_id(drive.id, 0), drive.id, 0, 1 << 30, 1 << 30) for drive in drives)
+        name,
+        drives,
+        tuple(ShardRecord(shard_id(drive.id, 0), drive.id, 0, 1 << 30, 1 << 30) for drive in drives),
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+
 from ostraca_dpu_agent.mover.cache import CachedBlock
 from ostraca_dpu_agent.mover.staging import Lease, NoRoom, Purpose, Staging
 from ostraca_dpu_agent.settings import MemorySettings
@@ -78,7 +79,9 @@ async def test_memory_in_quarantine_comes_back_only_with_its_release(staging: St
     lease = await leased(staging, 3)
     staging.quarantine(lease)
     assert staging.quarantined_bytes == 3 * MIB
-    assert await staging.lease(1, MIB, Purpose.GET, within_s=60) is NoRoom.QUARANTINED, "above the limit of 2 MiB"
+    assert await staging.lease(1, MIB, Purpose.GET, within_s=60) is NoRoom.QUARANTINED, (
+        "above the limit of 2 MiB"
+    )
     staging.release(lease)
     assert staging.quarantined_bytes == 0
     assert staging.held_bytes == 0

@@ -5,8 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, EnclosureRecord, ShardRecord
-from ostraca_fabric.ids import AgentId, EnclosureId, OwnerEpoch, ShardId, StartId, TenantId, drive_id, shard_id
+from ostraca_fabric.ids import (
+    AgentId,
+    EnclosureId,
+    OwnerEpoch,
+    ShardId,
+    StartId,
+    TenantId,
+    drive_id,
+    shard_id,
+)
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.volume import VolumeRecord
@@ -89,7 +99,9 @@ class MembershipContract:
         await store.leave(A, FIRST)
         assert store.map.claims == {}
 
-    async def test_the_placement_epoch_rises_with_weights_and_with_nothing_else(self, store: Membership) -> None:
+    async def test_the_placement_epoch_rises_with_weights_and_with_nothing_else(
+        self, store: Membership
+    ) -> None:
         await store.put_enclosure(enclosure())
         before = store.map.placement_epoch
         await store.join(agent(A))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from tests.contract.membership_contract import MembershipContract
+
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import FabricId, TenantId
@@ -13,7 +14,7 @@ FABRIC = FabricId(b"f" * 16)
 
 class TestMemoryMembership(MembershipContract):
     @pytest.fixture
-    async def store(self) -> MemoryMembership:  # type: ignore[override] # pytest awaits it
+    async def store(self) -> MemoryMembership:
         return MemoryMembership(FABRIC)
 
 

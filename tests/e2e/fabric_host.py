@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import ostraca
 from numpy.typing import NDArray
+
+import ostraca
 from ostraca.cli.embedded import EmbeddedFabric, FabricPlan
 from ostraca.settings import ClientSettings
 from ostraca_fabric.status import AgentStatus
@@ -43,7 +44,9 @@ def small_plan(directory: Path) -> FabricPlan:
 
 
 class FabricThread:
-    """A fabric on an event loop of its own in this process. Use it as a context manager; it can be started again."""
+    """A fabric on an event loop of its own in this process. Use it as a context manager; it can be started
+    again.
+    """
 
     def __init__(self, plan: FabricPlan) -> None:
         self.plan = plan
@@ -67,7 +70,9 @@ class FabricThread:
     def stop(self) -> None:
         if self._loop is None or self.fabric is None:
             return
-        assert asyncio.run_coroutine_threadsafe(self.fabric.stop(), self._loop).result(30), "work was left over"
+        assert asyncio.run_coroutine_threadsafe(self.fabric.stop(), self._loop).result(30), (
+            "work was left over"
+        )
         self._end_loop()
 
     def _end_loop(self) -> None:

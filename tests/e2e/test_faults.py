@@ -1,4 +1,6 @@
-"""Invariants 3 and 4: every operation ends by its deadline, and nothing lands after its end, whatever dies."""
+"""Invariants 3 and 4: every operation ends by its deadline, and nothing lands after its end, whatever
+dies.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import ostraca
 import pytest
-from ostraca import Ack, BlockState, PutState, Reason
-from ostraca.results import GetResult
-from ostraca.settings import ClientSettings
-
 from tests.e2e.fabric_host import (
     BLOCK_BYTES,
     MIB,
-    SMALL,
     FabricProcess,
     content,
     empty,
     hashes,
     volume_of,
 )
+
+import ostraca
+from ostraca import Ack, BlockState, PutState, Reason
+from ostraca.results import GetResult
+from ostraca.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,9 @@ def connect(host: FabricProcess, transport: str) -> ostraca.Client:
     return ostraca.connect(host.address, settings=settings(transport))
 
 
-def test_an_agent_killed_in_mid_get_leaves_no_wrong_byte_and_no_hang(host: FabricProcess, transport: str) -> None:
+def test_an_agent_killed_in_mid_get_leaves_no_wrong_byte_and_no_hang(
+    host: FabricProcess, transport: str
+) -> None:
     with connect(host, transport) as client:
         volume = volume_of(client)
         chain = volume.chain(hashes(BLOCKS))
@@ -75,7 +78,12 @@ def test_an_agent_killed_in_mid_get_leaves_no_wrong_byte_and_no_hang(host: Fabri
                 wanted = content(BLOCKS)[block] if state == BlockState.HIT else empty(1)[0]
                 assert np.array_equal(into[block], wanted)
         killer.join()
-        assert set(results[-1].states) <= {BlockState.HIT, BlockState.MISS, BlockState.DECLINED, BlockState.LATE}
+        assert set(results[-1].states) <= {
+            BlockState.HIT,
+            BlockState.MISS,
+            BlockState.DECLINED,
+            BlockState.LATE,
+        }
 
 
 def test_an_agent_killed_in_mid_put_loses_no_committed_block(host: FabricProcess, transport: str) -> None:
@@ -163,7 +171,9 @@ def test_a_stopped_agent_makes_blocks_late_and_nothing_lands_when_it_resumes(
         assert client.quarantined_bytes == 0, "the agent said that its transfers have ended"
 
 
-def test_a_put_whose_agent_is_stopped_leaves_the_callers_memory_free(host: FabricProcess, transport: str) -> None:
+def test_a_put_whose_agent_is_stopped_leaves_the_callers_memory_free(
+    host: FabricProcess, transport: str
+) -> None:
     with connect(host, transport) as client:
         volume = volume_of(client)
         chain = volume.chain(hashes(BLOCKS))

@@ -1,6 +1,7 @@
 """Invariants 1 and 2 against an index that lies: summaries are rewritten on flash, with checksums that fit.
 
-Agents believe such an index, so what is left to keep wrong bytes out is the tag, which commits to who asks for what.
+Agents believe such an index, so what is left to keep wrong bytes out is the tag, which commits to who asks
+for what.
 """
 
 from __future__ import annotations
@@ -10,16 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import ostraca
-from ostraca import Ack, BlockState, PutState, Reason
-from ostraca.cli.state import FabricShape, FabricState
-from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
-from ostraca_fabric.flash.summary import ENTRY, PAGE, Entries, page_checksum, valid_pages
-from ostraca_fabric.flash.superblock import Superblock, decode_superblock
-from ostraca_fabric.ids import TenantId
-from ostraca_fabric.keys import derive_keys, volume_secret
-
 from tests.e2e.fabric_host import (
     FabricThread,
     content,
@@ -30,6 +21,16 @@ from tests.e2e.fabric_host import (
     small_plan,
     volume_of,
 )
+
+import ostraca
+from ostraca import Ack, BlockState, PutState, Reason
+from ostraca.cli.state import FabricShape, FabricState
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
+from ostraca_fabric.flash.summary import ENTRY, PAGE, Entries, page_checksum, valid_pages
+from ostraca_fabric.flash.superblock import Superblock, decode_superblock
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.keys import derive_keys, volume_secret
 
 BLOCKS = 4
 
@@ -44,7 +45,9 @@ def rewrite_entries(host: FabricThread, change: Callable[[Entries], None]) -> in
     return changed
 
 
-def rewrite_segment(path: Path, superblock: Superblock, segment: int, change: Callable[[Entries], None]) -> int:
+def rewrite_segment(
+    path: Path, superblock: Superblock, segment: int, change: Callable[[Entries], None]
+) -> int:
     geometry, identity = superblock.geometry, superblock.identity
     start, changed = geometry.summary_offset(segment), 0
     with path.open("rb") as file:
@@ -126,15 +129,11 @@ def test_a_block_listed_under_another_tenants_key_is_not_handed_over(tmp_path: P
             volume_of(client)
     state = FabricState(host.plan.directory, shape_of(host))
     keys = {
-        tenant: derive_keys(
-            volume_secret(state.key, tenant=TenantId(tenant), name="v", incarnation=1), spans
-        )
+        tenant: derive_keys(volume_secret(state.key, tenant=TenantId(tenant), name="v", incarnation=1), spans)
         for tenant in ("victim", "thief")
     }
     state.close()
-    stolen = {
-        victim.tobytes(): thief for victim, thief in zip(keys["victim"], keys["thief"], strict=True)
-    }
+    stolen = {victim.tobytes(): thief for victim, thief in zip(keys["victim"], keys["thief"], strict=True)}
 
     def claim(entries: Entries) -> None:
         for entry in entries:

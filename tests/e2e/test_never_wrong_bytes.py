@@ -8,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ostraca import Ack, BlockState, PutState, Reason
-
 from tests.e2e.fabric_host import (
     BLOCK_BYTES,
-    LAYOUT,
     MIB,
     FabricThread,
     content,
@@ -23,6 +20,8 @@ from tests.e2e.fabric_host import (
     small_plan,
     volume_of,
 )
+
+from ostraca import Ack, BlockState, PutState, Reason
 
 BLOCKS = 8
 
@@ -83,7 +82,9 @@ def test_a_damaged_block_is_dropped_and_can_be_put_again(host: FabricThread) -> 
             if volume.lookup(chain, deadline_s=5).holes:
                 break
         result = volume.put(chain, source=content(BLOCKS), deadline_s=10, ack=Ack.COMMITTED)
-        assert [state == PutState.EXISTS for state in result.states] == [block != 3 for block in range(BLOCKS)]
+        assert [state == PutState.EXISTS for state in result.states] == [
+            block != 3 for block in range(BLOCKS)
+        ]
         assert result.states[3] == PutState.COMMITTED
     check_only_misses_at(host, set(), set())
 
@@ -135,9 +136,7 @@ def test_a_block_asked_for_with_another_length_is_a_miss(host: FabricThread) -> 
     put_all(host)
     with host.connect() as client:
         volume = volume_of(client)
-        result = volume.get(
-            volume.chain(hashes(BLOCKS)), into=empty(BLOCKS, BLOCK_BYTES // 2), deadline_s=5
-        )
+        result = volume.get(volume.chain(hashes(BLOCKS)), into=empty(BLOCKS, BLOCK_BYTES // 2), deadline_s=5)
         assert set(result.reasons) == {Reason.WRONG_LENGTH}
 
 

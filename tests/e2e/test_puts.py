@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ostraca import Ack, BlockState, PutState, Reason
-
+from numpy.typing import NDArray
 from tests.e2e.fabric_host import FabricThread, content, empty, hashes, small_plan, volume_of
+
+from ostraca import Ack, BlockState, PutState, Reason, Volume
 
 BLOCKS = 8
 
@@ -54,26 +56,27 @@ def test_the_same_block_twice_in_one_put_is_stored_once(host: FabricThread) -> N
     assert blocks_on_flash(host) == 1
 
 
+def put_together(
+    volumes: Sequence[Volume], sources: Sequence[NDArray[np.uint8]], turn: int
+) -> list[tuple[PutState, ...]]:
+    """Put the same chain from several clients at the same time; return what each was told."""
+    start = threading.Barrier(len(volumes))
+
+    def put(who: int) -> tuple[PutState, ...]:
+        chain = volumes[who].chain(hashes(BLOCKS, turn))
+        start.wait(10)
+        return volumes[who].put(chain, source=sources[who], deadline_s=10, ack=Ack.COMMITTED).states
+
+    with ThreadPoolExecutor(len(volumes)) as threads:
+        return list(threads.map(put, range(len(volumes))))
+
+
 def test_of_two_concurrent_puts_of_one_block_one_wins_whole(host: FabricThread) -> None:
     with host.connect() as one, host.connect() as other:
         volumes = [volume_of(one), volume_of(other)]
         for turn in range(10):
             sources = [content(BLOCKS, seed=2 * turn), content(BLOCKS, seed=2 * turn + 1)]
-            start = threading.Barrier(2)
-            results: list[tuple[PutState, ...]] = [(), ()]
-
-            def put(who: int, turn: int = turn, start: threading.Barrier = start, sources: list = sources) -> None:  # type: ignore[type-arg] # noqa: B023
-                chain = volumes[who].chain(hashes(BLOCKS, turn))
-                start.wait(10)
-                results[who] = volumes[who].put(  # noqa: B023
-                    chain, source=sources[who], deadline_s=10, ack=Ack.COMMITTED
-                ).states
-
-            threads = [threading.Thread(target=put, args=(who,)) for who in (0, 1)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20)
+            results = put_together(volumes, sources, turn)
             into = empty(BLOCKS)
             got = volumes[0].get(volumes[0].chain(hashes(BLOCKS, turn)), into=into, deadline_s=10)
             for block in range(BLOCKS):

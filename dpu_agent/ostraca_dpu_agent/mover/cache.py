@@ -1,8 +1,8 @@
 """The DRAM cache: blocks kept in staging memory after they passed through.
 
-Keys are derived under a volume's secret, so an entry answers its own tenant alone. Blocks are immutable, so an entry is
-never stale. Least recently used entries go first; an entry in use by a transfer stays until that has ended, however full
-the cache is. Pure bookkeeping: it owns slots, it does not know memory.
+Keys are derived under a volume's secret, so an entry answers its own tenant alone. Blocks are immutable, so
+an entry is never stale. Least recently used entries go first; an entry in use by a transfer stays until that
+has ended, however full the cache is. Pure bookkeeping: it owns slots, it does not know memory.
 """
 
 from __future__ import annotations

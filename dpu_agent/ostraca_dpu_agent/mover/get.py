@@ -1,8 +1,8 @@
 """A get: blocks from the DRAM cache or from flash into the worker's arena.
 
-Each wave goes through its stages by itself: lease staging, read and verify, move, report. A few waves of one request are on
-their way at once, so that flash and network overlap. At the deadline the request is answered with what has landed; slots
-whose transfer has not settled are named, and ``Settled`` follows when it has.
+Each wave goes through its stages by itself: lease staging, read and verify, move, report. A few waves of one
+request are on their way at once, so that flash and network overlap. At the deadline the request is answered
+with what has landed; slots whose transfer has not settled are named, and ``Settled`` follows when it has.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.wire.messages import Get
 
+
 class GetRun:
     """One get. ``run`` answers it; waves that outlive it end by themselves."""
 
@@ -56,7 +57,9 @@ class GetRun:
         held = self._take_cached()
         waves = [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
         located = await self._locate(held)
-        waves += [mover.tasks.spawn(self._flash_wave(located, positions)) for positions in self._to_load(located)]
+        waves += [
+            mover.tasks.spawn(self._flash_wave(located, positions)) for positions in self._to_load(located)
+        ]
         await self._clocked.wait(waves)
         for lease in self._leases:
             mover.staging.quarantine(lease)
@@ -193,9 +196,7 @@ class GetRun:
         else:
             self._end(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
 
-    async def _finish(
-        self, waves: list[asyncio.Task[None]], located: Located, *, must_settle: bool
-    ) -> None:
+    async def _finish(self, waves: list[asyncio.Task[None]], located: Located, *, must_settle: bool) -> None:
         """Once no wave touches flash or the arena any more, say so."""
         await asyncio.gather(*waves, return_exceptions=True)
         self._mover.locator.release(located)

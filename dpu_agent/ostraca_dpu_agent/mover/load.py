@@ -1,6 +1,7 @@
 """Flash into staging: reads extents, adjacent ones in one I/O, and checks every block's tag.
 
-The check runs in the drive's threads, right behind the read, while the bytes are in cache and the loop is free.
+The check runs in the drive's threads, right behind the read, while the bytes are in cache and the loop is
+free.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Loader:
     ) -> NDArray[np.uint8]:
         """Bring the blocks at *positions* into the lease's slots, in that order.
 
-        Returns a Reason per block: NONE when it is there and verified, else DRIVE_ERROR or DAMAGED. Ends only when every read
-        has ended: whoever can't wait that long leaves this running and keeps the lease.
+        Returns a Reason per block: NONE when it is there and verified, else DRIVE_ERROR or DAMAGED. Ends
+        only when every read has ended: whoever can't wait that long leaves this running and keeps the lease.
         """
         reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
         reads = []
@@ -79,7 +80,7 @@ class Loader:
             extents.append((offset, self._staging.view(int(lease.offsets[row]), length), row))
         return joined(extents)
 
-    def _checker(  # noqa: PLR0913 (columns of one batch)
+    def _checker(
         self,
         located: Located,
         positions: NDArray[np.intp],

@@ -81,7 +81,7 @@ class Locator:
         """Ask through *owners*."""
         self._owners = owners
 
-    async def locate(  # noqa: PLR0913 (the parts of one question)
+    async def locate(
         self,
         routes: Routes,
         volume: ServedVolume,
@@ -94,7 +94,8 @@ class Locator:
     ) -> Located:
         """Locate the *wanted* blocks of a request; an owner that does not answer leaves its blocks not found.
 
-        What is found stays readable for *pin_s* counted from before this call. Call ``release`` when done reading.
+        What is found stays readable for *pin_s* counted from before this call. Call ``release`` when done
+        reading.
         """
         located = Located.nothing(len(keys))
         parts, unowned = routes.by_owner(volume.placement_secret, spans)
@@ -117,7 +118,7 @@ class Locator:
         for owner, releases in by_owner.items():
             self._owners.tell(owner, Release(tuple(releases)))
 
-    async def _ask(  # noqa: PLR0913
+    async def _ask(
         self,
         routes: Routes,
         owner: AgentId,

@@ -55,7 +55,7 @@ _CHECK_THREADS = 2
 class Mover:
     """Carries blocks for the workers of one agent. Lives on the event loop's thread."""
 
-    def __init__(  # noqa: PLR0913 (what a mover is made of)
+    def __init__(
         self,
         settings: AgentSettings,
         *,
@@ -124,7 +124,8 @@ class Mover:
     async def load(
         self, located: Located, blocks: Blocks, positions: NDArray[np.intp], lease: Lease
     ) -> NDArray[np.uint8]:
-        """Bring located blocks into a lease's slots; returns a Reason per block, NONE where it is there and verified.
+        """Bring located blocks into a lease's slots; returns a Reason per block, NONE where it is there and
+        verified.
 
         Damaged ones are reported to their owners.
         """

@@ -6,7 +6,9 @@ _HALF_LIFE_BYTES = 256 << 20
 
 
 class Pace:
-    """Bytes per second over the time in which anything was loading, the last few hundred MiB weighing most."""
+    """Bytes per second over the time in which anything was loading, the last few hundred MiB weighing
+    most.
+    """
 
     def __init__(self) -> None:
         """Begin knowing nothing: estimates are 0 until something has been loaded."""

@@ -1,8 +1,9 @@
 """A put: blocks from the worker's arena to flash.
 
-Owners reserve first, so that a block already there costs nothing more. Each wave then goes through its stages by itself: lease
-staging, fetch, check against the SDK's tag, write, commit. A put acknowledged as STAGED is answered when every wave is past
-the check; its waves go on to the commit. The mover never makes a tag: bytes that don't match the SDK's are not stored.
+Owners reserve first, so that a block already there costs nothing more. Each wave then goes through its
+stages by itself: lease staging, fetch, check against the SDK's tag, write, commit. A put acknowledged as
+STAGED is answered when every wave is past the check; its waves go on to the commit. The mover never makes a
+tag: bytes that don't match the SDK's are not stored.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.runs import joined
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import Ack, PutState, Reason
-from ostraca_dpu_agent.mover.runs import joined
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
 from ostraca_fabric.tags import matches
 from ostraca_fabric.wire import columns
@@ -241,7 +242,9 @@ class PutRun:
         return good
 
     def _checks(self, positions: NDArray[np.intp], lease: Lease) -> Callable[[], list[bool]]:
-        """Make the check of a wave, to run off the loop; it also blanks what is left of each block's last page."""
+        """Make the check of a wave, to run off the loop; it also blanks what is left of each block's last
+        page.
+        """
         view = self._mover.staging.view
         offsets = lease.offsets.tolist()
         lengths = self._blocks.lengths[positions].tolist()
@@ -291,9 +294,7 @@ class PutRun:
             extents.append((offset, self._mover.staging.view(int(lease.offsets[row]), length), at))
         return joined(extents)
 
-    async def _commit(
-        self, positions: NDArray[np.intp], written: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
+    async def _commit(self, positions: NDArray[np.intp], written: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Commit what was written; says which blocks are committed."""
         failed = positions[~written]
         self._end(failed, PutState.DECLINED, Reason.DRIVE_ERROR)
@@ -347,8 +348,6 @@ class PutRun:
         if must_settle:
             self._worker.send(Settled(self._request.request))
 
-    def _end(
-        self, positions: NDArray[np.intp], state: PutState, reasons: Reason | NDArray[np.uint8]
-    ) -> None:
+    def _end(self, positions: NDArray[np.intp], state: PutState, reasons: Reason | NDArray[np.uint8]) -> None:
         self._states[positions] = state
         self._reasons[positions] = reasons

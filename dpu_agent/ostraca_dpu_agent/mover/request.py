@@ -1,8 +1,8 @@
 """What get, put and prefetch have in common: one request of one worker, under one deadline.
 
-A request is *over* when it is answered; its waves may go on after that, because neither an I/O nor a transfer can be called
-back. A wave looks at ``is_over`` before it starts anything new, and gives its memory back when the last thing it started
-has ended.
+A request is *over* when it is answered; its waves may go on after that, because neither an I/O nor a
+transfer can be called back. A wave looks at ``is_over`` before it starts anything new, and gives its memory
+back when the last thing it started has ended.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class Clocked:
         everything.add_done_callback(asyncio.Future.exception)
         stop: asyncio.Future[Any] = asyncio.ensure_future(self.stopped.wait())
         try:
-            await asyncio.wait(
-                {everything, stop}, timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({everything, stop}, timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED)
             if everything.done():
                 everything.result()
         finally:
@@ -114,8 +112,8 @@ def keeper(
 ) -> Callable[[int], CachedBlock | None]:
     """Say which slots of a wave's lease stay in the DRAM cache, for ``Staging.release``.
 
-    *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request; *is_kept* says it for
-    each block of the wave and is looked at only at the release.
+    *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request;
+    *is_kept* says it for each block of the wave and is looked at only at the release.
     """
     offsets = lease.offsets
 

@@ -44,8 +44,8 @@ class Routes:
     ) -> tuple[dict[AgentId, list[ShardPart]], NDArray[np.intp]]:
         """Group the blocks of a request by owner and shard.
 
-        Also returns the positions whose shard has no owner now, or that no shard takes. *secret* is the volume's placement
-        secret.
+        Also returns the positions whose shard has no owner now, or that no shard takes. *secret* is the
+        volume's placement secret.
         """
         chosen = self._placement.shards(secret, spans)
         parts: dict[AgentId, list[ShardPart]] = {}

@@ -1,11 +1,11 @@
 """Staging: the agent's registered memory, and who holds which slot of it.
 
-Every block on its way lies in a leased slot. A lease ends when its last slot is given back or kept in the DRAM cache; that
-happens only after every I/O and transfer that touches the slot is known to have ended. A lease whose request is over before
-that is in *quarantine* meanwhile: counted, limited, and never cut short.
+Every block on its way lies in a leased slot. A lease ends when its last slot is given back or kept in the
+DRAM cache; that happens only after every I/O and transfer that touches the slot is known to have ended. A
+lease whose request is over before that is in *quarantine* meanwhile: counted, limited, and never cut short.
 
-Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait for flash
-writes; cached blocks make room when staging needs it.
+Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait
+for flash writes; cached blocks make room when staging needs it.
 """
 
 from __future__ import annotations
@@ -135,9 +135,7 @@ class Staging:
             lease.is_quarantined = True
             self._pool.quarantine(lease, lease.offsets)
 
-    def release(
-        self, lease: Lease, *, keep: Callable[[int], CachedBlock | None] | None = None
-    ) -> None:
+    def release(self, lease: Lease, *, keep: Callable[[int], CachedBlock | None] | None = None) -> None:
         """End a lease: no I/O and no transfer touches its slots any more.
 
         *keep* is asked for each slot, by its position in the lease, whether it stays as a cached block.

@@ -53,7 +53,9 @@ class OwnerService:
         """Answer a mover. Raises MalformedError when its columns don't fit each other."""
         match request:
             case Resolve():
-                return Resolved(request.request, tuple(self._resolve(part, request.pin_s) for part in request.shards))
+                return Resolved(
+                    request.request, tuple(self._resolve(part, request.pin_s) for part in request.shards)
+                )
             case Reserve():
                 made = await asyncio.gather(*(self._reserve(part, request) for part in request.shards))
                 return Reserved(request.request, tuple(made))
@@ -70,7 +72,9 @@ class OwnerService:
                 for part in notice.shards:
                     owned = self.shards.get(ShardId(part.shard))
                     if owned is not None:
-                        numbers = columns.u64(part.reservations, len(part.reservations) // columns.U64.itemsize)
+                        numbers = columns.u64(
+                            part.reservations, len(part.reservations) // columns.U64.itemsize
+                        )
                         owned.core.release(self._clock(), part.pins, numbers)
                         owned.wake()
             case Damage():
@@ -124,7 +128,9 @@ class OwnerService:
         count = len(part.reservations) // columns.U64.itemsize
         if owned is None:
             declined = np.full(count, PutState.DECLINED, np.uint8)
-            return ShardCommitted(part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes())
+            return ShardCommitted(
+                part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
+            )
         states, reasons = await owned.commit(
             columns.u64(part.reservations, count),
             columns.rows16(part.tags, count),

@@ -1,7 +1,7 @@
 """One owned shard: the pure core, its drive, and the group commit between them.
 
-A commit waits a few milliseconds for others, then all of them go to flash in one summary write; each is answered when that
-write has ended. Nothing is gettable before.
+A commit waits a few milliseconds for others, then all of them go to flash in one summary write; each is
+answered when that write has ended. Nothing is gettable before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUSPECTS_MAX = 64
 class OwnedShard:
     """A shard under one owner epoch. Lives on the event loop's thread; ``close`` ends it."""
 
-    def __init__(  # noqa: PLR0913 (what a shard is made of)
+    def __init__(
         self,
         record: ShardRecord,
         drive: Drive,
@@ -89,7 +89,9 @@ class OwnedShard:
     async def reserve(
         self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float, within_s: float
     ) -> Reservations:
-        """Hand out space; waits for a segment that is just being opened, at most *within_s*, and for nothing else."""
+        """Hand out space; waits for a segment that is just being opened, at most *within_s*, and for nothing
+        else.
+        """
         until_s = self._clock() + within_s
         made = self._reserve(keys, lengths, hold_s)
         short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
@@ -105,9 +107,7 @@ class OwnedShard:
             short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
         return made
 
-    def _reserve(
-        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], hold_s: float
-    ) -> Reservations:
+    def _reserve(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], hold_s: float) -> Reservations:
         made = self.core.reserve(self._clock(), keys, lengths, hold_s=hold_s)
         self.wake()
         return made

@@ -59,7 +59,9 @@ class Plan:
 
 
 def plan(observed: Observed) -> Plan:
-    """Attach every drive of the fabric; own the shards whose claim is ours, or is nobody's and we are preferred."""
+    """Attach every drive of the fabric; own the shards whose claim is ours, or is nobody's and we are
+    preferred.
+    """
     fabric_map = observed.map
     attach = [
         Attach(drive)
@@ -87,9 +89,8 @@ def _sentence(observed: Observed, attach: list[Attach], serve: list[Serve], stop
     shards = len(observed.map.shards())
     failed = f"; {len(observed.failed)} could not be opened" if observed.failed else ""
     if not (attach or serve or stop):
-        return (
-            f"I serve {len(observed.served)} of the fabric's {shards} shards and have nothing to change{failed}."
-        )
+        served = len(observed.served)
+        return f"I serve {served} of the fabric's {shards} shards and have nothing to change{failed}."
     parts = [
         (stop, f"stop serving {len(stop)} shards that another agent owns"),
         (attach, f"attach {len(attach)} drives that are new in the map"),

@@ -26,7 +26,8 @@ async def read_shard(
 ) -> tuple[Superblock, RecoveredShard]:
     """Return what lies on flash. Reads superblock and summaries only.
 
-    Raises DriveError when the superblock can't be read, and FormatError when what it says is not this shard of this fabric.
+    Raises DriveError when the superblock can't be read, and FormatError when what it says is not this shard
+    of this fabric.
     """
     superblock = await _superblock(drive, record, fabric)
     geometry = superblock.geometry
@@ -58,9 +59,9 @@ async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Su
     finally:
         memory.close()
     if (superblock.fabric, superblock.shard) != (fabric, record.id):
-        message = (
-            f"on {drive.id} at {record.offset} lies shard {superblock.shard} of fabric {superblock.fabric.hex()}, where "
-            f"{record.id} of fabric {fabric.hex()} is expected: attach the right drive, or format this one anew"
+        raise FormatError(
+            f"on {drive.id} at {record.offset} lies shard {superblock.shard} of fabric "
+            f"{superblock.fabric.hex()}, where {record.id} of fabric {fabric.hex()} is expected: attach the "
+            "right drive, or format this one anew"
         )
-        raise FormatError(message)
     return superblock

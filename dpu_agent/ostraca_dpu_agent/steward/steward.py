@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Steward:
     """Keeps an agent's drives and shards as the map says."""
 
-    def __init__(  # noqa: PLR0913 (what a steward works with)
+    def __init__(
         self,
         agent: AgentRecord,
         settings: AgentSettings,
@@ -41,7 +41,9 @@ class Steward:
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
     ) -> None:
-        """Fill *drives* and ``owner.shards``; *open_drive* opens the path to a drive and raises OstracaError."""
+        """Fill *drives* and ``owner.shards``; *open_drive* opens the path to a drive and raises
+        OstracaError.
+        """
         self._agent = agent
         self._settings = settings
         self._membership = membership
@@ -127,7 +129,10 @@ class Steward:
             log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
             return
         epoch = await self._membership.claim(
-            record.id, self._agent.id, self._agent.start, epoch_at_least=OwnerEpoch(recovered.highest_epoch + 1)
+            record.id,
+            self._agent.id,
+            self._agent.start,
+            epoch_at_least=OwnerEpoch(recovered.highest_epoch + 1),
         )
         if epoch is None:
             return
@@ -142,4 +147,6 @@ class Steward:
         )
         self._owner.shards[record.id] = owned
         blocks = owned.core.counts().blocks
-        log.info("%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, epoch, blocks)
+        log.info(
+            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, epoch, blocks
+        )

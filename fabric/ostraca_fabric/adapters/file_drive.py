@@ -1,8 +1,9 @@
 """A drive that is a file or a block device, read and written by a few threads of its own.
 
-O_DIRECT where the file system allows: blocks then go straight between flash and staging memory, and what was read is what
-lies on flash. A batch of runs is shared out among the threads and wakes the event loop once, when the last run has ended.
-A blocked read can't be interrupted, so the threads are bounded, and so is what may wait for them.
+O_DIRECT where the file system allows: blocks then go straight between flash and staging memory, and what was
+read is what lies on flash. A batch of runs is shared out among the threads and wakes the event loop once,
+when the last run has ended. A blocked read can't be interrupted, so the threads are bounded, and so is what
+may wait for them.
 """
 
 from __future__ import annotations
@@ -42,15 +43,21 @@ class DriveSettings:
     """Runs submitted and not ended; more fail at once, which makes their blocks misses."""
 
     has_volatile_cache: bool | None = None
-    """Whether the drive may lose at a power cut what it has said is written. None asks the kernel for a block device, and
-    takes a plain file as it comes: no flush, so a power cut may lose its newest blocks."""
+    """Whether the drive may lose at a power cut what it has said is written. None asks the kernel for a
+    block device, and takes a plain file as it comes: no flush, so a power cut may lose its newest blocks."""
 
 
 class FileDrive:
     """Implements ``ports.drive.Drive``. ``open`` makes it."""
 
     def __init__(
-        self, drive: DriveId, descriptor: int, *, size_bytes: int, has_volatile_cache: bool, settings: DriveSettings
+        self,
+        drive: DriveId,
+        descriptor: int,
+        *,
+        size_bytes: int,
+        has_volatile_cache: bool,
+        settings: DriveSettings,
     ) -> None:
         self.id = drive
         self.size_bytes = size_bytes

@@ -1,4 +1,6 @@
-"""Owners in the same process, reached as if they were not: every call is encoded, handed over as bytes, and decoded."""
+"""Owners in the same process, reached as if they were not: every call is encoded, handed over as bytes, and
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class AnswersOwners(Protocol):
 
 
 class LoopbackOwners:
-    """Implements ``ports.owners.Owners`` for agents of one process; they share one instance and register in it."""
+    """Implements ``ports.owners.Owners`` for agents of one process; they share one instance and register in
+    it.
+    """
 
     def __init__(self) -> None:
         """Begin with no agent."""

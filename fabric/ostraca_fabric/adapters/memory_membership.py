@@ -1,7 +1,7 @@
 """Membership in memory: the whole fabric is one process.
 
-It keeps the rules of the port exactly, so that what works over it works over etcd. A process that ends takes it along; what
-must outlive it (volume records) is handed to a keeper before it is answered.
+It keeps the rules of the port exactly, so that what works over it works over etcd. A process that ends takes
+it along; what must outlive it (volume records) is handed to a keeper before it is answered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class MemoryMembership:
         volumes: Iterable[VolumeRecord] = (),
         keep: Callable[[tuple[VolumeRecord, ...]], None] | None = None,
     ) -> None:
-        """Begin empty but for *volumes*; *keep* stores all volume records whenever one is added, and may raise."""
+        """Begin empty but for *volumes*; *keep* stores all volume records whenever one is added, and may
+        raise.
+        """
         self._map = FabricMap(fabric, revision=1, placement_epoch=PlacementEpoch(1))
         self._volumes = {(record.tenant, record.name): record for record in volumes}
         self._keep = keep

@@ -1,7 +1,7 @@
 """A drive: bytes at offsets, read and written in whole pages by a bounded number of threads.
 
-A read or write that has been submitted can't be called back. Its future resolves when the operation is known to have ended,
-so its memory and its extent are in use until then, whatever the caller's deadline says.
+A read or write that has been submitted can't be called back. Its future resolves when the operation is known
+to have ended, so its memory and its extent are in use until then, whatever the caller's deadline says.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class Drive(Protocol):
     def submit_read(
         self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
     ) -> asyncio.Future[list[bool]]:
-        """Read every run; *then* is called with a run's index, in the drive's thread, once that run is in memory.
+        """Read every run; *then* is called with a run's index, in the drive's thread, once that run is in
+        memory.
 
-        The future gives for each run whether it was read whole and *then* (a check that releases the GIL) said yes. It
-        never raises: an I/O error, a short read and a full queue all give False.
+        The future gives for each run whether it was read whole and *then* (a check that releases the GIL)
+        said yes. It never raises: an I/O error, a short read and a full queue all give False.
         """
 
     def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:

@@ -1,6 +1,7 @@
 """Who is in the fabric: agents, enclosures with their shards, volumes, and which agent owns which shard.
 
-The store is etcd in a pod and memory in ``ostraca up``. It is never on the data path: agents work from the last map.
+The store is etcd in a pod and memory in ``ostraca up``. It is never on the data path: agents work from the
+last map.
 """
 
 from __future__ import annotations
@@ -26,21 +27,26 @@ class Membership(Protocol):
         """Yield the current map, then each newer one. Maps may be skipped, the newest never is."""
 
     async def join(self, agent: AgentRecord) -> None:
-        """Announce an agent; a record of the same id with another start id is replaced, and its claims end."""
+        """Announce an agent; a record of the same id with another start id is replaced, and its claims
+        end.
+        """
 
     async def leave(self, agent: AgentId, start: StartId) -> None:
         """Withdraw an agent with all its claims. Not an error when it is gone."""
 
     async def put_enclosure(self, enclosure: EnclosureRecord) -> None:
-        """Add or replace an enclosure with its shards. A change of shards or weights raises the placement epoch."""
+        """Add or replace an enclosure with its shards. A change of shards or weights raises the placement
+        epoch.
+        """
 
     async def claim(
         self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
     ) -> OwnerEpoch | None:
-        """Make the agent the shard's owner if it has none. Return the new owner epoch, or None when another has it.
+        """Make the agent the shard's owner if it has none. Return the new owner epoch, or None when another
+        has it.
 
-        The epoch is above every earlier epoch of the shard and at least *epoch_at_least*; the same process claiming what
-        it already owns keeps its epoch.
+        The epoch is above every earlier epoch of the shard and at least *epoch_at_least*; the same process
+        claiming what it already owns keeps its epoch.
         """
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:

@@ -18,8 +18,8 @@ class Owners(Protocol):
     async def ask(self, agent: AgentId, request: OwnerRequest) -> OwnerAnswer:
         """Return the owner's answer.
 
-        Raises TimeoutError when none came within the request's ``deadline_s``, and ConnectError when the agent can't be
-        reached. Who asks must treat both as "its blocks are misses".
+        Raises TimeoutError when none came within the request's ``deadline_s``, and ConnectError when the
+        agent can't be reached. Who asks must treat both as "its blocks are misses".
         """
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:

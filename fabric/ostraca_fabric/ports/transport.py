@@ -1,8 +1,9 @@
 """How block bytes cross between an agent's staging memory and a worker's arena.
 
-The agent moves the bytes, in both directions; a worker never holds a handle to agent memory. A transfer is *settled* when
-it is known to have ended, well or badly: only then may memory at either end be used for something else. A transfer that is
-not settled stays so, for as long as it takes: no time-out ever settles one.
+The agent moves the bytes, in both directions; a worker never holds a handle to agent memory. A transfer is
+*settled* when it is known to have ended, well or badly: only then may memory at either end be used for
+something else. A transfer that is not settled stays so, for as long as it takes: no time-out ever settles
+one.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class TransferEnd(Enum):
 class Wave:
     """Blocks that cross together.
 
-    ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in the worker's
-    arena; ``lengths`` (uint32, shape (n,)) the bytes of each block. Slots of the two sides have the sizes given.
+    ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in
+    the worker's arena; ``lengths`` (uint32, shape (n,)) the bytes of each block. Slots of the two sides have
+    the sizes given.
     """
 
     staging: NDArray[np.int64]
@@ -69,8 +71,8 @@ class BulkChannel(Protocol):
         """Wait until little enough is queued that more may be sent. Raises ConnectionError when closed."""
 
     def expect_bulk(self, transfer: int, parts: Sequence[memoryview]) -> asyncio.Future[None]:
-        """Ask for the parts of a transfer announced by a ``Fetch``: the future ends when all have landed, or raises
-        ConnectionError when the connection closed, after which nothing more lands.
+        """Ask for the parts of a transfer announced by a ``Fetch``: the future ends when all have landed, or
+        raises ConnectionError when the connection closed, after which nothing more lands.
         """
 
 
@@ -80,8 +82,9 @@ class Peer(Protocol):
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
         """Start moving *wave*. The future resolves when the transfer is settled, and never raises.
 
-        Never cancel the future; stop waiting for it instead, and keep the memory of both ends in quarantine until it
-        resolves. A wave that the arena does not hold (offsets out of range) resolves to FAILED without touching a byte.
+        Never cancel the future; stop waiting for it instead, and keep the memory of both ends in quarantine
+        until it resolves. A wave that the arena does not hold (offsets out of range) resolves to FAILED
+        without touching a byte.
         """
 
     def close(self) -> None:
@@ -95,10 +98,11 @@ class Transport(Protocol):
     """As in ``ArenaOffer.transport``: ``nixl`` or ``inline``."""
 
     def register(self, staging: memoryview, *, chunk_bytes: int = 0) -> None:
-        """Make this memory a source and target of transfers. Call before the first attach; it stays mapped for good.
+        """Make this memory a source and target of transfers. Call before the first attach; it stays mapped
+        for good.
 
-        ``chunk_bytes`` is that of the memory's SlotPool, when it has one: waves of its slots are then prepared once
-        and cost less. May block for as long as registering takes.
+        ``chunk_bytes`` is that of the memory's SlotPool, when it has one: waves of its slots are then
+        prepared once and cost less. May block for as long as registering takes.
         """
 
     async def attach(self, offer: ArenaOffer, staging: memoryview, channel: BulkChannel) -> Peer:
@@ -117,7 +121,9 @@ class ArenaEnd(Protocol):
         """What to say in the handshake."""
 
     def progress(self) -> None:
-        """Let transfers under way go on; cheap (microseconds). Call it about every 0.5 ms while a request is out."""
+        """Let transfers under way go on; cheap (microseconds). Call it about every 0.5 ms while a request is
+        out.
+        """
 
     @property
     def needs_progress(self) -> bool:

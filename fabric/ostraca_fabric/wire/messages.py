@@ -1,11 +1,12 @@
 """Everything that is said between a worker and its agent, and between agents.
 
-Messages are msgspec structs, encoded as msgpack arrays ``[tag, field, ...]``. A later version may add fields with defaults
-at the end and new messages with new tags; nothing else. Columns (one value per block) travel as the little-endian bytes of
-a numpy array, so a batch costs no Python object per block; ``ostraca_fabric.wire.columns`` packs and checks them.
+Messages are msgspec structs, encoded as msgpack arrays ``[tag, field, ...]``. A later version may add fields
+with defaults at the end and new messages with new tags; nothing else. Columns (one value per block) travel
+as the little-endian bytes of a numpy array, so a batch costs no Python object per block;
+``ostraca_fabric.wire.columns`` packs and checks them.
 
-A request carries an id chosen by whoever asks, unique among the requests it has under way on that connection. Deadlines
-travel as the time that remains, in seconds, so no two clocks are ever compared.
+A request carries an id chosen by whoever asks, unique among the requests it has under way on that
+connection. Deadlines travel as the time that remains, in seconds, so no two clocks are ever compared.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field=
     """Anything that travels as one msgpack frame."""
 
 
-# --- handshake -------------------------------------------------------------------------------------------------------
+# --- handshake
+# -------------------------------------------------------------------------------------------------------
 
 
 class ArenaOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The memory a worker opens to its agent, and over which transport.
 
-    ``base`` is its address in the worker, ``metadata`` is the transport's own and opaque here. Slots of ``s`` bytes lie in
-    chunks: the slot at ``offset`` is number ``offset // chunk_bytes * (chunk_bytes // s) + offset % chunk_bytes // s``.
+    ``base`` is its address in the worker, ``metadata`` is the transport's own and opaque here. Slots of
+    ``s`` bytes lie in chunks: the slot at ``offset`` is number ``offset // chunk_bytes * (chunk_bytes // s)
+    + offset % chunk_bytes // s``.
     """
 
     transport: str
@@ -80,21 +83,26 @@ class Welcome(Message, frozen=True, tag=2):
 
 
 class Refused(Message, frozen=True, tag=3):
-    """The agent does not accept the connection, and closes it. Codes: version, authentication, transport, limit, protocol."""
+    """The agent does not accept the connection, and closes it. Codes: version, authentication, transport,
+    limit, protocol.
+    """
 
     code: str
     message: str
 
 
 class Failed(Message, frozen=True, tag=4):
-    """The request can't be served as asked. Codes: unknown_volume, layout_mismatch, usage, overloaded, internal ..."""
+    """The request can't be served as asked. Codes: unknown_volume, layout_mismatch, usage, overloaded,
+    internal ...
+    """
 
     request: int
     code: str
     message: str
 
 
-# --- worker to agent -------------------------------------------------------------------------------------------------
+# --- worker to agent
+# -------------------------------------------------------------------------------------------------
 
 
 class OpenVolume(Message, frozen=True, tag=10):
@@ -134,7 +142,9 @@ class LookupDone(Message, frozen=True, tag=13):
 
 
 class Get(Message, frozen=True, tag=14):
-    """Bring blocks into arena slots. ``lengths``: u32 bytes expected per block; ``slots``: u64 arena offset per block."""
+    """Bring blocks into arena slots. ``lengths``: u32 bytes expected per block; ``slots``: u64 arena offset
+    per block.
+    """
 
     request: int
     handle: int
@@ -150,7 +160,8 @@ class Get(Message, frozen=True, tag=14):
 class GetProgress(Message, frozen=True, tag=15):
     """These blocks (``positions``: u32 in the request) have landed and may be verified; more may follow.
 
-    ``tags``: 16 bytes each, as their writers' SDKs made them. A block is a HIT in ``GetDone`` only if it was named here.
+    ``tags``: 16 bytes each, as their writers' SDKs made them. A block is a HIT in ``GetDone`` only if it was
+    named here.
     """
 
     request: int
@@ -161,7 +172,8 @@ class GetProgress(Message, frozen=True, tag=15):
 class GetDone(Message, frozen=True, tag=16):
     """The get is over. ``states`` and ``reasons``: a byte per block.
 
-    ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows when it is.
+    ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows
+    when it is.
     """
 
     request: int
@@ -251,14 +263,17 @@ class StatusDone(Message, frozen=True, tag=26):
 
 
 class Fetch(Message, frozen=True, tag=27):
-    """Inline transport only, agent to worker: send these arena bytes as bulk frames of ``transfer``, in this order."""
+    """Inline transport only, agent to worker: send these arena bytes as bulk frames of ``transfer``, in this
+    order.
+    """
 
     transfer: int
     slots: bytes
     lengths: bytes
 
 
-# --- mover to owner --------------------------------------------------------------------------------------------------
+# --- mover to owner
+# --------------------------------------------------------------------------------------------------
 
 
 class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -280,8 +295,8 @@ class Resolve(Message, frozen=True, tag=40):
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an owner knows of one shard's keys, one value per key asked for.
 
-    ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes. Values of keys
-    not found are zero. ``pin``: to release early; 0 when nothing was found.
+    ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes.
+    Values of keys not found are zero. ``pin``: to release early; 0 when nothing was found.
     """
 
     shard: str

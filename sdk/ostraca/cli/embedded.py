@@ -1,8 +1,8 @@
 """A whole fabric in one process: what ``ostraca up`` runs.
 
-The agents share the process's transports, its drives and one membership store; everything else is as in a pod. Owners are
-reached through the port that owners on other hosts will be reached through. This is the composition root: the one place that
-knows every component.
+The agents share the process's transports, its drives and one membership store; everything else is as in a
+pod. Owners are reached through the port that owners on other hosts will be reached through. This is the
+composition root: the one place that knows every component.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ class EmbeddedFabric:
     async def start(self) -> None:
         """Lock the directory, make or find the drives, start the agents.
 
-        Raises an OstracaError that says what to do: the directory is in use, or holds a fabric of another shape, or has too
-        little room; an address can't be had; no transport works. What was started by then is stopped again.
+        Raises an OstracaError that says what to do: the directory is in use, or holds a fabric of another
+        shape, or has too little room; an address can't be had; no transport works. What was started by then
+        is stopped again.
         """
         plan = self._plan
         shape = FabricShape(plan.enclosures, plan.drives, plan.drive_bytes)
@@ -116,8 +117,8 @@ class EmbeddedFabric:
     async def stop(self) -> bool:
         """Stop the agents in order, close drives and transports, unlock the directory.
 
-        Returns whether every transfer and I/O has ended. If not, the process should end without unmapping memory, as it does
-        when it simply exits.
+        Returns whether every transfer and I/O has ended. If not, the process should end without unmapping
+        memory, as it does when it simply exits.
         """
         has_ended = True
         for agent in self._agents:

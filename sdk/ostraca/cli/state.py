@@ -1,7 +1,9 @@
-"""What `ostraca up` keeps in its directory besides the drives: the fabric's identity, its key and its volumes.
+"""What `ostraca up` keeps in its directory besides the drives: the fabric's identity, its key and its
+volumes.
 
-``lock`` is held while the fabric runs, so that two processes never use one directory; a new process that holds it knows that
-the one before is gone. ``fabric.key`` is a secret: without it, or with another, no block is found.
+``lock`` is held while the fabric runs, so that two processes never use one directory; a new process that
+holds it knows that the one before is gone. ``fabric.key`` is a secret: without it, or with another, no block
+is found.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class FabricState:
     def __init__(self, directory: Path, shape: FabricShape) -> None:
         """Lock the directory, and read what is there or begin anew.
 
-        Raises MembershipError when another process uses it, and FormatError when it holds a fabric of another shape or version.
+        Raises MembershipError when another process uses it, and FormatError when it holds a fabric of
+        another shape or version.
         """
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = directory / "fabric.json"
@@ -91,16 +94,17 @@ class FabricState:
             message = f"{self._path} is damaged ({error}): restore it, or begin anew in another --dir"
             raise FormatError(message) from error
         if stored.version != _VERSION:
-            message = f"{self._path} has version {stored.version}, and this release reads {_VERSION}: use its release"
-            raise FormatError(message)
+            raise FormatError(
+                f"{self._path} has version {stored.version}, and this release reads {_VERSION}: use the "
+                "release that wrote it"
+            )
         if stored.shape != shape:
             was = stored.shape
-            message = (
-                f"{self._path.parent} holds a fabric of {was.enclosures} enclosures with {was.drives} drives of "
-                f"{was.drive_bytes} bytes each, not {shape.enclosures} with {shape.drives} of {shape.drive_bytes}: start it "
-                "with those, or begin anew in another --dir"
+            raise FormatError(
+                f"{self._path.parent} holds a fabric of {was.enclosures} enclosures with {was.drives} drives "
+                f"of {was.drive_bytes} bytes each, not {shape.enclosures} with {shape.drives} of "
+                f"{shape.drive_bytes}: start it with those, or begin anew in another --dir"
             )
-            raise FormatError(message)
         return stored
 
     def _write(self) -> None:
