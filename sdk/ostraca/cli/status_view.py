@@ -27,8 +27,8 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
     sentences += [
         Text(
-            f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under transfers "
-            "that are not known to have ended.",
+            f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under "
+            "transfers that are not known to have ended.",
             style="yellow",
         )
         for agent in agents

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,6 @@ from ostraca_fabric.memory import HugeMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 THREADS = (1, 2, 4, 8)
@@ -79,6 +79,11 @@ class DirectFile:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def path(self) -> Path:
+        """A name by which another process of the same user can open it."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._file}")
 
     def read(self) -> float:
         """Read a batch; return GB/s."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 def as_table(findings: Sequence[Finding], title: str) -> Table:
     """Return medians in GB/s (1e9 bytes per second), and the ratio taken turn by turn. Needs rich."""
-    from rich import box
     from rich.table import Column, Table
 
     table = Table(
@@ -28,8 +27,8 @@ def as_table(findings: Sequence[Finding], title: str) -> Table:
         Column("ratio", justify="right"),
         title=title,
         title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     for finding in findings:
         table.add_row(

@@ -7,6 +7,7 @@ away.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Pace:
 
     seconds: float
     rounds_min: int = 5
-    warm_ups: int = 2
+    warm_ups: int = 3
 
 
 SHORT = Pace(seconds=0.0, rounds_min=2, warm_ups=1)
@@ -70,9 +71,12 @@ class Finding:
 
     @property
     def ratio(self) -> float:
-        """The median, over all rounds, of the measured value over its limit in the same round."""
+        """The median, over all rounds, of the measured value over its limit in the same round.
+
+        Infinite where the limit is zero.
+        """
         pairs = zip(self.measured.values, self.limit.values, strict=True)
-        return statistics.median(measured / limit for measured, limit in pairs)
+        return statistics.median(measured / limit if limit else math.inf for measured, limit in pairs)
 
 
 def measure(case: Case, pace: Pace, on_progress: Callable[[float], None] = lambda _: None) -> Finding:

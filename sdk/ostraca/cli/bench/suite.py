@@ -14,7 +14,7 @@ from ostraca.cli.bench.fabric import running_fabric
 from ostraca.cli.bench.limits import DirectFile, Memcpy
 from ostraca.cli.bench.raw_pair import raw_pair
 from ostraca.cli.bench.series import Case, measure
-from ostraca.cli.bench.workload import Workload
+from ostraca.cli.bench.workload import MeasureError, Workload
 from ostraca_fabric.outcome import Ack
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Plan:
     @property
     def capacity_bytes(self) -> int:
         """Flash for a fabric of our own: nothing that is measured may be evicted under us."""
-        return max(2 * GIB, 4 * self.flash_bytes)
+        return max(GIB // 2, 4 * self.flash_bytes)
 
 
 Cases: TypeAlias = "Generator[Case, None, None]"
@@ -96,7 +96,9 @@ def cases_of_own(plan: Plan) -> Cases:
 def flash_cases(plan: Plan, work: Workload, file: DirectFile) -> Iterator[Case]:
     """Yield what flash bounds. The fabric has no DRAM cache."""
     file.tune_writes()
-    yield Case("put committed", lambda: work.put(Ack.COMMITTED), "O_DIRECT write", file.write)
+    yield Case(
+        "put committed, from arena", lambda: work.put_slots(Ack.COMMITTED), "O_DIRECT write", file.write
+    )
     chains = itertools.cycle([work.stored_chain() for _ in range(plan.flash_bytes // plan.batch_bytes)])
     file.tune_reads()
     yield Case("get from flash, views", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
@@ -119,6 +121,13 @@ def resident_chain(work: Workload) -> Chain:
     """Return a batch that the agent's DRAM cache holds."""
     chain = work.stored_chain()
     work.prefetch(chain)
+    before = work.counters().get_hits_from_cache
+    work.get_views(chain)
+    from_cache = work.counters().get_hits_from_cache - before
+    if from_cache < len(chain):
+        raise MeasureError(
+            f"{from_cache} of {len(chain)} blocks came from the agent's DRAM right after a prefetch"
+        )
     return chain
 
 

@@ -1,0 +1,72 @@
+"""D2: gets from flash into arena views, with no DRAM cache, beside the best O_DIRECT read there.
+
+The best is the better of two: preadv into huge pages, in as many threads and as large pieces as proved
+fastest, measured in turns with the gets; and fio where it is installed, which runs once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from benchmarks.conditions import batch_text
+from benchmarks.figure import Figure, Target
+from ostraca.cli.bench import suite
+from ostraca.cli.bench.series import GB, Case, Finding, Series, measure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.conditions import Conditions
+    from ostraca.cli.bench.suite import Plan
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Measure gets that go through more than any cache below the drives holds of a batch."""
+    return [_figure(plan, conditions) for plan in conditions.plans()]
+
+
+def _figure(plan: Plan, conditions: Conditions) -> Figure:
+    directory = conditions.new_directory()
+    with (
+        suite.own_workload(plan, directory, dram_bytes=0) as work,
+        suite.direct_file(plan, directory) as file,
+    ):
+        chains = itertools.cycle([work.stored_chain() for _ in range(suite.FLASH_BATCHES)])
+        file.tune_reads()
+        case = Case("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
+        found = measure(case, plan.pace)
+        if shutil.which("fio") and not conditions.is_short:
+            found = _beside_the_better(found, fio_gb_per_s(file.path, seconds=plan.pace.seconds))
+    what = f"get {batch_text(plan)} from flash, views"
+    return Figure("D2", what, "GB/s", found, Target(ratio_at_least=0.95))
+
+
+def fio_gb_per_s(path: Path, *, seconds: float) -> float:
+    """Return the rate at which fio reads a file with O_DIRECT."""
+    options = {
+        "name": "best",
+        "filename": str(path),
+        "rw": "read",
+        "bs": "4m",
+        "iodepth": "8",
+        "ioengine": "libaio",
+        "direct": "1",
+        "iomem": "mmap",
+        "time_based": "1",
+        "runtime": f"{seconds:.0f}",
+        "output-format": "json",
+    }
+    command = ["fio", *(f"--{name}={value}" for name, value in options.items())]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(said)["jobs"][0]["read"]["bw_bytes"]) / GB
+
+
+def _beside_the_better(found: Finding, fio: float) -> Finding:
+    if fio <= found.limit.median:
+        return found
+    limit = Series(tuple(max(value, fio) for value in found.limit.values))
+    return Finding(found.what, found.measured, "O_DIRECT read (fio)", limit)

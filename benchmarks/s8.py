@@ -1,0 +1,64 @@
+"""S8: what an agent costs that has nothing to do.
+
+It has moved a batch before, and a worker stays connected. Without a DRAM cache, all memory of the process
+counts, its staging memory too. Beside it: an idle Python process that has imported numpy.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from benchmarks.figure import Figure, Target
+from ostraca.cli.bench import suite
+from ostraca.cli.bench.fabric import running_fabric
+from ostraca.cli.bench.series import Finding, Series
+
+if TYPE_CHECKING:
+    from benchmarks.conditions import Conditions
+
+MB = 1e6
+SAMPLES = 5
+_IDLE = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Measure processor time and resident memory."""
+    plan = conditions.one_plan()
+    sample_s = 0.2 if conditions.is_short else 3.0
+    options = ("--dram", "0", "--capacity", str(plan.capacity_bytes))
+    with running_fabric(conditions.new_directory(), *options) as fabric:
+        work = suite.workload(plan, fabric.address)
+        work.get_views(work.stored_chain())
+        with subprocess.Popen(
+            [sys.executable, "-c", _IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as idle:
+            assert idle.stdout is not None
+            idle.stdout.readline()
+            processes = psutil.Process(fabric.pid), psutil.Process(idle.pid)
+            samples = [_busy_percent(processes, sample_s) for _ in range(SAMPLES)]
+            memory = [process.memory_info().rss / MB for process in processes]
+        work.close()
+    cpu = Finding("cpu", _series(samples, 0), "idle Python", _series(samples, 1))
+    rss = Finding("rss", Series((memory[0],)), "idle Python", Series((memory[1],)))
+    return [
+        Figure("S8", "idle agent, of a core", "%", cpu, Target(value_at_most=2.0)),
+        Figure("S8", "idle agent, memory without DRAM cache", "MB", rss, Target(value_at_most=200.0)),
+    ]
+
+
+def _busy_percent(processes: tuple[psutil.Process, psutil.Process], sample_s: float) -> list[float]:
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    started_s = time.perf_counter()
+    time.sleep(sample_s)
+    spent_s = time.perf_counter() - started_s
+    after = [sum(process.cpu_times()[:2]) for process in processes]
+    return [100 * (end - begin) / spent_s for begin, end in zip(before, after, strict=True)]
+
+
+def _series(samples: list[list[float]], process: int) -> Series:
+    return Series(tuple(sample[process] for sample in samples))

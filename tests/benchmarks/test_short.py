@@ -1,0 +1,68 @@
+"""Every benchmark runs. What it measures here means nothing and is not looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.figure import Figure, Target
+from benchmarks.program import NAMES
+
+from ostraca.cli.bench.series import Finding, Series
+
+ROOT = Path(__file__).parents[2]
+
+ROWS = {
+    "d1": ["D1", "D1c"],
+    "d2": ["D2"],
+    "d3": ["D3", "D3"],
+    "d4": ["D4"],
+    "d6": ["D6", "D6"],
+    "s8": ["S8", "S8"],
+    "s9": ["S9"],
+}
+
+
+def benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_runs_and_leaves_figures_values_and_a_plot(name: str, tmp_path: Path) -> None:
+    done = benchmarks(name, "--short", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "these figures mean nothing" in done.stdout
+    summary = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [figure["row"] for figure in summary["figures"]] == ROWS[name]
+    values = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    assert all(len(each["values"]) == len(each["limit_values"]) == each["rounds"] for each in values)
+    assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<?xml")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
+    done = benchmarks("d99", "--short")
+    assert done.returncode == 2
+    assert "no benchmark is called d99: name any of d1, d2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "is_met"),
+    [
+        (Target(ratio_at_least=0.5), True),
+        (Target(ratio_at_least=0.51), False),
+        (Target(value_at_most=3.0), True),
+        (Target(value_at_most=2.9), False),
+    ],
+)
+def test_a_target_asks_for_a_ratio_or_for_a_value(target: Target, is_met: bool) -> None:
+    finding = Finding("x", Series((2.0, 3.0, 4.0)), "y", Series((4.0, 6.0, 8.0)))
+    assert Figure("D0", "x", "ms", finding, target).is_met is is_met
+
+
+def test_a_figure_of_a_quantile_is_that_quantile() -> None:
+    finding = Finding("x", Series(tuple(map(float, range(1, 101)))), "y", Series((1.0,) * 100))
+    assert Figure("D0", "x", "ms", finding, Target(value_at_most=1.0), quantile=0.99).value == 100.0
