@@ -385,6 +385,7 @@ def test_an_ended_reservation_s_number_is_not_taken_for_the_next_one(shard: Owne
 
 def test_what_is_committed_during_a_summary_write_waits_for_the_next(shard: OwnedShard) -> None:
     first, second = shard.reserve([1]), shard.reserve([2])
+    shard.settle()
     shard.commit(first.reservations, [1])
     (write,) = shard.core.writes_due()
     shard.commit(second.reservations, [2])
@@ -403,16 +404,12 @@ def test_a_segment_is_not_evicted_while_its_summary_is_being_written() -> None:
     first = shard.reserve([1])
     shard.commit(first.reservations, [1])
     (write,) = shard.core.writes_due()
-    numbers = iter(range(100, 1000))
-    while (
-        shard.core.counts().segments[SegmentState.FREE]
-        or shard.core.ring.ready
-        or not shard.core.ring.needs_next
-    ):
+    ring, numbers = shard.core.ring, iter(range(100, 1000))
+    while ring.free or ring.ready or not ring.needs_next:
         answer = shard.reserve([next(numbers)], length=300_000)
         shard.core.release(shard.now_s, [], answer.reservations)
         shard.settle()
-    assert shard.core.ring.sealed[0].is_writing
+    assert ring.sealed[0].is_writing
     shard.write_pieces(write)
     assert shard.core.written(shard.now_s, write, is_ok=True).states.tolist() == [COMMITTED]
     shard.core.check()
