@@ -83,8 +83,9 @@ class Welcome(Message, frozen=True, tag=2):
 
 
 class Refused(Message, frozen=True, tag=3):
-    """The agent does not accept the connection, and closes it. Codes: version, authentication, transport,
-    limit, protocol.
+    """The agent does not accept the connection, or no longer, and closes it.
+
+    Codes: version, authentication, transport, limit, protocol, malformed, frame_too_long, internal.
     """
 
     code: str
@@ -92,9 +93,7 @@ class Refused(Message, frozen=True, tag=3):
 
 
 class Failed(Message, frozen=True, tag=4):
-    """The request can't be served as asked. Codes: unknown_volume, layout_mismatch, usage, overloaded,
-    internal ...
-    """
+    """The request can't be served as asked; the connection goes on. docs/reference/wire.md lists the codes."""
 
     request: int
     code: str

@@ -4,7 +4,7 @@ import asyncio
 import struct
 
 import pytest
-from tests.fabric.wire.peers import Answering, Dial, RawPeer, until
+from tests.fabric.wire.peers import SETTINGS, Answering, Dial, RawPeer, until
 
 from ostraca_fabric.connection import Server, ServerConnection
 from ostraca_fabric.errors import ConnectError
@@ -80,6 +80,23 @@ async def test_after_a_transfer_has_ended_its_frames_land_nowhere(
     assert bytes(parts[0]) == b"a" * PART_BYTES
 
 
+async def test_when_the_connection_is_refused_in_mid_part_the_rest_of_it_lands_nowhere(
+    peer: RawPeer, agent_end: ServerConnection
+) -> None:
+    parts = memory(1)
+    landed = agent_end.expect_bulk(7, parts)
+    peer.write(bulk(7, 0, b"a" * PART_BYTES)[: BULK_HEADER_BYTES + 10])
+    await until(lambda: bytes(parts[0][:10]) == b"a" * 10)
+    agent_end.refuse("limit", "enough")
+    with pytest.raises(ConnectError):
+        await landed
+    peer.write(b"z" * PART_BYTES)
+    assert await peer.refused() == "limit"
+    peer.end()
+    await agent_end.wait_closed()
+    assert bytes(parts[0]) == b"a" * 10 + bytes(PART_BYTES - 10)
+
+
 async def test_when_the_connection_closes_in_mid_part_the_transfer_ends_and_nothing_more_lands(
     peer: RawPeer, agent_end: ServerConnection
 ) -> None:
@@ -133,6 +150,10 @@ async def test_drained_waits_for_a_slow_reader_and_bounds_what_is_queued(
     payload = memoryview(bytes(1 << 20))
     sent = 0
 
+    def queued_bytes() -> int:
+        assert agent_end._transport is not None
+        return agent_end._transport.get_write_buffer_size()
+
     async def send_for_ever() -> None:
         nonlocal sent
         while True:
@@ -147,8 +168,12 @@ async def test_drained_waits_for_a_slow_reader_and_bounds_what_is_queued(
         for _ in range(100):
             await asyncio.sleep(0)
     assert sent < 10
+    assert queued_bytes() <= SETTINGS.send_buffer_bytes + len(payload)
     await peer.read(sent * (len(payload) + BULK_HEADER_BYTES))
     await until(lambda: sent > before)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert queued_bytes() <= SETTINGS.send_buffer_bytes + len(payload)
     agent_end.abort()
     assert [type(each) for each in await asyncio.gather(*senders, return_exceptions=True)] == [
         ConnectError

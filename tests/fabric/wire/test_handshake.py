@@ -77,6 +77,12 @@ def test_who_may_speak_for_whom(role: str, tenant: str, token: str, uid: int | N
     assert code_of(END.answer(hello(role, tenant, token), uid)) == code
 
 
+def test_a_user_of_another_namespace_is_nobody_even_to_an_agent_that_runs_as_nobody() -> None:
+    access = Access(OVERFLOW_UID, tenant_uids={TenantId("red"): frozenset({OVERFLOW_UID})})
+    assert not access.allows(hello(), OVERFLOW_UID)
+    assert access.allows(hello(), 0)
+
+
 @pytest.mark.parametrize("uid", [OWN_UID, 0])
 def test_where_the_own_user_is_not_trusted_it_needs_a_token_like_anyone(uid: int) -> None:
     strict = Access(OWN_UID, ACCESS.tenant_tokens, own_user_is_trusted=False)
