@@ -93,7 +93,7 @@ class Refused(Message, frozen=True, tag=3):
 
 
 class Failed(Message, frozen=True, tag=4):
-    """The request can't be served as asked; the connection goes on. docs/reference/wire.md lists the codes."""
+    """The request can't be served as asked; the connection goes on. Codes: docs/reference/wire.md."""
 
     request: int
     code: str
