@@ -52,19 +52,23 @@ class GetRun:
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> GetDone:
-        """Bring what can be brought by the deadline."""
+        """Bring what can be brought by the deadline. Whatever raises here, ``Settled`` follows."""
         mover = self._mover
-        held = self._take_cached()
-        waves = [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
-        located = await self._locate(held)
-        waves += [
-            mover.tasks.spawn(self._flash_wave(located, positions)) for positions in self._to_load(located)
-        ]
-        await self._clocked.wait(waves)
-        for lease in self._leases:
-            mover.staging.quarantine(lease)
-        unsettled = np.flatnonzero(self._is_moving)
-        mover.tasks.spawn(self._finish(waves, located, must_settle=len(unsettled) > 0))
+        waves: list[asyncio.Task[None]] = []
+        located = Located.nothing(len(self._blocks))
+        must_settle = True
+        try:
+            held = self._take_cached()
+            waves += [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
+            located = await self._locate(held)
+            waves += [mover.tasks.spawn(self._flash_wave(located, part)) for part in self._to_load(located)]
+            await self._clocked.wait(waves)
+            for lease in self._leases:
+                mover.staging.quarantine(lease)
+            unsettled = np.flatnonzero(self._is_moving)
+            must_settle = len(unsettled) > 0
+        finally:
+            mover.tasks.spawn(self._finish(waves, located, must_settle=must_settle))
         if self._clocked.stopped.is_set():
             self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
         mover.counters.count_get(self._states, self._blocks.lengths)

@@ -90,25 +90,30 @@ class PutRun:
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> PutDone:
-        """Take the blocks, and answer at the state the caller asked for or at the deadline."""
+        """Take the blocks, and answer at the state the caller asked for or at the deadline.
+
+        Whatever raises here, ``Settled`` follows.
+        """
         mover = self._mover
-        reserved = await self._reserve()
-        waves, staged = [], []
-        for positions in cut(reserved, mover.blocks_per_wave(self._slot_bytes)):
-            is_staged = asyncio.get_running_loop().create_future()
-            staged.append(is_staged)
-            waves.append(mover.tasks.spawn(self._wave(positions, is_staged)))
-        await self._clocked.wait(staged if self._request.ack == Ack.STAGED else waves)
-        unsettled = np.flatnonzero(self._is_moving)
-        for lease in self._moving:
-            mover.staging.quarantine(lease)
+        waves: list[asyncio.Task[None]] = []
+        staged: list[asyncio.Future[None]] = []
+        must_settle = True
+        try:
+            for positions in cut(await self._reserve(), mover.blocks_per_wave(self._slot_bytes)):
+                staged.append(asyncio.get_running_loop().create_future())
+                waves.append(mover.tasks.spawn(self._wave(positions, staged[-1])))
+            await self._clocked.wait(staged if self._request.ack == Ack.STAGED else waves)
+            unsettled = np.flatnonzero(self._is_moving)
+            must_settle = len(unsettled) > 0
+            for lease in self._moving:
+                mover.staging.quarantine(lease)
+        finally:
+            mover.tasks.spawn(self._finish(waves, must_settle=must_settle))
         if self._clocked.stopped.is_set():
             self._reasons[self._states == PutState.LATE] = Reason.CANCELLED
-        answered = self._answered()
-        mover.tasks.spawn(self._finish(waves, must_settle=len(unsettled) > 0))
         return PutDone(
             self._request.request,
-            answered.tobytes(),
+            self._answered().tobytes(),
             self._reasons.tobytes(),
             unsettled.astype(columns.U32).tobytes(),
         )
@@ -132,6 +137,8 @@ class PutRun:
         self._end(unowned, PutState.DECLINED, Reason.NO_OWNER)
         asked = [self._ask(routes, owner, shards, within_s) for owner, shards in parts.items()]
         await asyncio.gather(*asked)
+        answered = np.flatnonzero(self._target < 0)
+        mover.counters.count_put(self._states[answered], self._blocks.lengths[answered])
         return np.flatnonzero(self._target >= 0)
 
     async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
