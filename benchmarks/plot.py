@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.figure import Figure
 
 OURS, LIMITS = "#0b6e99", "#9a9a9a"
-_PANEL_INCHES = (2.6, 3.2)
+_PANEL_INCHES = (3.0, 3.2)
 
 
 def draw(figures: Sequence[Figure], path: Path) -> None:
@@ -53,5 +53,6 @@ def _panel(panel: Axes, figure: Figure) -> None:
     panel.set_ylim(bottom=0)
     panel.set_ylabel(figure.unit)
     wanted = figure.target.text(figure.unit)
-    panel.set_title(f"{figure.row}: {figure.what}\nratio {found.ratio:.2f}, target {wanted}")
+    of_limit = f"{found.ratio:.2f} of the limit, " if figure.target.ratio_at_least is not None else ""
+    panel.set_title(f"{figure.row}\n{figure.what}\n{of_limit}target {wanted}", fontsize="medium")
     panel.spines[["top", "right"]].set_visible(False)

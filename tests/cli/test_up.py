@@ -151,6 +151,14 @@ def test_too_small_a_capacity_is_bad_usage(tmp_path: Path) -> None:
     assert said.endswith("(--capacity is 64.0 MiB for 2 drives)")
 
 
+def test_a_directory_too_deep_for_sockets_is_bad_usage_and_stays_empty(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    code, said = refused(deep, *SMALL)
+    assert code == 2
+    assert "is too long: Linux allows 107 bytes" in said
+    assert not deep.exists()
+
+
 def test_a_fabric_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
     with up(tmp_path, *SMALL) as (process, _):
         os.kill(process.pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
-from ostraca.cli.places import default_directory, directory_argument
+from ostraca.cli.places import agent_socket, default_directory, directory_argument
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca_fabric.errors import UsageError
 
@@ -75,7 +75,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     _log_to_stderr(is_verbose=options.verbose)
     from ostraca.cli.embedded import FabricPlan
+    from ostraca_fabric.wire.address import parse_address
 
+    parse_address(
+        f"unix://{agent_socket(options.dir, options.agents - 1)}"
+    )  # or raise before anything is made
     plan = FabricPlan(
         directory=options.dir,
         agents=options.agents,
