@@ -14,7 +14,7 @@ from pathlib import Path
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
-from ostraca_fabric.flash.geometry import SEGMENT_BYTES, SUPERBLOCK_COPIES, Geometry
+from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
 from ostraca_fabric.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId, drive_id, shard_id
 
@@ -33,13 +33,19 @@ class FileEnclosure:
         fabric: FabricId,
         drives: int,
         drive_bytes: int,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
     ) -> None:
+        """Plan the enclosure. Raises UsageError when a drive is too small, saying how large it has to be.
+
+        *segment_bytes* is for drives made from now on; by default it follows from their size.
+        """
         self._id = enclosure
         self._directory = directory
         self._fabric = fabric
         self._drives = drives
-        self._geometry = Geometry.planned(drive_bytes, segment_bytes=segment_bytes)
+        self._geometry = Geometry.planned(
+            drive_bytes, segment_bytes=segment_bytes or segment_bytes_for(drive_bytes)
+        )
 
     def prepare(self) -> EnclosureRecord:
         """Make and format the drives that are missing, check those that are there, and describe the

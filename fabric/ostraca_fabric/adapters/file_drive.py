@@ -39,6 +39,10 @@ class DriveSettings:
     threads: int = 4
     """Reads and writes under way at once. Four keep most NVMe drives busy with 1 MiB blocks."""
 
+    is_direct: bool = True
+    """Whether to go past the page cache where the file system allows. False is for file systems where that
+    is slow, and for tests: reads may then come from memory, which hides what flash would have said."""
+
     runs_queued_max: int = 4096
     """Runs submitted and not ended; more fail at once, which makes their blocks misses."""
 
@@ -62,12 +66,16 @@ class FileDrive:
         self.id = drive
         self.size_bytes = size_bytes
         self.has_volatile_cache = has_volatile_cache
+        self.failures = 0
+        """Operations that have failed since the drive was opened."""
+
         self.last_error = ""
-        """What the last failed operation said; empty when none has failed."""
+        """What the last of them said."""
 
         self._descriptor = descriptor
         self._runs_queued_max = settings.runs_queued_max
         self._queued = 0
+        self._failing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"ostraca-{drive}-{number}", daemon=True)
@@ -81,7 +89,7 @@ class FileDrive:
         """Open a drive that exists. Raises DriveError that says why it can't be used."""
         chosen = settings or DriveSettings()
         try:
-            descriptor = _opened(path)
+            descriptor = _opened(path, is_direct=chosen.is_direct)
             is_device = stat.S_ISBLK(os.fstat(descriptor).st_mode)
             size_bytes = os.lseek(descriptor, 0, os.SEEK_END)
         except OSError as error:
@@ -100,15 +108,16 @@ class FileDrive:
         self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
     ) -> asyncio.Future[list[bool]]:
         """Read every run, as the port says."""
+        _check_aligned(runs)
 
         def read(number: int) -> bool:
-            run = runs[number]
-            return self._moved(os.preadv, run) and (then is None or then(number))
+            return self._moved(os.preadv, runs[number]) and (then is None or then(number))
 
         return self._submit(len(runs), read)
 
     def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
         """Write every run, as the port says."""
+        _check_aligned(runs)
         return self._submit(len(runs), lambda number: self._moved(os.pwritev, runs[number]))
 
     def submit_flush(self) -> asyncio.Future[bool]:
@@ -119,11 +128,15 @@ class FileDrive:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
-                self._failed("flush", error)
+                self._count_failure(f"flush: {error.strerror}")
                 return False
             return True
 
-        self._submit(1, flush).add_done_callback(lambda ends: flushed.set_result(ends.result()[0]))
+        def end(ends: asyncio.Future[list[bool]]) -> None:
+            if not flushed.done():
+                flushed.set_result(ends.result()[0])
+
+        self._submit(1, flush).add_done_callback(end)
         return flushed
 
     def close(self) -> None:
@@ -141,14 +154,16 @@ class FileDrive:
             future.set_result([False] * count)
             return future
         self._queued += count
-        batch = _Batch(count, act, loop, future)
-        future.add_done_callback(lambda _: self._ended(count))
+
+        def end(ends: list[bool]) -> None:
+            self._queued -= count
+            if not future.done():  # its holder may have cancelled it, against the rules of the port
+                future.set_result(ends)
+
+        batch = _Batch(count, act, loop, end)
         for _ in range(min(count, len(self._threads))):
             self._jobs.put(batch)
         return future
-
-    def _ended(self, count: int) -> None:
-        self._queued -= count
 
     def _work(self) -> None:
         while (batch := self._jobs.get()) is not None:
@@ -157,23 +172,29 @@ class FileDrive:
     def _moved(self, call: Callable[[int, list[memoryview], int], int], run: Run) -> bool:
         """Move a run whole, in as many calls as it takes; says whether it was."""
         offset, views = run.offset, list(run.views)
-        assert offset % PAGE_BYTES == 0, "a run starts at a page"
+        if offset + sum(map(len, views)) > self.size_bytes:  # a plain file would grow
+            self._count_failure(f"{call.__name__} at {offset} reaches beyond the drive's end")
+            return False
         try:
             while views:
                 count = call(self._descriptor, views[:_IOV_MAX], offset)
                 if count <= 0:
-                    self.last_error = f"the drive ends before byte {offset + len(views[0])}"
+                    self._count_failure(f"{call.__name__} at {run.offset} came to an end at byte {offset}")
                     return False
                 offset += count
                 views = _without(views, count)
         except OSError as error:
-            self._failed(f"{call.__name__} at {run.offset}", error)
+            self._count_failure(f"{call.__name__} at {run.offset}: {error.strerror}")
             return False
         return True
 
-    def _failed(self, what: str, error: OSError) -> None:
-        self.last_error = f"{what}: {error.strerror}"
-        log.warning("Drive %s failed: %s", self.id, self.last_error)
+    def _count_failure(self, what: str) -> None:
+        with self._failing:
+            self.failures += 1
+            self.last_error = what
+            count = self.failures
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: a broken drive fails thousands of times
+            log.warning("Drive %s has failed %d times, just now: %s", self.id, count, what)
 
 
 class _Batch:
@@ -184,11 +205,11 @@ class _Batch:
         count: int,
         act: Callable[[int], bool],
         loop: asyncio.AbstractEventLoop,
-        future: asyncio.Future[list[bool]],
+        end: Callable[[list[bool]], None],
     ) -> None:
         self._act = act
         self._loop = loop
-        self._future = future
+        self._end = end
         self._ends = [False] * count
         # next() of a count is one step under the interpreter lock: no two threads get the same number.
         self._next = itertools.count()
@@ -205,7 +226,7 @@ class _Batch:
             if next(self._done) == count:
                 # The loop may be gone when its process is ending; nobody waits then.
                 with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._future.set_result, self._ends)
+                    self._loop.call_soon_threadsafe(self._end, self._ends)
 
 
 def _without(views: list[memoryview], count: int) -> list[memoryview]:
@@ -217,8 +238,17 @@ def _without(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _opened(path: str) -> int:
+def _check_aligned(runs: Sequence[Run]) -> None:
+    for run in runs:
+        assert run.offset >= 0, "a run lies on the drive"
+        assert run.offset % PAGE_BYTES == 0, "a run starts at a page"
+        assert all(len(view) % PAGE_BYTES == 0 for view in run.views), "a run has whole pages"
+
+
+def _opened(path: str, *, is_direct: bool) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC
+    if not is_direct:
+        return os.open(path, flags)
     try:
         return os.open(path, flags | os.O_DIRECT)
     except OSError as error:

@@ -26,9 +26,21 @@ SEGMENT_BYTES = 64 * MIB
 SEGMENT_BYTES_MIN = MIB
 SEGMENT_BYTES_MAX = 256 * MIB
 SEGMENTS_MIN = 2
+SEGMENTS_WANTED = 8
 SHARD_BYTES_MAX = PAGE_BYTES << 32
 BLOCK_BYTES_EXPECTED = 64 << 10
 FIRST_SEGMENT_OFFSET = MIB
+
+
+def segment_bytes_for(shard_bytes: int) -> int:
+    """Return the segment size to take for a shard when nobody says: 64 MiB, or less where few of them fit.
+
+    A ring of few segments loses much with each; a smaller segment takes only smaller blocks.
+    """
+    chosen = SEGMENT_BYTES
+    while chosen > SEGMENT_BYTES_MIN and (shard_bytes - FIRST_SEGMENT_OFFSET) // chosen < SEGMENTS_WANTED:
+        chosen //= 2
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +62,8 @@ class Geometry:
         if self.segments < SEGMENTS_MIN:
             needed = FIRST_SEGMENT_OFFSET + SEGMENTS_MIN * self.segment_bytes
             raise UsageError(
-                f"{self.shard_bytes} bytes hold {self.segments} segments of {self.segment_bytes}, and a shard needs "
-                f"{SEGMENTS_MIN}: give it at least {needed} bytes, or take smaller segments"
+                f"{self.shard_bytes} bytes hold {self.segments} segments of {self.segment_bytes}, and one "
+                f"needs {SEGMENTS_MIN}: give it at least {needed} bytes, or take smaller segments"
             )
         if (
             self.first_segment_offset < SUPERBLOCK_COPIES * PAGE_BYTES
