@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.figure import Figure
 
+DOTS_MAX = 200
 OURS, LIMITS = "#0b6e99", "#9a9a9a"
 _PANEL_INCHES = (3.0, 3.2)
 
@@ -31,7 +32,7 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
         )
         for panel, figure in zip(panels[0], figures, strict=True):
             _panel(panel, figure)
-        canvas.savefig(path, format="svg", metadata={"Date": None})
+        canvas.savefig(path, format="svg", metadata={"Date": None}, dpi=200)
         plt.close(canvas)
 
 
@@ -46,7 +47,9 @@ def _panel(panel: Axes, figure: Figure) -> None:
         # Rounds from left to right within the column: drift of the machine shows as a slope of both.
         steps = max(1, len(values) - 1)
         across = [place - 0.3 + 0.6 * number / steps for number in range(len(values))]
-        panel.plot(across, values, ".", color=colour, markersize=3)
+        # So many dots would make megabytes of vectors; as pixels they are some kilobytes.
+        is_many = len(values) > DOTS_MAX
+        panel.plot(across, values, ".", color=colour, markersize=3, rasterized=is_many)
         panel.hlines(line, place - 0.35, place + 0.35, color=colour, linewidth=2)
     panel.set_xticks([0, 1], [name for _, name, *_ in columns])
     panel.set_xlim(-0.5, 1.5)
