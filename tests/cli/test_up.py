@@ -146,9 +146,9 @@ def test_too_little_disk_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_too_small_a_capacity_is_bad_usage(tmp_path: Path) -> None:
-    code, said = refused(tmp_path, "--capacity", "64MiB")
+    code, said = refused(tmp_path, "--capacity", "1MiB")
     assert code == 2
-    assert said.endswith("(--capacity is 64.0 MiB for 2 drives)")
+    assert said.endswith("(--capacity is 1.0 MiB for 2 drives)")
 
 
 def test_a_directory_too_deep_for_sockets_is_bad_usage_and_stays_empty(tmp_path: Path) -> None:
