@@ -23,7 +23,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: $(READY) ## Two worker processes share a real model's KV cache through Ostraca
-	@$(BIN)/python demo/run.py $(DEMO_ARGS)
+	@$(BIN)/python -m demo.run $(DEMO_ARGS)
 
 .PHONY: test
 test: $(READY) ## Run the whole test suite

@@ -1,0 +1,62 @@
+"""What connects an engine to Ostraca: it names a document's pages, puts them, looks them up and gets them."""
+
+from collections.abc import Sequence
+
+import ostraca
+from demo.paging import KvCache, KvShape, engine_hashes
+
+DEADLINE_S = 60.0
+"""Far beyond what anything here takes: the demo shows what was lost, not what a busy machine made late."""
+
+
+class SharedDocument:
+    """A document's pages in the fabric."""
+
+    def __init__(self, client: ostraca.Client, tokens: Sequence[int], shape: KvShape) -> None:
+        self.pages = range(len(tokens) // shape.page_tokens)
+        self._tokens = tokens
+        self._page_tokens = shape.page_tokens
+        layout = ostraca.Layout(
+            # The weights follow from the sizes and the seed, so these are the model's revision.
+            model=f"ostraca-demo@{shape.layers}x{shape.kv_heads}x{shape.head_dim}-seed-0",
+            dtype=str(shape.dtype).removeprefix("torch."),
+            page_tokens=shape.page_tokens,
+            groups=(ostraca.KvGroup(shape.layers, shape.kv_heads, shape.head_dim),),
+        )
+        self._volume = client.volume("demo", layout, block_bytes=shape.block_bytes, create=True)
+
+    def chain(self) -> ostraca.Chain:
+        """Name the pages, as an engine does for each request."""
+        return self._volume.chain(engine_hashes(self._tokens, self._page_tokens))
+
+    def lookup(self, chain: ostraca.Chain) -> ostraca.LookupResult:
+        """Ask which pages there are."""
+        return self._volume.lookup(chain, deadline_s=DEADLINE_S)
+
+    def load(self, chain: ostraca.Chain, cache: KvCache) -> ostraca.GetResult:
+        """Fill the cache with the pages there are. They land where the model reads them."""
+        return self._volume.get(chain, into=cache.blocks(self.pages), deadline_s=DEADLINE_S)
+
+    def store(self, cache: KvCache, pages: Sequence[int]) -> list[ostraca.PutResult]:
+        """Put these pages, run by run; return when they are committed, with one result for each run."""
+        chain = self.chain()
+        return [
+            self._volume.put(
+                chain[run.start : run.stop],
+                source=cache.blocks(run),
+                deadline_s=DEADLINE_S,
+                ack=ostraca.Ack.COMMITTED,
+            )
+            for run in runs(pages)
+        ]
+
+
+def runs(pages: Sequence[int]) -> list[range]:
+    """Cut ascending pages into runs of consecutive ones."""
+    found: list[range] = []
+    for page in pages:
+        if found and found[-1].stop == page:
+            found[-1] = range(found[-1].start, page + 1)
+        else:
+            found.append(range(page, page + 1))
+    return found

@@ -1,0 +1,146 @@
+"""`make demo`: a transformer that skips its prefill, because its KV cache came out of Ostraca.
+
+Exit codes: 0 when every check passed, 1 when one did not or a process failed, 2 for bad usage, 130 for
+Ctrl-C.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PICTURE = REPOSITORY / "docs" / "images" / "demo.svg"
+TOKENS = 4096
+QUICK_TOKENS = 1024
+FAILED = 1
+BAD_USAGE = 2
+INTERRUPTED = 130
+
+_NEEDED = ("torch", "transformers", "matplotlib", "rich", "ostraca")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; return the exit code."""
+    options = _options(argv)
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            f"The demo needs {', '.join(missing)}; install what it needs with: pip install 'ostraca[demo]'\n"
+            "or, in a clone of the repository, let `make demo` set everything up.\n"
+        )
+        return FAILED
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with _directory(is_kept=options.keep) as directory:
+            return _run(options, directory)
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted; every process has ended.\n")
+        return INTERRUPTED
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.run",
+        description="Two worker processes share a real transformer's KV cache through a fabric on this "
+        "machine, also after half of its flash is destroyed. Every claim is checked; the exit code is 0 if "
+        "all hold.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"length of the document: whole pages of 16 tokens (default: {TOKENS}, the whole text)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=REPOSITORY / "demo" / "out",
+        metavar="DIR",
+        help="where the plot goes, as SVG and PNG (default: demo/out)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the fabric's directory and the logs")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"a small model and {QUICK_TOKENS} tokens: seconds, and times that mean nothing",
+    )
+    parser.add_argument(
+        "--update-readme-picture", action="store_true", help=f"also write {PICTURE.relative_to(REPOSITORY)}"
+    )
+    options = parser.parse_args(argv)
+    if options.tokens is None:
+        options.tokens = QUICK_TOKENS if options.quick else TOKENS
+    if options.update_readme_picture and options.quick:
+        parser.error("--update-readme-picture shows what --quick can't measure: leave one of them out")
+    return options
+
+
+def _run(options: argparse.Namespace, directory: Path) -> int:
+    from rich.console import Console  # noqa: PLC0415 (main has said what to install when these are missing)
+
+    from demo.messages import SMALL  # noqa: PLC0415
+    from demo.model import ModelSize, document  # noqa: PLC0415
+    from demo.plot import draw  # noqa: PLC0415
+    from demo.processes import ProcessFailedError  # noqa: PLC0415
+    from demo.report import tables  # noqa: PLC0415
+    from demo.scenario import Plan, Scenario  # noqa: PLC0415
+
+    try:
+        document(options.tokens)
+    except ValueError as error:
+        sys.stderr.write(f"--tokens {options.tokens}: {error}\n")
+        return BAD_USAGE
+    console = Console()
+    model = SMALL if options.quick else ModelSize()
+    scenario = Scenario(Plan(directory, options.tokens, model), console)
+    try:
+        measured = scenario.run()
+    except ProcessFailedError as error:
+        console.print(f"✗ {error}", style="red", highlight=False, markup=False)
+        return FAILED
+    console.print()
+    console.print(tables(measured))
+    if scenario.failures:
+        console.print(f"{len(scenario.failures)} checks failed.", style="red", highlight=False)
+        return FAILED
+    pictures = [options.out / "demo.svg", options.out / "demo.png"]
+    if options.update_readme_picture:
+        pictures.append(PICTURE)
+    draw(measured, pictures)
+    if options.quick:
+        console.print(
+            "The model was a toy (--quick), so the times say nothing about loading.", style="yellow"
+        )
+    console.print("Every check passed. The picture:", *pictures, highlight=False, soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _directory(*, is_kept: bool) -> Iterator[Path]:
+    """Make a directory on a disk. /tmp often is memory, and large files do not belong there."""
+    chosen = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    path = Path(tempfile.mkdtemp(prefix="ostraca-demo-", dir=chosen))
+    try:
+        yield path
+    finally:
+        if is_kept:
+            print(f"Kept: {path}")
+        else:
+            shutil.rmtree(path)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (a handler's signature)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
