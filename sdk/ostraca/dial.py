@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca.places import DAEMON_SOCKET, agent_socket, default_directory
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import (
     AuthenticationError,
@@ -88,9 +89,7 @@ def chosen_addresses(
     wanted = tuple(parse_address(each.strip()) for each in listed if each.strip())
     if wanted:
         return wanted
-    usual = [Path("/run/ostraca/agent.sock")]
-    if environment.get("XDG_RUNTIME_DIR"):
-        usual.insert(0, Path(environment["XDG_RUNTIME_DIR"]) / "ostraca" / "agent.sock")
+    usual = (DAEMON_SOCKET, agent_socket(default_directory(environment), 0))
     found = tuple(UnixAddress(str(path)) for path in usual if path.is_socket())
     if not found:
         raise ConnectError(

@@ -67,10 +67,10 @@ def test_without_an_address_the_environment_says_where_and_then_the_usual_socket
     found = chosen_addresses(None, {"OSTRACA_AGENT": f"{agent.address}, tcp://host:1"})
     assert [str(address) for address in found] == [agent.address, "tcp://host:1"]
     with pytest.raises(ostraca.ConnectError, match="OSTRACA_AGENT is not set"):
-        chosen_addresses(None, {"XDG_RUNTIME_DIR": str(tmp_path)})
+        chosen_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
     (tmp_path / "ostraca").mkdir()
-    with agent_at(tmp_path / "ostraca" / "agent.sock") as usual:
-        found = chosen_addresses(None, {"XDG_RUNTIME_DIR": str(tmp_path)})
+    with agent_at(tmp_path / "ostraca" / "agent-0.sock") as usual:
+        found = chosen_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
         assert [str(address) for address in found] == [usual.address]
 
 

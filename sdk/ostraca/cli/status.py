@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from ostraca.cli.command import Command
-from ostraca.cli.places import agent_socket, default_directory, directory_argument
+from ostraca.places import agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import ConnectError, OstracaError, ProtocolError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--dir",
         type=directory_argument,
-        help=f"the directory of a fabric that `ostraca up` runs (default: {default_directory()})",
+        help=f"the directory of a fabric that `ostraca up` runs (default: {default_directory(os.environ)})",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
@@ -62,7 +62,7 @@ def chosen_address(options: argparse.Namespace) -> str:
     """Return the address of one agent. Raises ConnectError when no fabric runs in the directory."""
     if options.address:
         return str(options.address)
-    directory = options.dir or default_directory()
+    directory = options.dir or default_directory(os.environ)
     where = agent_socket(directory, 0)
     try:
         # Not is_socket alone: a fabric that was killed leaves its socket behind.

@@ -16,8 +16,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
-from ostraca.cli.places import agent_socket, default_directory, directory_argument
 from ostraca.cli.sizes import size_argument, size_text
+from ostraca.places import agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir",
         type=directory_argument,
-        default=default_directory(),
+        default=default_directory(os.environ),
         help="where the fabric keeps its drives and sockets, and finds them again (default: %(default)s)",
     )
     parser.add_argument("--agents", type=count_argument, default=1, metavar="N", help="agents (default: 1)")

@@ -11,8 +11,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument, seconds_argument
-from ostraca.cli.places import directory_argument
 from ostraca.cli.sizes import size_argument, size_text
+from ostraca.places import directory_argument
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.volume import BLOCK_BYTES_MAX
 
