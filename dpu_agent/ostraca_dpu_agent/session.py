@@ -192,17 +192,16 @@ class Sessions:
                 return await self._mover.prefetch(session, volume, request)
 
     def _check(self, volume: ServedVolume, request: BlockRequest) -> None:
-        """Refuse what the volume or this agent can't do; columns are checked where they are read."""
+        """Refuse what this agent can't do; columns and sizes are checked where they are read."""
+        blocks_max = self._settings.blocks_max
         blocks = sum(len(span) for span in request.spans)
-        if blocks > self._settings.blocks_max:
-            message = f"{blocks} blocks in one request: ask for at most {self._settings.blocks_max} at once"
+        if max(blocks, len(request.spans)) > blocks_max:
+            message = (
+                f"{blocks} blocks in {len(request.spans)} spans in one request: ask for at most {blocks_max} "
+                "at once"
+            )
             raise UsageError(message)
         wanted = volume.record.layout.hash_bytes
         if any(span.hash_bytes != wanted for span in request.spans):
             message = f"engine hashes of volume {volume.record.name!r} have {wanted} bytes"
-            raise UsageError(message)
-        if isinstance(request, Get | Put) and request.slot_bytes > volume.record.slot_bytes:
-            message = (
-                f"slots of {request.slot_bytes} bytes where the volume's have {volume.record.slot_bytes}"
-            )
             raise UsageError(message)

@@ -30,8 +30,11 @@ class MemorySettings:
     put_share: float = 0.5
     """The part of staging that puts may hold, so that gets never wait behind writes."""
 
-    quarantine_share: float = 0.25
+    quarantine_share: float = 0.5
     """The part of staging that transfers not known to have ended may hold before new ones are declined."""
+
+    worker_share: float = 0.25
+    """The part of staging that one worker may hold, so that one that has stopped leaves the others theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ class AgentSettings:
                 f"{memory.chunk_bytes} bytes, one for gets and one for puts"
             )
             raise UsageError(message)
-        if not (0 < memory.put_share <= 1 and 0 < memory.quarantine_share <= 1):
-            message = "memory.put_share and memory.quarantine_share are parts of staging: above 0, up to 1"
+        if not all(
+            0 < part <= 1 for part in (memory.put_share, memory.quarantine_share, memory.worker_share)
+        ):
+            message = (
+                "memory.put_share, memory.quarantine_share and memory.worker_share are parts of staging: "
+                "above 0, up to 1"
+            )
             raise UsageError(message)

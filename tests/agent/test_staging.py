@@ -11,7 +11,12 @@ from ostraca_dpu_agent.settings import MemorySettings
 
 MIB = 1 << 20
 SETTINGS = MemorySettings(
-    staging_bytes=8 * MIB, cache_bytes=4 * MIB, chunk_bytes=2 * MIB, put_share=0.5, quarantine_share=0.25
+    staging_bytes=8 * MIB,
+    cache_bytes=4 * MIB,
+    chunk_bytes=2 * MIB,
+    put_share=0.5,
+    quarantine_share=0.25,
+    worker_share=1.0,
 )
 
 
@@ -25,26 +30,26 @@ def always(block: CachedBlock, _row: int) -> CachedBlock:
 
 
 async def leased(staging: Staging, count: int, purpose: Purpose = Purpose.GET) -> Lease:
-    lease = await staging.lease(count, MIB, purpose, within_s=0)
+    lease = await staging.lease(count, MIB, purpose, holder=None, within_s=0)
     assert isinstance(lease, Lease)
     return lease
 
 
 async def test_puts_leave_room_for_gets(staging: Staging) -> None:
     await leased(staging, 4, Purpose.PUT)
-    assert await staging.lease(1, MIB, Purpose.PUT, within_s=0) is NoRoom.DEADLINE
+    assert await staging.lease(1, MIB, Purpose.PUT, holder=None, within_s=0) is NoRoom.DEADLINE
     await leased(staging, 4, Purpose.GET)
-    assert await staging.lease(1, MIB, Purpose.GET, within_s=0) is NoRoom.DEADLINE
+    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=0) is NoRoom.DEADLINE
 
 
 async def test_what_never_fits_is_refused_at_once(staging: Staging) -> None:
-    assert await staging.lease(9, MIB, Purpose.GET, within_s=60) is NoRoom.TOO_LARGE
-    assert await staging.lease(1, 4 * MIB, Purpose.GET, within_s=60) is NoRoom.TOO_LARGE
+    assert await staging.lease(9, MIB, Purpose.GET, holder=None, within_s=60) is NoRoom.TOO_LARGE
+    assert await staging.lease(1, 4 * MIB, Purpose.GET, holder=None, within_s=60) is NoRoom.TOO_LARGE
 
 
 async def test_a_lease_waits_for_another_to_end(staging: Staging) -> None:
     first = await leased(staging, 8)
-    waiting = asyncio.create_task(staging.lease(2, MIB, Purpose.GET, within_s=30))
+    waiting = asyncio.create_task(staging.lease(2, MIB, Purpose.GET, holder=None, within_s=30))
     await asyncio.sleep(0)
     assert not waiting.done()
     staging.release(first)
@@ -53,9 +58,9 @@ async def test_a_lease_waits_for_another_to_end(staging: Staging) -> None:
 
 async def test_waiters_are_served_in_order_and_none_slips_past(staging: Staging) -> None:
     first = await leased(staging, 8)
-    large = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, within_s=30))
+    large = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, holder=None, within_s=30))
     await asyncio.sleep(0)
-    small = asyncio.create_task(staging.lease(1, MIB, Purpose.GET, within_s=30))
+    small = asyncio.create_task(staging.lease(1, MIB, Purpose.GET, holder=None, within_s=30))
     await asyncio.sleep(0)
     staging.release(first)
     got = await large
@@ -67,9 +72,9 @@ async def test_waiters_are_served_in_order_and_none_slips_past(staging: Staging)
 
 async def test_a_waiter_whose_deadline_passed_lets_the_next_go_on(staging: Staging) -> None:
     held = await leased(staging, 4)
-    impatient = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, within_s=0.01))
+    impatient = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, holder=None, within_s=0.01))
     await asyncio.sleep(0)
-    modest = asyncio.create_task(staging.lease(4, MIB, Purpose.GET, within_s=30))
+    modest = asyncio.create_task(staging.lease(4, MIB, Purpose.GET, holder=None, within_s=30))
     assert await impatient is NoRoom.DEADLINE
     assert isinstance(await modest, Lease)
     staging.release(held)
@@ -79,7 +84,7 @@ async def test_memory_in_quarantine_comes_back_only_with_its_release(staging: St
     lease = await leased(staging, 3)
     staging.quarantine(lease)
     assert staging.quarantined_bytes == 3 * MIB
-    assert await staging.lease(1, MIB, Purpose.GET, within_s=60) is NoRoom.QUARANTINED, (
+    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=60) is NoRoom.QUARANTINED, (
         "above the limit of 2 MiB"
     )
     staging.release(lease)
@@ -102,11 +107,11 @@ async def test_cached_blocks_make_room_for_staging(staging: Staging) -> None:
 async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
     staging = Staging(SETTINGS)
     for number in range(4 * MIB // 4096):
-        lease = await staging.lease(1, 4096, Purpose.GET, within_s=0)
+        lease = await staging.lease(1, 4096, Purpose.GET, holder=None, within_s=0)
         assert isinstance(lease, Lease)
         offset = int(lease.offsets[0])
         block = CachedBlock(number.to_bytes(16, "big"), b"t" * 16, 4096, offset, 4096)
         staging.release(lease, keep=partial(always, block))
     for _ in range(4):
-        await staging.lease(1, 2 * MIB, Purpose.GET, within_s=0)
+        await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=0)
     assert staging.held_bytes == 8 * MIB

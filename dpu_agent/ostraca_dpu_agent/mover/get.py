@@ -7,13 +7,13 @@ with what has landed; slots whose transfer has not settled are named, and ``Sett
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_dpu_agent.mover.locate import Located
-from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import BlockState, Reason
@@ -22,6 +22,8 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import GetDone, GetProgress, Settled
 
 if TYPE_CHECKING:
+    import asyncio
+
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.cache import CachedBlock
@@ -32,15 +34,25 @@ if TYPE_CHECKING:
 
 
 class GetRun:
-    """One get. ``run`` answers it; waves that outlive it end by themselves."""
+    """One get. ``run`` answers it; waves that outlive it end by themselves.
+
+    A few *lanes* carry the waves from flash, one after the other each; a wave that no lane has begun when the
+    request is over never begins.
+    """
 
     def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Get) -> None:
-        """Take the request apart; raises MalformedError when its columns don't fit."""
+        """Take the request apart.
+
+        Raises MalformedError when its columns don't fit, UsageError when its sizes can't be, and RefusedError
+        when the worker has no arena.
+        """
         self._mover = mover
         self._worker = worker
+        self._peer = worker.peer
         self._volume = volume
         self._request = request
         self._blocks = Blocks.of(volume, request.spans, request.lengths)
+        check_sizes(volume, self._blocks.lengths, request.slot_bytes)
         count = len(self._blocks)
         self._slots = columns.u64(request.slots, count).astype(np.int64)
         self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
@@ -48,27 +60,23 @@ class GetRun:
         self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
         self._is_moving = np.zeros(count, np.bool_)
         self._leases: set[Lease] = set()
-        self._waves_ahead = asyncio.Semaphore(mover.settings.waves_ahead)
+        self._waiting: deque[NDArray[np.intp]] = deque()
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> GetDone:
         """Bring what can be brought by the deadline. Whatever raises here, ``Settled`` follows."""
         mover = self._mover
-        waves: list[asyncio.Task[None]] = []
-        located = Located.nothing(len(self._blocks))
+        bringing = mover.tasks.spawn(self._bring())
         must_settle = True
         try:
-            held = self._take_cached()
-            waves += [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
-            located = await self._locate(held)
-            waves += [mover.tasks.spawn(self._flash_wave(located, part)) for part in self._to_load(located)]
-            await self._clocked.wait(waves)
+            await self._clocked.wait([bringing])
             for lease in self._leases:
                 mover.staging.quarantine(lease)
             unsettled = np.flatnonzero(self._is_moving)
             must_settle = len(unsettled) > 0
         finally:
-            mover.tasks.spawn(self._finish(waves, located, must_settle=must_settle))
+            if must_settle:
+                bringing.add_done_callback(self._say_settled)
         if self._clocked.stopped.is_set():
             self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
         mover.counters.count_get(self._states, self._blocks.lengths)
@@ -78,6 +86,27 @@ class GetRun:
             self._reasons.tobytes(),
             unsettled.astype(columns.U32).tobytes(),
         )
+
+    async def _bring(self) -> None:
+        """Carry every wave; ends when none touches flash or the arena any more."""
+        mover = self._mover
+        waves: list[asyncio.Task[None]] = []
+        located = Located.nothing(len(self._blocks))
+        try:
+            held = self._take_cached()
+            waves += [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
+            located = await self._locate(held)
+            self._waiting.extend(self._to_load(located))
+            lanes = min(mover.settings.waves_ahead, len(self._waiting))
+            waves += [mover.tasks.spawn(self._lane(located)) for _ in range(lanes)]
+        finally:
+            try:
+                await all_ended(waves)
+            finally:
+                mover.locator.release(located)
+
+    def _say_settled(self, _bringing: asyncio.Task[None]) -> None:
+        self._worker.send(Settled(self._request.request))
 
     def _take_cached(self) -> list[tuple[NDArray[np.intp], list[CachedBlock]]]:
         """Hold what the DRAM cache has, in waves of one slot size."""
@@ -109,8 +138,8 @@ class GetRun:
             if not self._clocked.is_over():
                 offsets = np.array([block.offset for block in blocks], np.int64)
                 tags = b"".join(block.tag for block in blocks)
-                await self._deliver(positions, offsets, blocks[0].slot_bytes, tags)
-                self._mover.counters.get_hits_from_cache += len(blocks)
+                if await self._deliver(positions, offsets, blocks[0].slot_bytes, tags):
+                    self._mover.counters.get_hits_from_cache += len(blocks)
         finally:
             self._mover.staging.cache.give_back(blocks)
 
@@ -147,40 +176,46 @@ class GetRun:
             return []
         return cut(found, self._mover.blocks_per_wave(self._slot_bytes))
 
+    async def _lane(self, located: Located) -> None:
+        while self._waiting and not self._clocked.is_over():
+            await self._flash_wave(located, self._waiting.popleft())
+
     async def _flash_wave(self, located: Located, positions: NDArray[np.intp]) -> None:
         mover = self._mover
-        async with self._waves_ahead:
+        lease = await mover.staging.lease(
+            len(positions),
+            self._slot_bytes,
+            Purpose.GET,
+            holder=self._worker,
+            within_s=self._clocked.left_s,
+        )
+        if isinstance(lease, NoRoom):
+            self._refuse(positions, lease)
+            return
+        if self._clocked.is_over():
+            mover.staging.release(lease)
+            return
+        self._leases.add(lease)
+        is_good = np.zeros(len(positions), np.bool_)
+        keep = keeper(self._blocks, located.tags, positions, lease, is_good)
+        try:
+            reasons = await mover.load(located, self._blocks, positions, lease)
+            is_good[:] = reasons == Reason.NONE
             if self._clocked.is_over():
                 return
-            lease = await mover.staging.lease(
-                len(positions), self._slot_bytes, Purpose.GET, within_s=self._clocked.left_s
-            )
-            if isinstance(lease, NoRoom):
-                self._refuse(positions, lease)
-                return
-            if self._clocked.is_over():
-                mover.staging.release(lease)
-                return
-            self._leases.add(lease)
-            is_good = np.zeros(len(positions), np.bool_)
-            keep = keeper(self._blocks, located.tags, positions, lease, is_good)
-            try:
-                reasons = await mover.load(located, self._blocks, positions, lease)
-                is_good[:] = reasons == Reason.NONE
-                if self._clocked.is_over():
-                    return
-                self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
-                if is_good.any():
-                    arrived = positions[is_good]
-                    tags = located.tags[arrived].tobytes()
-                    await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags)
-            finally:
-                self._leases.discard(lease)
-                mover.staging.release(lease, keep=keep)
+            self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
+            if is_good.any():
+                arrived = positions[is_good]
+                tags = located.tags[arrived].tobytes()
+                await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags)
+        finally:
+            self._leases.discard(lease)
+            mover.staging.release(lease, keep=keep)
 
     async def _deliver(
         self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
-    ) -> None:
+    ) -> bool:
+        """Move blocks into the arena and say so; returns whether they count as hits."""
         wave = Wave(
             staging=offsets,
             arena=self._slots[positions],
@@ -189,23 +224,17 @@ class GetRun:
             arena_slot_bytes=self._request.slot_bytes,
         )
         self._is_moving[positions] = True
-        end = await self._worker.peer.submit(Direction.TO_WORKER, wave)
+        end = await self._peer.submit(Direction.TO_WORKER, wave)
         self._is_moving[positions] = False
         if self._clocked.is_over():
-            return
-        if end is TransferEnd.DONE:
-            self._end(positions, BlockState.HIT, Reason.NONE)
-            named = positions.astype(columns.U32).tobytes()
-            self._worker.send(GetProgress(self._request.request, named, tags))
-        else:
+            return False
+        if end is not TransferEnd.DONE:
             self._end(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
-
-    async def _finish(self, waves: list[asyncio.Task[None]], located: Located, *, must_settle: bool) -> None:
-        """Once no wave touches flash or the arena any more, say so."""
-        await asyncio.gather(*waves, return_exceptions=True)
-        self._mover.locator.release(located)
-        if must_settle:
-            self._worker.send(Settled(self._request.request))
+            return False
+        self._end(positions, BlockState.HIT, Reason.NONE)
+        named = positions.astype(columns.U32).tobytes()
+        self._worker.send(GetProgress(self._request.request, named, tags))
+        return True
 
     def _refuse(self, positions: NDArray[np.intp], why: NoRoom) -> None:
         if not self._clocked.is_over():

@@ -48,14 +48,16 @@ class Loader:
         only when every read has ended: whoever can't wait that long leaves this running and keeps the lease.
         """
         reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-        reads = []
-        for drive_id, rows in self._by_drive(located, positions).items():
-            drive = self._drives.get(drive_id)
-            if drive is not None:
-                runs, members = self._runs(located, positions, rows, lease)
-                check = self._checker(located, positions, members, lease, seeds, reasons)
-                reads.append(drive.submit_read(runs, check))
-        await asyncio.gather(*reads)
+        reads: list[asyncio.Future[list[bool]]] = []
+        try:
+            for drive_id, rows in self._by_drive(located, positions).items():
+                drive = self._drives.get(drive_id)
+                if drive is not None:
+                    runs, members = self._runs(located, positions, rows, lease)
+                    check = self._checker(located, positions, members, lease, seeds, reasons)
+                    reads.append(drive.submit_read(runs, check))
+        finally:  # whatever went wrong: the lease must outlive every read that was begun
+            await asyncio.gather(*reads)
         return reasons
 
     @staticmethod

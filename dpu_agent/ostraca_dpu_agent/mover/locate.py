@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardKeys, ShardRelease
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardExtents
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +137,29 @@ class Locator:
             answer = await self._owners.ask(owner, Resolve(0, within_s, pin_s, shards))
         except (TimeoutError, ConnectError):
             answer = None
-        if not isinstance(answer, Resolved):
-            for _, positions in parts:
-                located.reasons[positions] = Reason.NO_OWNER
-            return
-        for (part, positions), extents in zip(parts, answer.shards, strict=True):
-            if not extents.is_owner:
+        known = answer.shards if isinstance(answer, Resolved) else ()
+        for number, (part, positions) in enumerate(parts):
+            if number >= len(known) or not known[number].is_owner:
                 located.reasons[positions] = Reason.NO_OWNER
                 continue
-            drive, base = routes.place(part.shard)
-            located.sources.append(Source(owner, part.shard, drive, base))
-            _fill(located, positions, extents)
+            extents = known[number]
             if extents.pin:
                 located.pins.append((owner, ShardRelease(part.shard, (extents.pin,))))
+            drive, base = routes.place(part.shard)
+            try:
+                _fill(located, positions, Source(owner, part.shard, drive, base), extents)
+            except MalformedError:
+                log.exception("Owner %s gave extents that do not fit its request", owner)
+                located.reasons[positions] = Reason.NO_OWNER
 
 
-def _fill(located: Located, positions: NDArray[np.intp], extents: ShardExtents) -> None:
+def _fill(located: Located, positions: NDArray[np.intp], source: Source, extents: ShardExtents) -> None:
     count = len(positions)
-    located.is_found[positions] = columns.u8(extents.found, count) != 0
-    located.source[positions] = len(located.sources) - 1
+    is_found = columns.u8(extents.found, count) != 0
     located.offsets[positions] = columns.u64(extents.offsets, count)
     located.lengths[positions] = columns.u32(extents.lengths, count)
     located.generations[positions] = columns.u64(extents.generations, count)
     located.tags[positions] = columns.rows16(extents.tags, count)
+    located.source[positions] = len(located.sources)
+    located.sources.append(source)
+    located.is_found[positions] = is_found

@@ -1,4 +1,8 @@
-"""A look-up: which blocks could be got now. It touches no flash."""
+"""A look-up: which blocks could be got now. It touches no flash.
+
+Blocks in the DRAM cache need no owner, except when the caller asks for a pin: the cache promises nothing, an
+owner does.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class LookupRun:
                 self._volume,
                 self._request.spans,
                 self._keys,
-                wanted=~is_cached,
+                wanted=np.ones(count, np.bool_) if self._request.pin_s > 0 else ~is_cached,
                 within_s=within_s,
                 pin_s=self._request.pin_s,
             )

@@ -36,6 +36,7 @@ class PrefetchRun:
         self._keys = derive_keys(volume.secret, request.spans)
         self._states = np.full(len(self._keys), BlockState.LATE, np.uint8)
         self._reasons = np.full(len(self._keys), Reason.DEADLINE, np.uint8)
+        self._worker = worker
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> PrefetchDone:
@@ -45,14 +46,13 @@ class PrefetchRun:
             self._end(np.arange(len(self._keys)), BlockState.DECLINED, Reason.NO_SPACE)
         elif self._clocked.left_s > 0:
             await self._clocked.wait([mover.tasks.spawn(self._bring())])
+            # Later waves, or others, may have taken the place of what came first.
+            gone = np.flatnonzero((self._states == BlockState.HIT) & ~self._is_cached())
+            self._end(gone, BlockState.DECLINED, Reason.NO_SPACE)
         return PrefetchDone(self._request.request, self._states.tobytes(), self._reasons.tobytes())
 
     async def _bring(self) -> None:
-        mover, width, keys = self._mover, columns.KEY_BYTES, self._keys.tobytes()
-        cache = mover.staging.cache
-        is_cached = np.fromiter(
-            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
-        )
+        mover, is_cached = self._mover, self._is_cached()
         self._end(np.flatnonzero(is_cached), BlockState.HIT, Reason.NONE)
         left_s = self._clocked.left_s
         located = await mover.locator.locate(
@@ -83,7 +83,11 @@ class PrefetchRun:
         if self._clocked.is_over():
             return
         lease = await mover.staging.lease(
-            len(positions), slot_bytes, Purpose.GET, within_s=self._clocked.left_s
+            len(positions),
+            slot_bytes,
+            Purpose.GET,
+            holder=self._worker,
+            within_s=self._clocked.left_s,
         )
         if isinstance(lease, NoRoom):
             if lease is not NoRoom.DEADLINE and not self._clocked.is_over():
@@ -99,6 +103,12 @@ class PrefetchRun:
         if not self._clocked.is_over():
             self._end(positions[is_good], BlockState.HIT, Reason.NONE)
             self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
+
+    def _is_cached(self) -> NDArray[np.bool_]:
+        width, keys, cache = columns.KEY_BYTES, self._keys.tobytes(), self._mover.staging.cache
+        return np.fromiter(
+            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
+        )
 
     def _end(
         self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]

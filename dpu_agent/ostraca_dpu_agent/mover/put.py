@@ -9,15 +9,18 @@ tag: bytes that don't match the SDK's are not stored.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
 from ostraca_dpu_agent.mover.runs import joined
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
-from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.errors import ConnectError, MalformedError, UsageError
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.messages import Put, ShardReservations
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A shard that takes some of a put's blocks."""
@@ -64,15 +70,26 @@ class Target:
 
 
 class PutRun:
-    """One put. ``run`` answers it; waves go on to flash after that."""
+    """One put. ``run`` answers it; waves go on to flash after that.
+
+    A few *lanes* carry the waves, one after the other each. When the request is over, waves that no lane has
+    begun give their space back.
+    """
 
     def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Put) -> None:
-        """Take the request apart; raises MalformedError when its columns don't fit."""
+        """Take the request apart.
+
+        Raises MalformedError when its columns don't fit, UsageError when its sizes can't be, and RefusedError
+        when the worker has no arena.
+        """
         self._mover = mover
         self._worker = worker
+        self._peer = worker.peer
         self._volume = volume
         self._request = request
+        self._ack = _ack(request.ack)
         self._blocks = Blocks.of(volume, request.spans, request.lengths)
+        check_sizes(volume, self._blocks.lengths, request.slot_bytes)
         count = len(self._blocks)
         self._tags = columns.rows16(request.tags, count)
         self._slots = columns.u64(request.slots, count).astype(np.int64)
@@ -86,7 +103,9 @@ class PutRun:
         self._offsets = np.zeros(count, np.uint64)
         self._reserved_until_s = 0.0
         self._moving: set[Lease] = set()
-        self._waves_ahead = asyncio.Semaphore(mover.settings.waves_ahead)
+        self._waiting: deque[NDArray[np.intp]] = deque()
+        self._unchecked = 0
+        self._is_staged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> PutDone:
@@ -95,36 +114,58 @@ class PutRun:
         Whatever raises here, ``Settled`` follows.
         """
         mover = self._mover
-        waves: list[asyncio.Task[None]] = []
-        staged: list[asyncio.Future[None]] = []
+        bringing = mover.tasks.spawn(self._bring())
         must_settle = True
         try:
-            for positions in cut(await self._reserve(), mover.blocks_per_wave(self._slot_bytes)):
-                staged.append(asyncio.get_running_loop().create_future())
-                waves.append(mover.tasks.spawn(self._wave(positions, staged[-1])))
-            await self._clocked.wait(staged if self._request.ack == Ack.STAGED else waves)
+            await self._clocked.wait([self._is_staged if self._ack is Ack.STAGED else bringing])
+            if bringing.done():
+                bringing.result()
+            while self._waiting:
+                self._release(self._waiting.popleft())
             unsettled = np.flatnonzero(self._is_moving)
             must_settle = len(unsettled) > 0
             for lease in self._moving:
                 mover.staging.quarantine(lease)
         finally:
-            mover.tasks.spawn(self._finish(waves, must_settle=must_settle))
-        if self._clocked.stopped.is_set():
-            self._reasons[self._states == PutState.LATE] = Reason.CANCELLED
+            if must_settle:
+                bringing.add_done_callback(self._say_settled)
+        states, reasons = self._answered()
         return PutDone(
             self._request.request,
-            self._answered().tobytes(),
-            self._reasons.tobytes(),
+            states.tobytes(),
+            reasons.tobytes(),
             unsettled.astype(columns.U32).tobytes(),
         )
 
-    def _answered(self) -> NDArray[np.uint8]:
-        """Freeze what is said now: blocks past the check are STAGED, if that was asked for, else LATE."""
-        answered = self._states.copy()
-        if self._request.ack == Ack.STAGED:
-            return answered
-        answered[answered == PutState.STAGED] = PutState.LATE
-        return answered
+    def _answered(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Say what is so now: blocks past the check are STAGED, if that was asked for, else LATE."""
+        states, reasons = self._states.copy(), self._reasons.copy()
+        if self._ack is Ack.COMMITTED:
+            is_staged = states == PutState.STAGED
+            states[is_staged], reasons[is_staged] = PutState.LATE, Reason.DEADLINE
+        if self._clocked.stopped.is_set():
+            reasons[states == PutState.LATE] = Reason.CANCELLED
+        return states, reasons
+
+    async def _bring(self) -> None:
+        """Reserve, then carry every wave; ends when none touches the arena or flash any more."""
+        mover = self._mover
+        try:
+            reserved = await self._reserve()
+            self._waiting.extend(cut(reserved, mover.blocks_per_wave(self._slot_bytes)))
+            self._unchecked = len(self._waiting)
+            if self._unchecked:
+                lanes = min(mover.settings.waves_ahead, self._unchecked)
+                await all_ended([mover.tasks.spawn(self._lane()) for _ in range(lanes)])
+        finally:
+            self._end_staging()
+
+    def _end_staging(self) -> None:
+        if not self._is_staged.done():
+            self._is_staged.set_result(None)
+
+    def _say_settled(self, _bringing: asyncio.Task[None]) -> None:
+        self._worker.send(Settled(self._request.request))
 
     async def _reserve(self) -> NDArray[np.intp]:
         """Ask owners for space; returns the positions that got some, others are answered for."""
@@ -151,44 +192,62 @@ class PutRun:
             answer = await self._mover.owners.ask(owner, Reserve(0, within_s, self._mover.hold_s, wants))
         except (TimeoutError, ConnectError):
             answer = None
-        if not isinstance(answer, Reserved):
-            for part in parts:
-                self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
-            return
-        for part, given in zip(parts, answer.shards, strict=True):
-            if given.is_owner:
-                self._take(routes, owner, part, given)
-            else:
+        given = answer.shards if isinstance(answer, Reserved) else ()
+        for number, part in enumerate(parts):
+            try:
+                is_owner = number < len(given) and given[number].is_owner
+                if is_owner:
+                    self._take(routes, owner, part, given[number])
+            except MalformedError:
+                log.exception("Owner %s gave a reservation that does not fit its request", owner)
+                is_owner = False
+            if not is_owner:
                 self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
 
     def _take(self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations) -> None:
         drive, base = routes.place(part.shard)
-        self._targets.append(Target(owner, part.shard, drive, base, given.owner_epoch))
         count = len(part.positions)
-        states = columns.u8(given.states, count)
-        self._reservations[part.positions] = columns.u64(given.reservations, count)
-        self._offsets[part.positions] = columns.u64(given.offsets, count)
+        states, reasons = columns.u8(given.states, count), columns.u8(given.reasons, count)
+        numbers, offsets = columns.u64(given.reservations, count), columns.u64(given.offsets, count)
+        self._targets.append(Target(owner, part.shard, drive, base, given.owner_epoch))
+        self._reservations[part.positions] = numbers
+        self._offsets[part.positions] = offsets
         is_reserved = states == PutState.STAGED
         self._target[part.positions[is_reserved]] = len(self._targets) - 1
         answered = ~is_reserved
         self._states[part.positions[answered]] = states[answered]
-        self._reasons[part.positions[answered]] = columns.u8(given.reasons, count)[answered]
+        self._reasons[part.positions[answered]] = reasons[answered]
 
-    async def _wave(self, positions: NDArray[np.intp], is_staged: asyncio.Future[None]) -> None:
+    async def _lane(self) -> None:
+        while self._waiting:
+            await self._wave(self._waiting.popleft())
+
+    async def _wave(self, positions: NDArray[np.intp]) -> None:
+        is_checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        is_checked.add_done_callback(self._count_checked)
         try:
-            async with self._waves_ahead:
-                lease = await self._lease(positions)
-                if lease is not None:
-                    await self._carry(positions, lease, is_staged)
+            lease = await self._lease(positions)
+            if lease is not None:
+                await self._carry(positions, lease, is_checked)
         finally:
-            if not is_staged.done():
-                is_staged.set_result(None)
+            if not is_checked.done():
+                is_checked.set_result(None)
+        self._mover.counters.count_put(self._states[positions], self._blocks.lengths[positions])
+
+    def _count_checked(self, _is_checked: asyncio.Future[None]) -> None:
+        self._unchecked -= 1
+        if not self._unchecked:
+            self._end_staging()
 
     async def _lease(self, positions: NDArray[np.intp]) -> Lease | None:
         lease: Lease | NoRoom = NoRoom.DEADLINE
         if not self._clocked.is_over():
             lease = await self._mover.staging.lease(
-                len(positions), self._slot_bytes, Purpose.PUT, within_s=self._clocked.left_s
+                len(positions),
+                self._slot_bytes,
+                Purpose.PUT,
+                holder=self._worker,
+                within_s=self._clocked.left_s,
             )
         if isinstance(lease, Lease) and not self._clocked.is_over():
             return lease
@@ -200,7 +259,7 @@ class PutRun:
         return None
 
     async def _carry(
-        self, positions: NDArray[np.intp], lease: Lease, is_staged: asyncio.Future[None]
+        self, positions: NDArray[np.intp], lease: Lease, is_checked: asyncio.Future[None]
     ) -> None:
         """Take one wave from the arena to the summary."""
         mover = self._mover
@@ -211,8 +270,7 @@ class PutRun:
             self._release(positions[~good])
             if not good.any():
                 return
-            if not is_staged.done():
-                is_staged.set_result(None)
+            is_checked.set_result(None)
             rows = np.flatnonzero(good)
             if mover.clock() >= self._reserved_until_s:
                 self._end(positions[rows], PutState.DECLINED, Reason.EXPIRED)
@@ -233,7 +291,7 @@ class PutRun:
         )
         self._is_moving[positions] = True
         self._moving.add(lease)
-        end = await self._worker.peer.submit(Direction.FROM_WORKER, wave)
+        end = await self._peer.submit(Direction.FROM_WORKER, wave)
         self._moving.discard(lease)
         self._is_moving[positions] = False
         if self._clocked.is_over():
@@ -274,17 +332,21 @@ class PutRun:
     ) -> NDArray[np.bool_]:
         """Write the given rows of a wave, adjacent extents in one I/O; says which are on flash."""
         written = np.zeros(len(rows), np.bool_)
-        writes, members = [], []
-        for target in np.unique(self._target[positions[rows]]).tolist():
-            drive = self._mover.drives.get(self._targets[target].drive)
-            if drive is None:
-                continue
-            chosen = np.flatnonzero(self._target[positions[rows]] == target)
-            order = chosen[np.argsort(self._offsets[positions[rows[chosen]]])]
-            runs, covered = self._runs(positions, rows, order.tolist(), lease)
-            writes.append(drive.submit_write(runs))
-            members.append(covered)
-        for ends, covered in zip(await asyncio.gather(*writes), members, strict=True):
+        writes: list[asyncio.Future[list[bool]]] = []
+        members = []
+        try:
+            for target in np.unique(self._target[positions[rows]]).tolist():
+                drive = self._mover.drives.get(self._targets[target].drive)
+                if drive is None:
+                    continue
+                chosen = np.flatnonzero(self._target[positions[rows]] == target)
+                order = chosen[np.argsort(self._offsets[positions[rows[chosen]]])]
+                runs, covered = self._runs(positions, rows, order.tolist(), lease)
+                writes.append(drive.submit_write(runs))
+                members.append(covered)
+        finally:  # whatever went wrong: the lease must outlive every write that was begun
+            all_ends = await asyncio.gather(*writes)
+        for ends, covered in zip(all_ends, members, strict=True):
             for is_ok, at in zip(ends, covered, strict=True):
                 written[at] = is_ok
         return written
@@ -315,7 +377,6 @@ class PutRun:
             self._end(chosen, PutState.DECLINED, Reason.EXPIRED)
         else:
             await asyncio.gather(*(self._tell(owner, parts) for owner, parts in by_owner.items()))
-        self._mover.counters.count_put(self._states[positions], self._blocks.lengths[positions])
         is_committed: NDArray[np.bool_] = self._states[positions] == PutState.COMMITTED
         return is_committed
 
@@ -334,13 +395,14 @@ class PutRun:
             answer = await self._mover.owners.ask(owner, Commit(0, left_s, commits))
         except (TimeoutError, ConnectError):
             answer = None
+        told = answer.shards if isinstance(answer, Committed) else ()
         for number, (_, positions) in enumerate(parts):
-            if isinstance(answer, Committed):
-                part = answer.shards[number]
-                self._states[positions] = columns.u8(part.states, len(positions))
-                self._reasons[positions] = columns.u8(part.reasons, len(positions))
-            else:
-                self._end(positions, PutState.DECLINED, Reason.NO_OWNER)
+            # Without an answer nobody knows: the owner may have listed them, or may yet.
+            self._end(positions, PutState.LATE, Reason.NO_OWNER)
+            if number < len(told):
+                with suppress(MalformedError):
+                    states = columns.u8(told[number].states, len(positions))
+                    self._end(positions, states, columns.u8(told[number].reasons, len(positions)))
 
     def _release(self, positions: NDArray[np.intp]) -> None:
         """Give reservations back under which no write was begun, or every write has ended."""
@@ -349,12 +411,19 @@ class PutRun:
             numbers = self._reservations[positions[self._target[positions] == number]].tobytes()
             self._mover.owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers),)))
 
-    async def _finish(self, waves: list[asyncio.Task[None]], *, must_settle: bool) -> None:
-        """Once no wave touches the arena any more, say so."""
-        await asyncio.gather(*waves, return_exceptions=True)
-        if must_settle:
-            self._worker.send(Settled(self._request.request))
-
-    def _end(self, positions: NDArray[np.intp], state: PutState, reasons: Reason | NDArray[np.uint8]) -> None:
-        self._states[positions] = state
+    def _end(
+        self,
+        positions: NDArray[np.intp],
+        states: PutState | NDArray[np.uint8],
+        reasons: Reason | NDArray[np.uint8],
+    ) -> None:
+        self._states[positions] = states
         self._reasons[positions] = reasons
+
+
+def _ack(ack: int) -> Ack:
+    try:
+        return Ack(ack)
+    except ValueError as error:
+        message = f"ack {ack} is no state to acknowledge at: ask for {Ack.STAGED} (staged) or {Ack.COMMITTED}"
+        raise UsageError(message) from error

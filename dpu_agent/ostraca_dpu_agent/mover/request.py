@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ostraca_dpu_agent.mover.cache import CachedBlock
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.tags import tag_seeds
 from ostraca_fabric.wire import columns
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
 
 
 class Worker(Protocol):
-    """The worker a request came from, as the mover sees it."""
+    """The worker a request came from, as the mover sees it. It is the holder of its requests' staging."""
+
+    def __hash__(self) -> int:
+        """Tell workers apart."""
 
     @property
     def peer(self) -> Peer:
-        """The worker's arena."""
+        """The worker's arena. Raises RefusedError when it offered none."""
 
     def stopped(self, request: int) -> asyncio.Event:
         """Return the event that is set when the worker no longer waits for this request."""
@@ -101,6 +106,34 @@ class Clocked:
         finally:
             self._is_over = True
             stop.cancel()
+
+
+def check_sizes(volume: ServedVolume, lengths: NDArray[np.uint32], slot_bytes: int) -> None:
+    """Refuse blocks and slots of sizes that the volume can't have; raises UsageError."""
+    if not len(lengths):
+        return
+    record = volume.record
+    if not 0 < slot_bytes <= record.slot_bytes or slot_bytes % PAGE_BYTES:
+        message = (
+            f"slots of {slot_bytes} bytes: those of volume {record.name!r} have whole pages of {PAGE_BYTES} "
+            f"bytes, and at most {record.slot_bytes}"
+        )
+        raise UsageError(message)
+    longest_bytes = min(record.block_bytes, slot_bytes)
+    for length in (int(lengths.min()), int(lengths.max())):
+        if not 0 < length <= longest_bytes:
+            message = (
+                f"a block of {length} bytes in a slot of {slot_bytes}: blocks of volume {record.name!r} have "
+                f"1 to {record.block_bytes} bytes and fit their slots"
+            )
+            raise UsageError(message)
+
+
+async def all_ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Wait until every one of these has ended; then raise what one of them raised, if any did."""
+    for end in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(end, BaseException):
+            raise end
 
 
 def keeper(

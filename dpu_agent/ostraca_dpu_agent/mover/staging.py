@@ -5,13 +5,14 @@ DRAM cache; that happens only after every I/O and transfer that touches the slot
 lease whose request is over before that is in *quarantine* meanwhile: counted, limited, and never cut short.
 
 Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait
-for flash writes; cached blocks make room when staging needs it.
+for flash writes; each worker holds at most its share, so that one that has stopped can't use staging up;
+cached blocks make room when staging needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from ostraca_fabric.outcome import Reason
 from ostraca_fabric.slots import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
 
@@ -66,6 +67,7 @@ class Lease:
     offsets: NDArray[np.int64]
     slot_bytes: int
     purpose: Purpose
+    holder: Hashable
     is_quarantined: bool = False
 
 
@@ -74,6 +76,7 @@ class _Waiter:
     count: int
     slot_bytes: int
     purpose: Purpose
+    holder: Hashable
     given: asyncio.Future[Lease]
 
 
@@ -88,6 +91,8 @@ class Staging:
         self.cache = BlockCache(settings.cache_bytes)
         self._pool = SlotPool(total, settings.chunk_bytes)
         self._held = dict.fromkeys(Purpose, 0)
+        self._held_by: Counter[Hashable] = Counter()
+        self._quarantined_by: Counter[Hashable] = Counter()
         self._waiting: dict[Purpose, deque[_Waiter]] = {purpose: deque() for purpose in Purpose}
 
     @property
@@ -105,21 +110,21 @@ class Staging:
         return self.memory.view[offset : offset + length]
 
     async def lease(
-        self, count: int, slot_bytes: int, purpose: Purpose, *, within_s: float
+        self, count: int, slot_bytes: int, purpose: Purpose, *, holder: Hashable, within_s: float
     ) -> Lease | NoRoom:
-        """Lease *count* slots, waiting up to *within_s* for them."""
+        """Lease *count* slots to *holder*, a worker, waiting up to *within_s* for them."""
         settings = self._settings
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
             return NoRoom.TOO_LARGE
-        if self.quarantined_bytes > settings.quarantine_share * settings.staging_bytes:
+        if self._is_too_much_quarantined(holder, count * slot_bytes):
             return NoRoom.QUARANTINED
-        if not self._waiting[purpose]:
-            lease = self._take(count, slot_bytes, purpose)
+        waiter = _Waiter(count, slot_bytes, purpose, holder, asyncio.get_running_loop().create_future())
+        if all(self._is_at_its_share(earlier) for earlier in self._waiting[purpose]):
+            lease = self._take(waiter)
             if lease is not None:
                 return lease
         if within_s <= 0:
             return NoRoom.DEADLINE
-        waiter = _Waiter(count, slot_bytes, purpose, asyncio.get_running_loop().create_future())
         self._waiting[purpose].append(waiter)
         await asyncio.wait([waiter.given], timeout=within_s)
         if waiter.given.done():
@@ -133,6 +138,7 @@ class Staging:
         """Count a lease whose request is over; ``release`` ends it as any other."""
         if not lease.is_quarantined and len(lease.offsets):
             lease.is_quarantined = True
+            self._quarantined_by[lease.holder] += len(lease.offsets) * lease.slot_bytes
             self._pool.quarantine(lease, lease.offsets)
 
     def release(self, lease: Lease, *, keep: Callable[[int], CachedBlock | None] | None = None) -> None:
@@ -141,8 +147,11 @@ class Staging:
         *keep* is asked for each slot, by its position in the lease, whether it stays as a cached block.
         """
         offsets, lease.offsets = lease.offsets, lease.offsets[:0]
-        self._held[lease.purpose] -= len(offsets) * lease.slot_bytes
+        lease_bytes = len(offsets) * lease.slot_bytes
+        self._held[lease.purpose] -= lease_bytes
+        _subtract(self._held_by, lease.holder, lease_bytes)
         if lease.is_quarantined:
+            _subtract(self._quarantined_by, lease.holder, lease_bytes)
             self._pool.settle(lease)
         elif keep is None or self.cache.limit_bytes == 0:
             self._pool.give(offsets)
@@ -164,7 +173,24 @@ class Staging:
         whole = self._settings.staging_bytes
         return int(whole * self._settings.put_share) if purpose is Purpose.PUT else whole
 
-    def _take(self, count: int, slot_bytes: int, purpose: Purpose) -> Lease | None:
+    def _is_too_much_quarantined(self, holder: Hashable, wanted_bytes: int) -> bool:
+        """Whether transfers not known to have ended hold too much of staging, or of the holder's share."""
+        limit = self._settings.quarantine_share * self._settings.staging_bytes
+        own = self._quarantined_by[holder]
+        return self.quarantined_bytes > limit or (own > 0 and self._is_above_share(own + wanted_bytes))
+
+    def _is_above_share(self, held_bytes: int) -> bool:
+        return held_bytes > self._settings.worker_share * self._settings.staging_bytes
+
+    def _is_at_its_share(self, waiter: _Waiter) -> bool:
+        """Whether its holder has to give something back first; one that holds nothing never has."""
+        held = self._held_by[waiter.holder]
+        return held > 0 and self._is_above_share(held + waiter.count * waiter.slot_bytes)
+
+    def _take(self, waiter: _Waiter) -> Lease | None:
+        if self._is_at_its_share(waiter):
+            return None
+        count, slot_bytes, purpose = waiter.count, waiter.slot_bytes, waiter.purpose
         wanted = count * slot_bytes
         if self._held[purpose] + wanted > self._limit(purpose):
             return None
@@ -181,15 +207,24 @@ class Staging:
         if offsets is None:
             return None
         self._held[purpose] += wanted
-        return Lease(offsets, slot_bytes, purpose)
+        self._held_by[waiter.holder] += wanted
+        return Lease(offsets, slot_bytes, purpose, waiter.holder)
 
     def _serve_waiters(self) -> None:
+        """Serve waiters in order; those whose holder is at its share let others go before them."""
         for purpose in (Purpose.GET, Purpose.PUT):
-            waiting = self._waiting[purpose]
-            while waiting:
-                first = waiting[0]
-                lease = self._take(first.count, first.slot_bytes, purpose)
+            for waiter in list(self._waiting[purpose]):
+                if self._is_at_its_share(waiter):
+                    continue
+                lease = self._take(waiter)
                 if lease is None:
                     break
-                waiting.popleft()
-                first.given.set_result(lease)
+                self._waiting[purpose].remove(waiter)
+                waiter.given.set_result(lease)
+
+
+def _subtract(counted: Counter[Hashable], holder: Hashable, held_bytes: int) -> None:
+    """Forget who holds nothing any more."""
+    counted[holder] -= held_bytes
+    if not counted[holder]:
+        del counted[holder]

@@ -1,0 +1,340 @@
+"""One agent with its drive in memory and workers in this process, whose I/O and transfers can be held up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.mover.mover import Mover
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.settings import MIB, AgentSettings, FlowSettings, MemorySettings
+from ostraca_dpu_agent.volumes import ServedVolume, Volumes
+from ostraca_fabric.adapters.inline_transport import InlineTransport
+from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.adapters.waves import wave_fits
+from ostraca_fabric.chain import Chain, Span
+from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
+from ostraca_fabric.flash.geometry import Geometry
+from ostraca_fabric.flash.superblock import Superblock, encode_superblock
+from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId, drive_id, shard_id
+from ostraca_fabric.layout import Layout
+from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
+from ostraca_fabric.tags import tag_seeds, tags_of
+from ostraca_fabric.testing.memory_drive import MemoryDrive
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.handshake import Access
+from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
+
+BLOCK_BYTES = 60_000
+SLOT_BYTES = 15 * 4096
+LAYOUT = Layout(model="test-model", dtype="bf16", page_tokens=16)
+TENANT = TenantId("tenant")
+FABRIC = FabricId(bytes(16))
+ENCLOSURE = EnclosureId("e")
+DRIVE = drive_id(ENCLOSURE, "d")
+SHARD = shard_id(DRIVE, 0)
+
+SETTINGS = AgentSettings(
+    memory=MemorySettings(staging_bytes=8 * MIB, cache_bytes=0, chunk_bytes=2 * MIB),
+    flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, waves_ahead=2),
+    drain_s=2.0,
+)
+
+
+def with_cache(cache_bytes: int) -> AgentSettings:
+    return replace(SETTINGS, memory=replace(SETTINGS.memory, cache_bytes=cache_bytes))
+
+
+class HeldDrive(MemoryDrive):
+    """A drive that does what is submitted while it is held only when it is let go."""
+
+    def __init__(self, segments: int = 6) -> None:
+        geometry = Geometry.planned((1 + segments) * MIB, segment_bytes=MIB)
+        super().__init__(DRIVE, geometry.shard_bytes)
+        superblock = Superblock(FABRIC, bytes(16), ENCLOSURE, DRIVE, SHARD, 0, geometry)
+        pages = encode_superblock(superblock)
+        self.bytes[: len(pages)] = pages
+        self.holds_reads = False
+        self.holds_writes = False
+        self.held: list[Callable[[], None]] = []
+        self.writes: list[tuple[Run, ...]] = []
+
+    def record(self) -> EnclosureRecord:
+        shard = ShardRecord(SHARD, DRIVE, 0, self.size_bytes, weight=self.size_bytes)
+        return EnclosureRecord(ENCLOSURE, (DriveRecord(DRIVE, "memory"),), (shard,))
+
+    def submit_read(
+        self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
+    ) -> asyncio.Future[list[bool]]:
+        act = super().submit_read
+        return self._perhaps(self.holds_reads, lambda: act(runs, then))
+
+    def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
+        act = super().submit_write
+        self.writes.append(tuple(runs))
+        return self._perhaps(self.holds_writes, lambda: act(runs))
+
+    def let_go(self) -> None:
+        """Hold nothing any more, and do what was held."""
+        self.holds_reads = self.holds_writes = False
+        held, self.held = self.held, []
+        for act in held:
+            act()
+
+    def _perhaps(
+        self, is_held: bool, submit: Callable[[], asyncio.Future[list[bool]]]
+    ) -> asyncio.Future[list[bool]]:
+        if not is_held:
+            return submit()
+        outer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+
+        def act() -> None:
+            submit().add_done_callback(lambda inner: outer.set_result(inner.result()))
+
+        self.held.append(act)
+        return outer
+
+
+class MemoryArena:
+    """A worker's arena in this process: implements ``ports.transport.Peer``."""
+
+    def __init__(self, staging: memoryview, arena_bytes: int = 8 * MIB) -> None:
+        self._staging = staging
+        self.bytes = bytearray(arena_bytes)
+        self.is_held = False
+        self.fails = False
+        self.held: list[Callable[[], None]] = []
+        self.moved: list[Wave] = []
+
+    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[TransferEnd] = loop.create_future()
+
+        def act() -> None:
+            ended.set_result(self._move(direction, wave))
+
+        self.moved.append(wave)
+        if self.is_held:
+            self.held.append(act)
+        else:
+            loop.call_soon(act)
+        return ended
+
+    def close(self) -> None:
+        self.fails = True
+
+    def let_go(self) -> None:
+        self.is_held = False
+        held, self.held = self.held, []
+        for act in held:
+            act()
+
+    def _move(self, direction: Direction, wave: Wave) -> TransferEnd:
+        if self.fails or not wave_fits(wave, staging_bytes=len(self._staging), arena_bytes=len(self.bytes)):
+            return TransferEnd.FAILED
+        arena = memoryview(self.bytes)
+        for staging, slot, length in zip(
+            wave.staging.tolist(), wave.arena.tolist(), wave.lengths.tolist(), strict=True
+        ):
+            here, there = arena[slot : slot + length], self._staging[staging : staging + length]
+            if direction is Direction.TO_WORKER:
+                here[:] = there
+            else:
+                there[:] = here
+        return TransferEnd.DONE
+
+
+@dataclass(eq=False)
+class MemoryWorker:
+    """A worker: implements ``mover.request.Worker``."""
+
+    peer: MemoryArena
+    said: list[GetProgress | Settled] = field(default_factory=list)
+    _stops: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    def stopped(self, request: int) -> asyncio.Event:
+        return self._stops.setdefault(request, asyncio.Event())
+
+    def send(self, message: GetProgress | Settled) -> None:
+        self.said.append(message)
+
+    @property
+    def settled(self) -> list[int]:
+        return [message.request for message in self.said if isinstance(message, Settled)]
+
+
+def chain_of(numbers: Sequence[int]) -> tuple[Span, ...]:
+    hashes = [number.to_bytes(32, "big") for number in numbers]
+    return (Chain.of(hashes, hash_bytes=32, is_chained=False).span(),)
+
+
+def content_of(number: int, length: int = BLOCK_BYTES) -> bytes:
+    return np.random.default_rng(number).bytes(length)
+
+
+@dataclass
+class Assembly:
+    """An agent that listens nowhere, one volume, and what to ask of it."""
+
+    agent: Agent
+    drive: HeldDrive
+    owners: LoopbackOwners
+    membership: MemoryMembership
+    volume: ServedVolume
+    requests: int = 0
+
+    @property
+    def mover(self) -> Mover:
+        return self.agent._mover
+
+    @property
+    def service(self) -> OwnerService:
+        return self.agent._owner
+
+    @property
+    def shard(self) -> OwnedShard:
+        return self.service.shards[ShardId(SHARD)]
+
+    def worker(self) -> MemoryWorker:
+        return MemoryWorker(MemoryArena(self.mover.staging.memory.view))
+
+    def put_message(
+        self,
+        worker: MemoryWorker,
+        numbers: Sequence[int],
+        *,
+        deadline_s: float = 5.0,
+        ack: int = Ack.COMMITTED,
+        length: int = BLOCK_BYTES,
+    ) -> Put:
+        """Fill the worker's slots with these blocks and say so."""
+        spans, count = chain_of(numbers), len(numbers)
+        lengths = np.full(count, length, np.uint32)
+        seeds = tag_seeds(self.volume.identity, spans, lengths)
+        slots = np.arange(count, dtype=np.uint64) * SLOT_BYTES
+        contents = [content_of(number, length) for number in numbers]
+        for slot, block in zip(slots.tolist(), contents, strict=True):
+            worker.peer.bytes[slot : slot + length] = block
+        tags = tags_of([memoryview(block) for block in contents], seeds)
+        self.requests += 1
+        return Put(
+            self.requests,
+            0,
+            deadline_s,
+            ack,
+            spans,
+            lengths.tobytes(),
+            tags.tobytes(),
+            slots.tobytes(),
+            SLOT_BYTES,
+        )
+
+    async def put(
+        self,
+        worker: MemoryWorker,
+        numbers: Sequence[int],
+        *,
+        deadline_s: float = 5.0,
+        ack: int = Ack.COMMITTED,
+    ) -> PutDone:
+        message = self.put_message(worker, numbers, deadline_s=deadline_s, ack=ack)
+        return await self.mover.put(worker, self.volume, message)
+
+    def get_message(self, numbers: Sequence[int], *, deadline_s: float = 5.0) -> Get:
+        count = len(numbers)
+        self.requests += 1
+        return Get(
+            self.requests,
+            0,
+            deadline_s,
+            chain_of(numbers),
+            np.full(count, BLOCK_BYTES, np.uint32).tobytes(),
+            (np.arange(count, dtype=np.uint64) * SLOT_BYTES).tobytes(),
+            SLOT_BYTES,
+        )
+
+    async def get(self, worker: MemoryWorker, numbers: Sequence[int], *, deadline_s: float = 5.0) -> GetDone:
+        return await self.mover.get(worker, self.volume, self.get_message(numbers, deadline_s=deadline_s))
+
+    async def ready(self) -> None:
+        """Wait until the shard hands out space."""
+        ring = self.shard.core.ring
+        await until(lambda: ring.ready is not None or ring.current is not None)
+
+    async def at_rest(self) -> None:
+        """Wait until no wave is under way, then check that nobody holds anything."""
+        assert await self.mover.tasks.finish(within_s=5)
+        staging = self.mover.staging
+        assert staging.held_bytes == 0
+        assert staging.quarantined_bytes == 0
+        staging._pool.check()
+        staging.cache.check()
+        assert all(block.users == 0 for block in staging.cache._blocks.values())
+        self.shard.core.check()
+        counts = self.shard.core.counts()
+        assert counts.reservations == 0
+        assert counts.pins == 0
+
+
+@asynccontextmanager
+async def assembled(
+    settings: AgentSettings = SETTINGS, *, segments: int = 6, addresses: Sequence[str] = ()
+) -> AsyncIterator[Assembly]:
+    """Start an agent, and stop it in the end."""
+    drive = HeldDrive(segments)
+    membership = MemoryMembership(FABRIC)
+    await membership.put_enclosure(drive.record())
+    owners = LoopbackOwners()
+    agent = Agent(
+        AgentId("agent-0"),
+        settings,
+        addresses=addresses,
+        access=Access(own_uid=os.getuid()),
+        fabric_key=bytes(32),
+        membership=membership,
+        owners=owners,
+        transports={"inline": InlineTransport()},
+        open_drive=lambda _record: drive,
+        clock=time.monotonic,
+    )
+    await agent.start()
+    volumes = Volumes(membership, bytes(32))
+    volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
+    yield Assembly(agent, drive, owners, membership, volume)
+    drive.let_go()
+    await agent.stop()
+
+
+def put_states(done: PutDone) -> list[PutState]:
+    return [PutState(state) for state in done.states]
+
+
+def get_states(done: GetDone) -> list[BlockState]:
+    return [BlockState(state) for state in done.states]
+
+
+def reasons_of(done: GetDone | PutDone) -> list[Reason]:
+    return [Reason(reason) for reason in done.reasons]
+
+
+def unsettled_of(done: GetDone | PutDone) -> list[int]:
+    found: list[int] = np.frombuffer(done.unsettled, columns.U32).tolist()
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
+            await asyncio.sleep(0.001)

@@ -1,0 +1,259 @@
+"""Gets and puts through a mover: what is answered, what is held, and what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from tests.agent.assembly import (
+    BLOCK_BYTES,
+    SLOT_BYTES,
+    assembled,
+    content_of,
+    get_states,
+    put_states,
+    reasons_of,
+    unsettled_of,
+    until,
+    with_cache,
+)
+
+from ostraca_dpu_agent.settings import MIB
+from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+
+LATE_S = 0.1
+
+
+async def test_what_was_put_can_be_got() -> None:
+    async with assembled() as fabric:
+        writer, reader = fabric.worker(), fabric.worker()
+        assert put_states(await fabric.put(writer, range(7))) == [PutState.COMMITTED] * 7
+        done = await fabric.get(reader, range(8))
+        assert get_states(done) == [BlockState.HIT] * 7 + [BlockState.MISS]
+        for number in range(7):
+            slot = number * SLOT_BYTES
+            assert reader.peer.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
+        await fabric.at_rest()
+        counters = fabric.mover.counters
+        assert (counters.put_committed, counters.get_hits, counters.get_misses) == (7, 7, 1)
+
+
+async def test_a_put_that_was_staged_goes_on_to_flash() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        assert put_states(await fabric.put(worker, range(4), ack=Ack.STAGED)) == [PutState.STAGED] * 4
+        assert get_states(await fabric.get(worker, range(4))) == [BlockState.MISS] * 4
+        fabric.drive.let_go()
+        await fabric.at_rest()
+        assert get_states(await fabric.get(worker, range(4))) == [BlockState.HIT] * 4
+
+
+async def test_a_put_late_for_its_commit_says_late_and_why() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        begun_s = time.monotonic()
+        done = await fabric.put(worker, range(2), deadline_s=0.05)
+        assert time.monotonic() - begun_s < 0.05 + LATE_S
+        assert put_states(done) == [PutState.LATE] * 2
+        assert reasons_of(done) == [Reason.DEADLINE] * 2
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def test_declined_blocks_of_a_put_are_counted_whatever_declined_them() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        message = fabric.put_message(worker, range(3))
+        worker.peer.bytes[0] ^= 1
+        done = await fabric.mover.put(worker, fabric.volume, message)
+        assert reasons_of(done)[0] == Reason.DAMAGED
+        worker.peer.fails = True
+        done = await fabric.put(worker, range(10, 12))
+        assert reasons_of(done) == [Reason.TRANSFER_FAILED] * 2
+        await fabric.at_rest()
+        counters = fabric.mover.counters
+        assert (counters.put_committed, counters.put_declined) == (2, 3)
+
+
+async def test_waves_that_never_began_give_their_space_back_when_the_put_is_over() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        worker.peer.is_held = True
+        done = await fabric.put(worker, range(10), deadline_s=0.1)
+        assert put_states(done) == [PutState.LATE] * 10
+        assert unsettled_of(done) == [0, 1, 2, 3]
+        assert fabric.mover.staging.quarantined_bytes == 4 * SLOT_BYTES
+        assert worker.settled == []
+        await until(lambda: fabric.shard.core.counts().reservations == 4)
+        worker.peer.let_go()
+        await fabric.at_rest()
+        assert worker.settled == [done.request]
+
+
+async def test_a_get_that_is_over_starts_no_transfer_and_keeps_what_is_under_way_in_quarantine() -> None:
+    async with assembled() as fabric:
+        worker, reader = fabric.worker(), fabric.worker()
+        await fabric.put(worker, range(10))
+        reader.peer.is_held = True
+        begun_s = time.monotonic()
+        done = await fabric.get(reader, range(10), deadline_s=0.1)
+        assert time.monotonic() - begun_s < 0.1 + LATE_S
+        assert get_states(done) == [BlockState.LATE] * 10
+        assert unsettled_of(done) == [0, 1, 2, 3]
+        assert fabric.mover.staging.quarantined_bytes == 4 * SLOT_BYTES
+        reader.peer.let_go()
+        await fabric.at_rest()
+        assert len(reader.peer.moved) == 2
+        assert worker.settled == []
+        assert reader.settled == [done.request]
+
+
+async def test_staging_is_not_reused_while_a_late_read_may_still_land_in_it() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(4))
+        fabric.drive.holds_reads = True
+        done = await fabric.get(worker, range(4), deadline_s=0.05)
+        assert get_states(done) == [BlockState.LATE] * 4
+        assert unsettled_of(done) == []
+        assert fabric.mover.staging.quarantined_bytes == 4 * SLOT_BYTES
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        hears = asyncio.Event()
+        never = asyncio.Event()
+
+        class Silent:
+            async def answer(self, request: object) -> object:
+                hears.set()
+                await never.wait()
+                raise AssertionError("unreachable")
+
+            def notice(self, notice: object) -> None:
+                pass
+
+        fabric.owners.register(fabric.agent.id, Silent())  # type: ignore[arg-type]  # never answers
+        message = fabric.get_message(range(3), deadline_s=3.0)
+        asking = asyncio.create_task(fabric.mover.get(worker, fabric.volume, message))
+        await hears.wait()
+        begun_s = time.monotonic()
+        worker.stopped(message.request).set()
+        done = await asking
+        assert time.monotonic() - begun_s < LATE_S
+        assert reasons_of(done) == [Reason.CANCELLED] * 3
+        put = fabric.put_message(worker, range(3), deadline_s=3.0)
+        hears.clear()
+        putting = asyncio.create_task(fabric.mover.put(worker, fabric.volume, put))
+        await hears.wait()
+        begun_s = time.monotonic()
+        worker.stopped(put.request).set()
+        assert put_states(await putting) == [PutState.LATE] * 3
+        assert time.monotonic() - begun_s < LATE_S
+        fabric.owners.register(fabric.agent.id, fabric.service)
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("-inf")])
+async def test_a_deadline_that_is_over_or_no_time_makes_every_block_late(deadline_s: float) -> None:
+    async with assembled(with_cache(2 * MIB)) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(2))
+        done = await fabric.get(worker, range(4), deadline_s=deadline_s)
+        assert get_states(done) == [BlockState.LATE] * 4
+        assert put_states(await fabric.put(worker, range(4), deadline_s=deadline_s)) == [PutState.LATE] * 4
+        await fabric.at_rest()
+
+
+async def test_an_endless_deadline_is_cut_to_the_longest_one() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        assert put_states(await fabric.put(worker, [1], deadline_s=float("inf"))) == [PutState.COMMITTED]
+        assert get_states(await fabric.get(worker, [1], deadline_s=float("inf"))) == [BlockState.HIT]
+
+
+async def test_no_blocks_are_answered_for_with_nothing() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        assert (await fabric.put(worker, [])).states == b""
+        assert (await fabric.get(worker, [])).states == b""
+        await fabric.at_rest()
+
+
+async def test_blocks_from_the_cache_count_as_such_only_when_they_arrived() -> None:
+    async with assembled(with_cache(2 * MIB)) as fabric:
+        worker, broken = fabric.worker(), fabric.worker()
+        await fabric.put(worker, range(2))
+        broken.peer.fails = True
+        assert reasons_of(await fabric.get(broken, range(2))) == [Reason.TRANSFER_FAILED] * 2
+        assert fabric.mover.counters.get_hits_from_cache == 0
+        assert get_states(await fabric.get(worker, range(2))) == [BlockState.HIT] * 2
+        assert fabric.mover.counters.get_hits_from_cache == 2
+        await fabric.at_rest()
+
+
+async def test_without_its_drive_a_shards_blocks_are_misses_and_puts_are_declined() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(2))
+        del fabric.agent._drives[fabric.drive.id]
+        assert reasons_of(await fabric.get(worker, range(2))) == [Reason.DRIVE_ERROR] * 2
+        assert reasons_of(await fabric.put(worker, range(5, 7))) == [Reason.DRIVE_ERROR] * 2
+        await fabric.at_rest()
+        fabric.agent._drives[fabric.drive.id] = fabric.drive
+
+
+async def test_a_damaged_block_is_a_miss_and_leaves_the_index() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(2))
+        fabric.drive.flip_bit(fabric.drive.bytes.find(content_of(0)[:64]) + 100)
+        done = await fabric.get(worker, range(2))
+        assert get_states(done) == [BlockState.MISS, BlockState.HIT]
+        assert reasons_of(done)[0] == Reason.DAMAGED
+        await until(lambda: fabric.shard.core.counts().blocks_dropped == 1)
+        assert reasons_of(await fabric.get(worker, [0])) == [Reason.NOT_FOUND]
+        assert put_states(await fabric.put(worker, [0])) == [PutState.COMMITTED]
+        await fabric.at_rest()
+
+
+async def test_a_worker_whose_transfers_never_end_cannot_use_up_the_agent() -> None:
+    async with assembled(segments=40) as fabric:
+        stopped, other = fabric.worker(), fabric.worker()
+        stopped.peer.is_held = True
+        putting = [
+            asyncio.create_task(fabric.put(stopped, range(at, at + 8), deadline_s=0.2))
+            for at in range(0, 160, 8)
+        ]
+        await asyncio.gather(*putting)
+        begun_s = time.monotonic()
+        done = await fabric.put(other, range(1000, 1008), deadline_s=2.0)
+        assert put_states(done) == [PutState.COMMITTED] * 8
+        assert get_states(await fabric.get(other, range(1000, 1008))) == [BlockState.HIT] * 8
+        assert time.monotonic() - begun_s < 1.0
+        refused = await fabric.put(stopped, range(2000, 2002), deadline_s=0.2)
+        assert set(reasons_of(refused)) == {Reason.QUARANTINED}
+        stopped.peer.let_go()
+        await fabric.at_rest()
+
+
+async def test_lengths_in_a_get_that_are_not_the_stored_ones_are_misses() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(2))
+        message = fabric.get_message(range(2))
+        shorter = np.array([BLOCK_BYTES - 1, BLOCK_BYTES], np.uint32).tobytes()
+        changed = type(message)(
+            message.request, 0, 5.0, message.spans, shorter, message.slots, message.slot_bytes
+        )
+        done = await fabric.mover.get(worker, fabric.volume, changed)
+        assert reasons_of(done) == [Reason.WRONG_LENGTH, Reason.NONE]
+        await fabric.at_rest()
