@@ -4,10 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from demo.model import DOCUMENT_TOKENS, ModelSize
-
-SMALL = ModelSize(layers=4, heads=4, head_dim=32, hidden=128, feed_forward=256, weight_spread=0.3)
-"""A model that takes milliseconds: for `--quick`."""
+from demo.document import DOCUMENT_TOKENS, ModelSize
 
 
 @dataclass(frozen=True, slots=True)

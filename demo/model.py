@@ -1,4 +1,4 @@
-"""A real transformer with random weights: the document, the questions, and the two ways to an answer.
+"""A real transformer with random weights, and the two ways to an answer.
 
 The model is a Hugging Face Llama of 82 million parameters over bytes, built from a seed, so that nothing is
 fetched. It knows no English: its answers are noise. But the noise depends on every page of the document,
@@ -17,38 +17,15 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from demo.document import ANSWER_TOKENS, DOCUMENT_TOKENS, PAGE_TOKENS, ModelSize
 from demo.paging import KvCache, KvShape
 
-PAGE_TOKENS = 16
 CHUNK_TOKENS = 256
-DOCUMENT_TOKENS = 4096
-ANSWER_TOKENS = 24
 BYTE_VALUES = 256
-
-QUESTIONS = (
-    "Question: what did a voter hand in at the market place?\nAnswer:",
-    "Question: who helped a farmer to spell his own name?\nAnswer:",
-    "Question: why does ink on fired clay last?\nAnswer:",
-    "Question: what did the scribes of Deir el-Medina write down?\nAnswer:",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """The dimensions of a model. The default takes seconds for the document on two cores."""
-
-    layers: int = 16
-    heads: int = 8
-    head_dim: int = 64
-    hidden: int = 768
-    feed_forward: int = 1536
-    weight_spread: float = 0.1
-    """The standard deviation of the weights: at Llama's usual 0.02 every answer is one byte over and over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +87,6 @@ def kv_shape(model: LlamaForCausalLM) -> KvShape:
         page_tokens=PAGE_TOKENS,
         dtype=model.dtype,
     )
-
-
-def document(tokens: int = DOCUMENT_TOKENS) -> list[int]:
-    """Return the first `tokens` bytes of the text that all questions are about; a token is a byte."""
-    text = Path(__file__).with_name("document.txt").read_bytes()
-    if tokens > len(text) or tokens % PAGE_TOKENS:
-        msg = f"the document has {len(text)} tokens; ask for fewer, and for whole pages of {PAGE_TOKENS}"
-        raise ValueError(msg)
-    return list(text[:tokens])
 
 
 def prefill(

@@ -39,7 +39,8 @@ class _Process:
         self.name = name
         self._log = log
         # Waiting threads must not spin: they would take the cores from the process that everybody waits for.
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        # And what libraries leave among the temporary files shall go when the demo does.
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(log.parent)}
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *command],

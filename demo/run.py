@@ -16,21 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from demo.document import DOCUMENT_TOKENS, SMALL, ModelSize, document
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PICTURE = REPOSITORY / "docs" / "images" / "demo.svg"
-TOKENS = 4096
 QUICK_TOKENS = 1024
 FAILED = 1
-BAD_USAGE = 2
 INTERRUPTED = 130
 
-_NEEDED = ("torch", "transformers", "matplotlib", "rich", "ostraca")
+NEEDED = ("torch", "transformers", "matplotlib", "rich", "ostraca")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit code."""
     options = _options(argv)
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.stderr.write(
             f"The demo needs {', '.join(missing)}; install what it needs with: pip install 'ostraca[demo]'\n"
@@ -58,7 +58,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--tokens",
         type=int,
         metavar="N",
-        help=f"length of the document: whole pages of 16 tokens (default: {TOKENS}, the whole text)",
+        help=f"length of the document: whole pages of 16 tokens (default: {DOCUMENT_TOKENS})",
     )
     parser.add_argument(
         "--out",
@@ -78,7 +78,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     if options.tokens is None:
-        options.tokens = QUICK_TOKENS if options.quick else TOKENS
+        options.tokens = QUICK_TOKENS if options.quick else DOCUMENT_TOKENS
+    try:
+        document(options.tokens)
+    except ValueError as error:
+        parser.error(f"--tokens {options.tokens}: {error}")
     if options.update_readme_picture and options.quick:
         parser.error("--update-readme-picture shows what --quick can't measure: leave one of them out")
     return options
@@ -87,18 +91,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace, directory: Path) -> int:
     from rich.console import Console  # noqa: PLC0415 (main has said what to install when these are missing)
 
-    from demo.messages import SMALL  # noqa: PLC0415
-    from demo.model import ModelSize, document  # noqa: PLC0415
     from demo.plot import draw  # noqa: PLC0415
     from demo.processes import ProcessFailedError  # noqa: PLC0415
     from demo.report import tables  # noqa: PLC0415
     from demo.scenario import Plan, Scenario  # noqa: PLC0415
 
-    try:
-        document(options.tokens)
-    except ValueError as error:
-        sys.stderr.write(f"--tokens {options.tokens}: {error}\n")
-        return BAD_USAGE
     console = Console()
     model = SMALL if options.quick else ModelSize()
     scenario = Scenario(Plan(directory, options.tokens, model), console)
@@ -117,9 +114,7 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
         pictures.append(PICTURE)
     draw(measured, pictures)
     if options.quick:
-        console.print(
-            "The model was a toy (--quick), so the times say nothing about loading.", style="yellow"
-        )
+        console.print("The model was a toy (--quick): its times mean nothing.", style="yellow")
     console.print("Every check passed. The picture:", *pictures, highlight=False, soft_wrap=True)
     return 0
 

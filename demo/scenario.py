@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from demo import destroy
+from demo.document import ModelSize
 from demo.measured import Measured
 from demo.messages import (
     Ask,
@@ -30,8 +31,6 @@ from demo.messages import (
     Write,
     Written,
 )
-from demo.model import PAGE_TOKENS, ModelSize
-from demo.paging import KvShape
 from demo.processes import FabricProcess, WorkerProcess
 
 MIB = 1 << 20
@@ -58,8 +57,7 @@ class Plan:
 
         Where blocks go is chance, so one drive may get all of them, and get what was lost once more.
         """
-        shape = KvShape(self.model.layers, self.model.heads, self.model.head_dim, PAGE_TOKENS)
-        segments = -(-2 * self.tokens * shape.token_bytes // _SEGMENT_BYTES) + _SPARE_SEGMENTS
+        segments = -(-2 * self.tokens * self.model.token_bytes // _SEGMENT_BYTES) + _SPARE_SEGMENTS
         return segments * _SEGMENT_BYTES + MIB
 
 

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 import ostraca
 from demo.connector import SharedDocument
+from demo.document import ANSWER_TOKENS, QUESTIONS, document
 from demo.messages import (
     AnyOrder,
     Ask,
@@ -34,13 +35,10 @@ from demo.messages import (
     Written,
 )
 from demo.model import (
-    ANSWER_TOKENS,
     CHUNK_TOKENS,
-    QUESTIONS,
     Answer,
     build_model,
     continue_from,
-    document,
     fix_arithmetic,
     kv_shape,
     prefill,

@@ -4,18 +4,8 @@ import hashlib
 
 import pytest
 import torch
-from demo.model import (
-    CHUNK_TOKENS,
-    PAGE_TOKENS,
-    QUESTIONS,
-    ModelSize,
-    build_model,
-    continue_from,
-    document,
-    fix_arithmetic,
-    kv_shape,
-    prefill,
-)
+from demo.document import PAGE_TOKENS, QUESTIONS, ModelSize, document
+from demo.model import CHUNK_TOKENS, build_model, continue_from, fix_arithmetic, kv_shape, prefill
 from demo.paging import KvCache, block_digest, engine_hashes
 from transformers import LlamaForCausalLM
 
