@@ -145,7 +145,7 @@ class Agent:
             await server.close()
         has_ended = await self._mover.close(within_s=self._settings.drain_s)
         await self._loops.stop()
-        await self._steward.close()
+        has_ended &= await self._steward.close()
         self._owners.unregister(self.id)
         await self._membership.leave(self.id, self.start_id)
         return has_ended

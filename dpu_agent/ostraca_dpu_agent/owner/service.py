@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
+from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.ids import OwnerEpoch, ShardId
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.wire import columns
@@ -28,6 +30,8 @@ from ostraca_fabric.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.wire.messages import (
         OwnerAnswer,
@@ -35,10 +39,14 @@ if TYPE_CHECKING:
         OwnerRequest,
         ShardCommit,
         ShardKeys,
+        ShardRelease,
         ShardWants,
     )
 
 log = logging.getLogger(__name__)
+
+_ANSWER_MARGIN_S = 0.002
+"""A mover that hears nothing by its deadline takes its blocks for lost: the owner stops waiting before."""
 
 
 class OwnerService:
@@ -50,17 +58,26 @@ class OwnerService:
         self.shards: dict[ShardId, OwnedShard] = {}
 
     async def answer(self, request: OwnerRequest) -> OwnerAnswer:
-        """Answer a mover. Raises MalformedError when its columns don't fit each other."""
+        """Answer a mover. Raises MalformedError when its columns don't fit each other; then nothing was
+        done.
+        """
         match request:
             case Resolve():
+                asked = [(part, _rows(part.keys)) for part in request.shards]
+                pin_s = _seconds(request.pin_s)
                 return Resolved(
-                    request.request, tuple(self._resolve(part, request.pin_s) for part in request.shards)
+                    request.request, tuple(self._resolve(part, keys, pin_s) for part, keys in asked)
                 )
             case Reserve():
-                made = await asyncio.gather(*(self._reserve(part, request) for part in request.shards))
+                wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
+                made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
                 return Reserved(request.request, tuple(made))
             case Commit():
-                listed = await asyncio.gather(*(self._commit(part) for part in request.shards))
+                written = [(part, _numbers(part), _rows(part.tags)) for part in request.shards]
+                for _, numbers, tags in written:
+                    if len(numbers) != len(tags) or len(np.unique(numbers)) != len(numbers):
+                        raise MalformedError("a commit names each reservation once, with one tag")
+                listed = await asyncio.gather(*(self._commit(*each) for each in written))
                 return Committed(request.request, tuple(listed))
             case _:
                 assert_never(request)
@@ -72,10 +89,7 @@ class OwnerService:
                 for part in notice.shards:
                     owned = self.shards.get(ShardId(part.shard))
                     if owned is not None:
-                        numbers = columns.u64(
-                            part.reservations, len(part.reservations) // columns.U64.itemsize
-                        )
-                        owned.core.release(self._clock(), part.pins, numbers)
+                        owned.core.release(self._clock(), part.pins, np.unique(_numbers(part)))
                         owned.wake()
             case Damage():
                 owned = self.shards.get(ShardId(notice.shard))
@@ -84,12 +98,12 @@ class OwnerService:
             case _:
                 assert_never(notice)
 
-    def _resolve(self, part: ShardKeys, pin_s: float) -> ShardExtents:
+    def _resolve(self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float) -> ShardExtents:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
             return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
-        keys = columns.rows16(part.keys, len(part.keys) // columns.KEY_BYTES)
         found = owned.core.resolve(self._clock(), keys, pin_s=pin_s)
+        owned.wake()
         return ShardExtents(
             part.shard,
             is_owner=True,
@@ -102,16 +116,17 @@ class OwnerService:
             pin=found.pin,
         )
 
-    async def _reserve(self, part: ShardWants, request: Reserve) -> ShardReservations:
+    async def _reserve(
+        self, part: ShardWants, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], request: Reserve
+    ) -> ShardReservations:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
             return ShardReservations(part.shard, is_owner=False, owner_epoch=0)
-        count = len(part.keys) // columns.KEY_BYTES
         made = await owned.reserve(
-            columns.rows16(part.keys, count),
-            columns.u32(part.lengths, count),
-            hold_s=request.hold_s,
-            within_s=request.deadline_s,
+            keys,
+            lengths,
+            hold_s=_seconds(request.hold_s),
+            within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
         )
         return ShardReservations(
             part.shard,
@@ -123,17 +138,32 @@ class OwnerService:
             offsets=made.offsets.tobytes(),
         )
 
-    async def _commit(self, part: ShardCommit) -> ShardCommitted:
+    async def _commit(
+        self, part: ShardCommit, numbers: NDArray[np.uint64], tags: NDArray[np.uint8]
+    ) -> ShardCommitted:
         owned = self.shards.get(ShardId(part.shard))
-        count = len(part.reservations) // columns.U64.itemsize
         if owned is None:
+            count = len(numbers)
             declined = np.full(count, PutState.DECLINED, np.uint8)
             return ShardCommitted(
                 part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
             )
-        states, reasons = await owned.commit(
-            columns.u64(part.reservations, count),
-            columns.rows16(part.tags, count),
-            epoch=OwnerEpoch(part.owner_epoch),
-        )
+        states, reasons = await owned.commit(numbers, tags, epoch=OwnerEpoch(part.owner_epoch))
         return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
+
+
+def _seconds(said: float) -> float:
+    """Return a time from the wire; what is no number is no time."""
+    return 0.0 if math.isnan(said) else said
+
+
+def _rows(column: bytes) -> NDArray[np.uint8]:
+    return columns.rows16(column, len(column) // columns.KEY_BYTES)
+
+
+def _lengths(part: ShardWants) -> NDArray[np.uint32]:
+    return columns.u32(part.lengths, len(part.keys) // columns.KEY_BYTES)
+
+
+def _numbers(part: ShardCommit | ShardRelease) -> NDArray[np.uint64]:
+    return columns.u64(part.reservations, len(part.reservations) // columns.U64.itemsize)

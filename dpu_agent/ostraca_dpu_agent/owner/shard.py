@@ -63,6 +63,7 @@ class OwnedShard:
         self._drive = drive
         self._clock = clock
         self._group_commit_s = settings.group_commit_s
+        self._hold_max_s = settings.hold_s
         self.core = ShardCore(
             superblock,
             recovered,
@@ -92,7 +93,7 @@ class OwnedShard:
         """Hand out space; waits for a segment that is just being opened, at most *within_s*, and for nothing
         else.
         """
-        until_s = self._clock() + within_s
+        until_s = self._clock() + min(within_s, self._hold_max_s)
         made = self._reserve(keys, lengths, hold_s)
         short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
         while len(short) and self.core.ring.opening is not None:
@@ -116,6 +117,9 @@ class OwnedShard:
         self, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """List blocks; returns (states, reasons) once their summary write has ended."""
+        if self._closed.is_set():
+            declined = np.full(len(reservations), PutState.DECLINED, np.uint8)
+            return declined, np.full(len(reservations), Reason.NO_OWNER, np.uint8)
         answer = self.core.commit(self._clock(), reservations, tags, epoch=epoch)
         states, reasons = answer.states.copy(), answer.reasons.copy()
         listed = np.flatnonzero(states == PutState.STAGED)
@@ -135,7 +139,10 @@ class OwnedShard:
         is_current = self.core.is_current(
             report.key, offset=report.offset, generation=report.generation, tag=report.tag
         )
-        if is_current and report.key not in self._suspects and len(self._suspects) < _SUSPECTS_MAX:
+        if not is_current or report.key in self._suspects or len(self._suspects) >= _SUSPECTS_MAX:
+            return
+        row = self.core.index.find(np.frombuffer(report.key, np.uint8).reshape(1, -1))
+        if int(self.core.index.lengths(row)[0]) == report.length:
             self._suspects.add(report.key)
             self._tasks.spawn(self._read_again(report))
 
@@ -144,26 +151,38 @@ class OwnedShard:
         if self.core.has_writes_due:
             self._commits_due.set()
 
-    async def close(self) -> None:
-        """Write what has been committed so far, then stop."""
+    async def close(self, *, within_s: float) -> bool:
+        """Write what has been committed so far, then stop; say whether every I/O has ended by *within_s*.
+
+        What has not goes on, and its memory stays mapped.
+        """
         self._closed.set()
         self._commits_due.set()
-        await self._tasks.finish()
-        self._pages.close()
+        has_ended = await self._tasks.finish(within_s=within_s)
+        if has_ended:
+            self._pages.close()
+        else:
+            self._pages.leak()
+        return has_ended
 
     async def _read_again(self, report: Damage) -> None:
+        try:
+            is_damaged = await self._is_damaged(report)
+        finally:
+            self._suspects.discard(report.key)
+        if is_damaged and self.core.drop(
+            report.key, offset=report.offset, generation=report.generation, tag=report.tag
+        ):
+            log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
+
+    async def _is_damaged(self, report: Damage) -> bool:
         memory = HugeMemory(rounded_up(report.length), prefault=False)
-        block = memory.view[: rounded_up(report.length)]
-        (is_read,) = await self._drive.submit_read([Run(self.record.offset + report.offset, (block,))])
-        if is_read and not matches(block[: report.length], report.seed, report.tag):
-            dropped = self.core.drop(
-                report.key, offset=report.offset, generation=report.generation, tag=report.tag
-            )
-            if dropped:
-                log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
-        self._suspects.discard(report.key)
-        block.release()
-        memory.close()
+        try:
+            block = memory.view[: rounded_up(report.length)]
+            (is_read,) = await self._drive.submit_read([Run(self.record.offset + report.offset, (block,))])
+            return is_read and not matches(block[: report.length], report.seed, report.tag)
+        finally:
+            memory.close()
 
     async def _write_summaries(self) -> None:
         while True:

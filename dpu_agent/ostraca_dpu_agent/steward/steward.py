@@ -94,12 +94,25 @@ class Steward:
             failed=frozenset(self._failed),
         )
 
-    async def close(self) -> None:
-        """Write what is committed, then give every claim back. The drives stay open."""
-        for shard, owned in list(self._owner.shards.items()):
-            await owned.close()
-            del self._owner.shards[shard]
-            await self._membership.release(shard, self._agent.id, self._agent.start)
+    async def close(self) -> bool:
+        """Write what is committed, then give every claim back. The drives stay open.
+
+        Says whether every I/O has ended within ``drain_s``. The claim of a shard whose writes have not is not
+        given back here: another owner must not think that they have.
+        """
+        closing = {shard: self._stop(shard) for shard in list(self._owner.shards)}
+        ends = await asyncio.gather(*closing.values())
+        for shard, has_ended in zip(closing, ends, strict=True):
+            if has_ended:
+                await self._membership.release(shard, self._agent.id, self._agent.start)
+        return all(ends)
+
+    async def _stop(self, shard: ShardId) -> bool:
+        """Answer for a shard no more, and let it end."""
+        has_ended = await self._owner.shards.pop(shard).close(within_s=self._settings.drain_s)
+        if not has_ended:
+            log.warning("%s stops shard %s with I/O under way that does not end", self._agent.id, shard)
+        return has_ended
 
     async def _apply(self, step: Step) -> None:
         match step:
@@ -108,7 +121,7 @@ class Steward:
             case Serve(shard):
                 await self._serve(shard)
             case Stop(shard_id):
-                await self._owner.shards.pop(shard_id).close()
+                await self._stop(shard_id)
             case _:
                 assert_never(step)
 

@@ -6,18 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.errors import ConnectError, ProtocolError
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
+from ostraca_fabric.wire.messages import (
+    Failed,
+    Release,
+    Reserved,
+    Resolved,
+    ShardExtents,
+    ShardRelease,
+    ShardReservations,
+)
 
 if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId
     from ostraca_fabric.wire.messages import Message, OwnerAnswer, OwnerNotice, OwnerRequest
+
+log = logging.getLogger(__name__)
 
 
 class AnswersOwners(Protocol):
@@ -59,19 +71,56 @@ class LoopbackOwners:
         answering = self._answering.spawn(_answered(service, _payload(numbered)))
         done, _ = await asyncio.wait([answering], timeout=max(0.0, request.deadline_s))
         if not done:
+            answering.add_done_callback(lambda late: self._give_back(agent, late))
             message = f"agent {agent} did not answer within {request.deadline_s:.3f} s"
             raise TimeoutError(message)
-        return cast("OwnerAnswer", TO_AGENT.decode(answering.result()))
+        return _decoded(answering)
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
         """Hand over what needs no answer."""
         service = self._services.get(agent)
-        if service is not None:
-            service.notice(cast("OwnerNotice", FROM_AGENT.decode(_payload(notice))))
+        if service is None:
+            return
+        payload = _payload(notice)
+        try:
+            service.notice(cast("OwnerNotice", FROM_AGENT.decode(payload)))
+        except Exception:
+            log.exception("A %s for agent %s failed", type(notice).__name__, agent)
+
+    def _give_back(self, agent: AgentId, late: asyncio.Task[bytes]) -> None:
+        """Release what an answer hands out that nobody waits for any more."""
+        releases = _handed_out(_decoded(late))
+        if releases:
+            self.tell(agent, Release(releases))
+
+
+def _decoded(answering: asyncio.Task[bytes]) -> OwnerAnswer:
+    return cast("OwnerAnswer", TO_AGENT.decode(answering.result()))
+
+
+def _handed_out(answer: OwnerAnswer) -> tuple[ShardRelease, ...]:
+    """Say what to release of an answer: pins, and reservations."""
+    if not isinstance(answer, Resolved | Reserved):
+        return ()
+    return tuple(release for part in answer.shards if (release := _of_shard(part)) is not None)
+
+
+def _of_shard(part: ShardExtents | ShardReservations) -> ShardRelease | None:
+    if isinstance(part, ShardExtents):
+        return ShardRelease(part.shard, (part.pin,)) if part.pin else None
+    return ShardRelease(part.shard, (), part.reservations) if part.reservations else None
 
 
 async def _answered(service: AnswersOwners, payload: bytes) -> bytes:
-    return _payload(await service.answer(cast("OwnerRequest", FROM_AGENT.decode(payload))))
+    """Serve a request as a connection does: what the service raises becomes ``Failed``."""
+    request = cast("OwnerRequest", FROM_AGENT.decode(payload))
+    try:
+        return _payload(await service.answer(request))
+    except ProtocolError as error:
+        return _payload(Failed(request.request, error.code, str(error)))
+    except Exception:
+        log.exception("A %s failed", type(request).__name__)
+        return _payload(Failed(request.request, "internal", "the owner failed; its log says why"))
 
 
 def _payload(message: Message) -> bytes:

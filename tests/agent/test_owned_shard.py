@@ -1,0 +1,323 @@
+"""An owned shard on a drive: group commit, failed summary writes, damage, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from tests.agent.assembly import (
+    BLOCK_BYTES,
+    SHARD,
+    Assembly,
+    assembled,
+    content_of,
+    get_states,
+    put_states,
+    reasons_of,
+    until,
+)
+from tests.agent.owned_shard import key, keys_of, rows16, tag_of
+
+from ostraca_dpu_agent.owner.core import Reservations
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.ids import AgentId, OwnerEpoch
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.wire.messages import (
+    Commit,
+    Committed,
+    Damage,
+    OwnerNotice,
+    Release,
+    Reserve,
+    Reserved,
+    Resolve,
+    Resolved,
+    ShardCommit,
+    ShardKeys,
+    ShardRelease,
+    ShardWants,
+)
+
+NO_TIMES = [float("nan"), float("inf"), float("-inf"), -1.0, 0.0]
+
+
+async def reserved(shard: OwnedShard, numbers: list[int], *, hold_s: float = 5.0) -> Reservations:
+    lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
+    return await shard.reserve(keys_of(numbers), lengths, hold_s=hold_s, within_s=2.0)
+
+
+async def committed(shard: OwnedShard, made: Reservations, numbers: list[int]) -> list[PutState]:
+    tags = rows16([tag_of(number) for number in numbers])
+    states, _ = await shard.commit(made.reservations, tags, epoch=shard.epoch)
+    return [PutState(state) for state in states]
+
+
+def found(fabric: Assembly, numbers: list[int]) -> list[bool]:
+    answer = fabric.shard.core.resolve(time.monotonic(), keys_of(numbers), pin_s=0)
+    return [bool(is_found) for is_found in answer.found]
+
+
+async def test_commits_of_many_share_one_summary_write() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = [await reserved(shard, [number]) for number in range(8)]
+        before = len(fabric.drive.writes)
+        ends = await asyncio.gather(*(committed(shard, each, [number]) for number, each in enumerate(made)))
+        assert ends == [[PutState.COMMITTED]] * 8
+        assert len(fabric.drive.writes) == before + 1
+        assert found(fabric, list(range(8))) == [True] * 8
+
+
+async def test_nothing_is_committed_before_its_summary_is_on_flash() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        fabric.drive.holds_writes = True
+        committing = asyncio.create_task(committed(shard, made, [1]))
+        await until(lambda: len(fabric.drive.held) == 1)
+        assert not committing.done()
+        assert found(fabric, [1]) == [False]
+        fabric.drive.let_go()
+        assert await committing == [PutState.COMMITTED]
+        assert found(fabric, [1]) == [True]
+
+
+async def test_a_summary_that_could_not_be_written_declines_its_blocks_and_the_next_segment_goes_on() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        geometry = fabric.shard.core.geometry
+        ring = fabric.shard.core.ring
+        assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
+        assert ring.current is not None
+        fabric.drive.fail_writes(geometry.summary_offset(ring.current.number), geometry.summary_bytes)
+        done = await fabric.put(worker, [2, 3])
+        assert reasons_of(done) == [Reason.DRIVE_ERROR] * 2
+        assert put_states(done) == [PutState.DECLINED] * 2
+        assert fabric.shard.is_failing
+        assert put_states(await fabric.put(worker, [2, 3])) == [PutState.COMMITTED] * 2
+        assert get_states(await fabric.get(worker, [1, 2, 3])) == [BlockState.HIT] * 3
+        await fabric.at_rest()
+
+
+async def test_a_put_waits_for_a_segment_that_is_being_opened() -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        shard = fabric.shard
+        ring = shard.core.ring
+        per_segment = shard.core.geometry.data_bytes // (15 * 4096)
+        filling = await reserved(shard, list(range(2 * per_segment)))
+        assert (filling.states == PutState.STAGED).sum() >= per_segment
+        if ring.opening is None:
+            fabric.drive.let_go()
+            pytest.fail("the shard should be opening its next segment")
+        begun_s = time.monotonic()
+        lengths = np.full(1, BLOCK_BYTES, np.uint32)
+        late = await shard.reserve(keys_of([7777]), lengths, hold_s=5.0, within_s=0.05)
+        assert list(late.reasons) == [Reason.NO_SPACE]
+        assert time.monotonic() - begun_s < 0.15
+        waiting = asyncio.create_task(reserved(shard, [8888]))
+        await asyncio.sleep(0)
+        fabric.drive.let_go()
+        assert list((await waiting).states) == [PutState.STAGED]
+
+
+async def test_a_put_that_waits_in_vain_gives_back_what_it_had() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        count = 3 * (fabric.shard.core.geometry.data_bytes // (15 * 4096))
+        begun_s = time.monotonic()
+        await fabric.put(worker, range(count), deadline_s=0.1)
+        assert time.monotonic() - begun_s < 0.2
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def damaged(fabric: Assembly, number: int, **changed: object) -> Damage:
+    """Put a block and return the report that says its bytes are damaged."""
+    worker = fabric.worker()
+    message = fabric.put_message(worker, [number])
+    assert put_states(await fabric.mover.put(worker, fabric.volume, message)) == [PutState.COMMITTED]
+    reports: list[Damage] = []
+    tell = fabric.owners.tell
+
+    def tell_apart(agent: AgentId, notice: OwnerNotice) -> None:
+        if isinstance(notice, Damage):
+            reports.append(notice)
+        else:
+            tell(agent, notice)
+
+    fabric.owners.tell = tell_apart  # type: ignore[method-assign]
+    at = fabric.drive.bytes.find(content_of(number)[:64])
+    fabric.drive.flip_bit(at)
+    await fabric.get(fabric.worker(), [number])
+    fabric.drive.flip_bit(at)
+    fabric.owners.tell = tell  # type: ignore[method-assign]
+    (report,) = reports
+    fields = {name: getattr(report, name) for name in report.__struct_fields__} | changed
+    return Damage(**fields)
+
+
+async def test_a_block_that_reads_well_the_second_time_stays() -> None:
+    async with assembled() as fabric:
+        report = await damaged(fabric, 1)
+        fabric.service.notice(report)
+        await until(lambda: not fabric.shard._suspects)
+        assert fabric.shard.core.counts().blocks_dropped == 0
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+
+
+@pytest.mark.parametrize("length", [0, -1, 4096, BLOCK_BYTES - 1, 1 << 45])
+async def test_a_damage_report_with_another_length_is_ignored(length: int) -> None:
+    async with assembled() as fabric:
+        report = await damaged(fabric, 1, length=length)
+        fabric.service.notice(report)
+        assert fabric.shard._suspects == set()
+        assert await fabric.shard._tasks.finish(within_s=0.05) is False, "only the shard's own loops run"
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+
+
+async def test_a_damage_report_whose_read_fails_changes_nothing() -> None:
+    async with assembled() as fabric:
+        report = await damaged(fabric, 1)
+        fabric.drive.fail_reads(0, fabric.drive.size_bytes)
+        fabric.service.notice(report)
+        await until(lambda: not fabric.shard._suspects)
+        fabric.drive.mend()
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+
+
+@pytest.mark.parametrize("hold_s", NO_TIMES)
+async def test_a_hold_that_is_no_time_harms_no_other_reservation(hold_s: float) -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        lengths = np.full(1, BLOCK_BYTES, np.uint32).tobytes()
+        wants = (ShardWants(SHARD, key(1), lengths),)
+        await fabric.service.answer(Reserve(1, 1.0, hold_s, wants))
+        await reserved(shard, [2], hold_s=0.01)
+        shard.core.expire(time.monotonic() + 1000)
+        assert shard.core.counts().reservations == 0
+
+
+@pytest.mark.parametrize("deadline_s", NO_TIMES)
+@pytest.mark.parametrize("pin_s", NO_TIMES)
+async def test_owners_take_any_times(deadline_s: float, pin_s: float) -> None:
+    async with assembled() as fabric:
+        answer = await fabric.service.answer(Resolve(1, deadline_s, pin_s, (ShardKeys(SHARD, key(1)),)))
+        assert isinstance(answer, Resolved)
+        fabric.drive.holds_writes = True
+        count = 4 * (fabric.shard.core.geometry.data_bytes // (15 * 4096))
+        lengths = np.full(count, BLOCK_BYTES, np.uint32).tobytes()
+        wants = (ShardWants(SHARD, keys_of(list(range(count))).tobytes(), lengths),)
+        if deadline_s != float("inf"):
+            made = await fabric.service.answer(Reserve(1, deadline_s, 1.0, wants))
+            assert isinstance(made, Reserved)
+
+
+async def test_a_commit_that_names_a_reservation_twice_is_refused_and_the_shard_goes_on() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        number = made.reservations.tobytes()
+        twice = (ShardCommit(SHARD, shard.epoch, 2 * number, 2 * tag_of(1)),)
+        with pytest.raises(MalformedError):
+            await fabric.service.answer(Commit(1, 1.0, twice))
+        shard.core.check()
+        assert await committed(shard, made, [1]) == [PutState.COMMITTED]
+
+
+async def test_a_release_that_names_a_reservation_twice_ends_it_once() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1, 2])
+        number = made.reservations[:1].tobytes()
+        fabric.service.notice(Release((ShardRelease(SHARD, (7, 7), 2 * number),)))
+        shard.core.check()
+        assert shard.core.counts().reservations == 1
+
+
+async def test_a_request_that_is_malformed_in_part_does_nothing_in_the_other_parts() -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        good = ShardWants(SHARD, key(1), np.full(1, BLOCK_BYTES, np.uint32).tobytes())
+        with pytest.raises(MalformedError):
+            await fabric.service.answer(Reserve(1, 1.0, 1.0, (good, ShardWants(SHARD, key(2)[:7], b""))))
+        assert fabric.shard.core.counts().reservations == 0
+        for keys in (key(1) + b"x", key(1)[:15]):
+            with pytest.raises(MalformedError):
+                await fabric.service.answer(Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, keys),)))
+        with pytest.raises(MalformedError):
+            await fabric.service.answer(Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b""),)))
+
+
+async def test_owners_answer_for_no_keys_with_nothing() -> None:
+    async with assembled() as fabric:
+        service = fabric.service
+        resolved = await service.answer(Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, b""),)))
+        made = await service.answer(Reserve(1, 1.0, 1.0, (ShardWants(SHARD, b"", b""),)))
+        listed = await service.answer(Commit(1, 1.0, (ShardCommit(SHARD, 1, b"", b""),)))
+        assert isinstance(resolved, Resolved)
+        assert isinstance(made, Reserved)
+        assert isinstance(listed, Committed)
+        assert (resolved.shards[0].found, made.shards[0].states, listed.shards[0].states) == (b"", b"", b"")
+        service.notice(Release((ShardRelease(SHARD, (), b""),)))
+
+
+async def test_a_shard_that_ends_answers_every_commit_that_waits() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1, 2])
+        tags = rows16([tag_of(1)])
+        first = asyncio.create_task(shard.commit(made.reservations[:1], tags, epoch=shard.epoch))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(shard.close(within_s=2.0))
+        await asyncio.sleep(0)
+        late = await asyncio.wait_for(shard.commit(made.reservations[1:], tags, epoch=shard.epoch), 1)
+        assert list((await first)[0]) == [PutState.COMMITTED]
+        assert (list(late[0]), list(late[1])) == ([PutState.DECLINED], [Reason.NO_OWNER])
+        assert await closing
+        del fabric.service.shards[SHARD]
+
+
+async def test_a_shard_whose_drive_hangs_ends_all_the_same_and_keeps_its_pages() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        fabric.drive.holds_writes = True
+        committing = asyncio.create_task(committed(shard, made, [1]))
+        await until(lambda: len(fabric.drive.held) == 1)
+        begun_s = time.monotonic()
+        assert not await shard.close(within_s=0.1)
+        assert time.monotonic() - begun_s < 0.3
+        fabric.drive.let_go()
+        assert await committing == [PutState.COMMITTED]
+        del fabric.service.shards[SHARD]
+
+
+async def test_an_agent_whose_drive_hangs_stops_all_the_same_and_says_so() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        await fabric.put(worker, [1], deadline_s=0.05)
+        begun_s = time.monotonic()
+        assert not await fabric.agent.stop()
+        assert time.monotonic() - begun_s < 5
+        fabric.drive.let_go()
+        assert await fabric.mover.tasks.finish(within_s=2)
+
+
+async def test_a_commit_under_another_epoch_is_declined() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        states, reasons = await shard.commit(
+            made.reservations, rows16([tag_of(1)]), epoch=OwnerEpoch(shard.epoch - 1)
+        )
+        assert (list(states), list(reasons)) == ([PutState.DECLINED], [Reason.EXPIRED])
