@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import LayoutMismatchError, UnknownVolumeError
+from ostraca_fabric.errors import LayoutMismatchError, MembershipError, RefusedError, UnknownVolumeError
 from ostraca_fabric.ids import checked_name
 from ostraca_fabric.keys import placement_secret, volume_secret
 from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
@@ -39,23 +39,31 @@ class Volumes:
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
 
-        Raises UsageError for a bad name or size, UnknownVolumeError, and LayoutMismatchError when the volume
-        exists with another layout or largest block.
+        Raises UsageError for a bad name or size, UnknownVolumeError, LayoutMismatchError when the volume
+        exists with another layout or largest block, and RefusedError when the membership store fails.
         """
         name = checked_name("volume", request.name)
         wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
-        found = await self._membership.volume(tenant, name)
-        if found is None:
-            if not request.create:
-                message = (
-                    f"there is no volume {name!r} of tenant {tenant!r}: open it with create=True to make it"
-                )
-                raise UnknownVolumeError("unknown_volume", message)
-            found = await self._membership.create_volume(wanted)
+        try:
+            found = await self._found(wanted, create=request.create)
+        except MembershipError as error:
+            raise RefusedError("membership", f"volume {name!r} can't be opened now: {error}") from error
         _check_same(wanted, found)
         identity = VolumeIdentity(tenant, name, found.layout.digest())
         secret = volume_secret(self._fabric_key, tenant=tenant, name=name, incarnation=found.incarnation)
         return ServedVolume(found, identity, secret, placement_secret(secret))
+
+    async def _found(self, wanted: VolumeRecord, *, create: bool) -> VolumeRecord:
+        found = await self._membership.volume(wanted.tenant, wanted.name)
+        if found is not None:
+            return found
+        if create:
+            return await self._membership.create_volume(wanted)
+        message = (
+            f"there is no volume {wanted.name!r} of tenant {wanted.tenant!r}: open it with create=True to "
+            "make it"
+        )
+        raise UnknownVolumeError("unknown_volume", message)
 
 
 def _check_same(wanted: VolumeRecord, found: VolumeRecord) -> None:

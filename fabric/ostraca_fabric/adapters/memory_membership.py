@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import Claim, FabricMap
 from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
 
@@ -30,13 +31,17 @@ class MemoryMembership:
         *,
         volumes: Iterable[VolumeRecord] = (),
         keep: Callable[[tuple[VolumeRecord, ...]], None] | None = None,
+        volumes_max: int = 4096,
     ) -> None:
         """Begin empty but for *volumes*; *keep* stores all volume records whenever one is added, and may
         raise.
+
+        Beyond *volumes_max* none is added: each costs memory for good, and all are stored with each new one.
         """
         self._map = FabricMap(fabric, revision=1, placement_epoch=PlacementEpoch(1))
         self._volumes = {(record.tenant, record.name): record for record in volumes}
         self._keep = keep
+        self._volumes_max = volumes_max
         self._epochs: dict[ShardId, OwnerEpoch] = {}
         self._changed = asyncio.Event()
 
@@ -110,6 +115,11 @@ class MemoryMembership:
         """Store the record unless the volume exists; return what is stored."""
         at = (record.tenant, record.name)
         if at not in self._volumes:
+            if len(self._volumes) >= self._volumes_max:
+                message = (
+                    f"the fabric has {self._volumes_max} volumes, which is the most it keeps: use one of them"
+                )
+                raise MembershipError(message)
             after = {**self._volumes, at: record}
             if self._keep is not None:
                 self._keep(tuple(after.values()))
