@@ -59,9 +59,9 @@ class FabricState:
         self._path = directory / "fabric.json"
         self._lock = _locked(directory)
         try:
-            self._stored = self._read(shape)
+            stored = self._read(shape)
             self.key = _key(directory / "fabric.key", is_new=not self._path.exists())
-            self._write()
+            self._stored = self._written(stored)
         except BaseException:
             self.close()
             raise
@@ -78,8 +78,7 @@ class FabricState:
 
     def keep_volumes(self, volumes: tuple[VolumeRecord, ...]) -> None:
         """Store the volumes; raises MembershipError when the directory can't be written."""
-        self._stored = msgspec.structs.replace(self._stored, volumes=volumes)
-        self._write()
+        self._stored = self._written(msgspec.structs.replace(self._stored, volumes=volumes))
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -107,17 +106,19 @@ class FabricState:
             )
         return stored
 
-    def _write(self) -> None:
+    def _written(self, stored: _Stored) -> _Stored:
+        """Store it whole or not at all, and return it."""
         partial = self._path.with_suffix(".partial")
         try:
             with partial.open("wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(self._stored)))
+                file.write(msgspec.json.format(msgspec.json.encode(stored)))
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)
         except OSError as error:
             message = f"{self._path} can't be written: {error}"
             raise MembershipError(message) from error
+        return stored
 
 
 def _locked(directory: Path) -> IO[bytes]:
