@@ -64,7 +64,10 @@ class Steward:
                 if change.done():
                     on_map(change.result())
                     change = asyncio.ensure_future(anext(changes))
-                await self.turn()
+                try:
+                    await self.turn()
+                except OstracaError as error:
+                    log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
         finally:
             change.cancel()
             with contextlib.suppress(asyncio.CancelledError):

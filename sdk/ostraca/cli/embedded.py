@@ -124,8 +124,9 @@ class EmbeddedFabric:
         for agent in self._agents:
             has_ended &= await agent.stop()
         self._agents.clear()
-        for drive in self._drives.values():
-            drive.close()
+        if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
+            for drive in self._drives.values():
+                drive.close()
         self._drives.clear()
         for transport in self._transports.values():
             await transport.close()
