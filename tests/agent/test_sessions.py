@@ -254,3 +254,12 @@ async def test_a_worker_that_vanishes_in_mid_put_leaves_nothing_held(tmp_path: P
         await other.wait_closed()
         assert isinstance(await wire.ask(LOOKUP), LookupDone)
         await wire.fabric.at_rest()
+
+
+async def test_volumes_beyond_the_most_are_refused(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        wire.fabric.membership._volumes_max = 2
+        opened = OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True)
+        assert isinstance(await wire.ask(opened, name="w"), VolumeOpened)
+        assert await wire.refused(opened, name="x") == "membership"
+        assert isinstance(await wire.ask(opened, name="w"), VolumeOpened)

@@ -1,0 +1,108 @@
+"""Owners of the same process behave as owners elsewhere would."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.agent.assembly import SHARD
+
+from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.ids import AgentId
+from ostraca_fabric.wire.messages import (
+    Commit,
+    Committed,
+    Damage,
+    Failed,
+    OwnerAnswer,
+    OwnerNotice,
+    OwnerRequest,
+    Release,
+    Reserve,
+    Reserved,
+    Resolve,
+    Resolved,
+    ShardExtents,
+    ShardRelease,
+    ShardReservations,
+)
+
+OWNER = AgentId("owner")
+
+
+class Scripted:
+    """An owner that answers when it is told to, and takes notices as it is told to."""
+
+    def __init__(self, answer: OwnerAnswer | Exception) -> None:
+        self._answer = answer
+        self.may_answer = asyncio.Event()
+        self.heard: list[OwnerNotice] = []
+
+    async def answer(self, request: OwnerRequest) -> OwnerAnswer:
+        await self.may_answer.wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def notice(self, notice: OwnerNotice) -> None:
+        self.heard.append(notice)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+
+
+def registered(answer: OwnerAnswer | Exception) -> tuple[LoopbackOwners, Scripted]:
+    owners, owner = LoopbackOwners(), Scripted(answer)
+    owners.register(OWNER, owner)
+    return owners, owner
+
+
+async def test_an_agent_that_is_not_there_cannot_be_reached() -> None:
+    owners, _ = registered(Committed(1, ()))
+    owners.unregister(OWNER)
+    with pytest.raises(ConnectError):
+        await owners.ask(OWNER, Commit(0, 1.0, ()))
+    owners.tell(OWNER, Release(()))
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "released"),
+    [
+        (
+            Resolve(0, 0.01, 1.0, ()),
+            Resolved(1, (ShardExtents(SHARD, is_owner=True, owner_epoch=1, pin=7),)),
+            ShardRelease(SHARD, (7,)),
+        ),
+        (
+            Reserve(0, 0.01, 1.0, ()),
+            Reserved(1, (ShardReservations(SHARD, is_owner=True, owner_epoch=1, reservations=bytes(8)),)),
+            ShardRelease(SHARD, (), bytes(8)),
+        ),
+    ],
+)
+async def test_what_an_answer_hands_out_too_late_is_given_back(
+    request_: OwnerRequest, answer: OwnerAnswer, released: ShardRelease
+) -> None:
+    owners, owner = registered(answer)
+    with pytest.raises(TimeoutError):
+        await owners.ask(OWNER, request_)
+    assert owner.heard == []
+    owner.may_answer.set()
+    assert await owners._answering.finish(within_s=1)
+    await asyncio.sleep(0)
+    assert owner.heard == [Release((released,))]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(MalformedError("no column"), "malformed"), (KeyError("a bug"), "internal")]
+)
+async def test_what_an_owner_raises_is_an_answer_and_not_the_askers_trouble(
+    error: Exception, code: str
+) -> None:
+    owners, owner = registered(error)
+    owner.may_answer.set()
+    answer = await owners.ask(OWNER, Commit(0, 1.0, ()))
+    assert isinstance(answer, Failed)
+    assert answer.code == code
+    owners.tell(OWNER, Damage(SHARD, bytes(16), 0, 1, 1, bytes(16), 0))
+    assert len(owner.heard) == 1

@@ -1,0 +1,36 @@
+"""A steward's turns on a running agent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.agent.assembly import ENCLOSURE, SETTINGS, SHARD, assembled, put_states, until
+
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
+from ostraca_fabric.outcome import PutState
+
+
+async def test_a_claim_that_is_lost_ends_service_and_a_store_that_fails_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = 0
+
+    async def fails(*_asked: object, **_more: object) -> OwnerEpoch | None:
+        nonlocal failures
+        failures += 1
+        raise MembershipError("nobody answers")
+
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        first, shard = fabric.shard.epoch, ShardId(SHARD)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "claim", fails)
+            await fabric.membership.release(shard, AgentId("agent-0"), StartId(fabric.agent.start_id))
+            await until(lambda: failures > 1)
+            assert fabric.service.shards == {}
+        await until(lambda: fabric.mover.routes().map.owner(shard) is not None)
+        assert fabric.shard.epoch > first
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        assert ENCLOSURE in fabric.membership.map.enclosures

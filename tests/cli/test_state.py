@@ -1,0 +1,58 @@
+"""What `ostraca up` keeps in its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostraca.cli.state import FabricShape, FabricState
+from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.layout import Layout
+from ostraca_fabric.volume import VolumeRecord
+
+SHAPE = FabricShape(enclosures=1, drives=2, drive_bytes=1 << 30)
+VOLUME = VolumeRecord(TenantId("t"), "v", Layout(model="m", dtype="bf16", page_tokens=16), 4096)
+
+
+def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
+    first = FabricState(tmp_path, SHAPE)
+    first.keep_volumes((VOLUME,))
+    first.close()
+    again = FabricState(tmp_path, SHAPE)
+    assert (again.fabric, again.key, again.volumes) == (first.fabric, first.key, (VOLUME,))
+    again.close()
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    first = FabricState(tmp_path, SHAPE)
+    with pytest.raises(MembershipError, match="another process"):
+        FabricState(tmp_path, SHAPE)
+    first.close()
+
+
+def test_volumes_that_could_not_be_written_are_not_believed(tmp_path: Path) -> None:
+    state = FabricState(tmp_path, SHAPE)
+    (tmp_path / "fabric.partial").mkdir()
+    with pytest.raises(MembershipError):
+        state.keep_volumes((VOLUME,))
+    assert state.volumes == ()
+    state.close()
+
+
+def test_another_shape_and_a_damaged_record_are_refused(tmp_path: Path) -> None:
+    FabricState(tmp_path, SHAPE).close()
+    with pytest.raises(FormatError, match="2 drives"):
+        FabricState(tmp_path, FabricShape(1, 3, 1 << 30))
+    (tmp_path / "fabric.json").write_bytes(b"{}")
+    with pytest.raises(FormatError, match="damaged"):
+        FabricState(tmp_path, SHAPE)
+
+
+def test_a_lost_key_is_said_to_be_lost_and_not_made_anew(tmp_path: Path) -> None:
+    FabricState(tmp_path, SHAPE).close()
+    (tmp_path / "fabric.key").unlink()
+    with pytest.raises(FormatError, match="key"):
+        FabricState(tmp_path, SHAPE)
+    assert not (tmp_path / "fabric.key").exists()
