@@ -91,9 +91,8 @@ def test_an_agent_killed_in_mid_put_loses_no_committed_block(host: FabricProcess
     with connect(host, transport) as client:
         volume = volume_of(client)
         killer = threading.Timer(0.05, host.kill)
-        killer.start()
         turn = 0
-        while killer.is_alive():
+        while turn == 0 or killer.is_alive():
             begun_s = time.monotonic()
             result = volume.put(
                 volume.chain(hashes(8, turn)), source=content(8, turn), deadline_s=2.0, ack=Ack.COMMITTED
@@ -101,6 +100,8 @@ def test_an_agent_killed_in_mid_put_loses_no_committed_block(host: FabricProcess
             assert time.monotonic() - begun_s < 2.0 + LATE_S
             committed[turn] = {n for n, state in enumerate(result.states) if state == PutState.COMMITTED}
             turn += 1
+            if turn == 1:
+                killer.start()
         killer.join()
     assert any(committed.values()), "some puts ended before the kill"
     host.start()
