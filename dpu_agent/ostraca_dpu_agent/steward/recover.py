@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import DriveError, FormatError
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.drive import Drive
 
 
+log = logging.getLogger(__name__)
+
+_RUNS_AT_ONCE = 256
+
+
 async def read_shard(
     drive: Drive, record: ShardRecord, fabric: FabricId
 ) -> tuple[Superblock, RecoveredShard]:
     """Return what lies on flash. Reads superblock and summaries only.
 
-    Raises DriveError when the superblock can't be read, and FormatError when what it says is not this shard
-    of this fabric.
+    A segment whose summary area can't be read is taken for one that was never written: its blocks are lost.
+    Raises DriveError when the superblock or no summary area at all can be read, and FormatError when what the
+    superblock says is not this shard of this fabric.
     """
     superblock = await _superblock(drive, record, fabric)
     geometry = superblock.geometry
@@ -40,11 +47,27 @@ async def read_shard(
         runs = [
             Run(record.offset + geometry.summary_offset(number), (area,)) for number, area in enumerate(areas)
         ]
-        good = await drive.submit_read(runs)
+        good = await _read(drive, runs)
+        if not any(good):
+            message = f"the summaries of shard {record.id} can't be read from {drive.id}"
+            raise DriveError(message)
+        if not all(good):
+            lost = good.count(False)
+            log.warning("%d of %d summaries of shard %s can't be read", lost, len(good), record.id)
         readable = [area if is_read else None for area, is_read in zip(areas, good, strict=True)]
         return superblock, await asyncio.to_thread(recover, superblock, readable)
     finally:
         memory.close()
+
+
+async def _read(drive: Drive, runs: list[Run]) -> list[bool]:
+    """Read some runs at a time, far fewer than a drive's queue holds; then those that failed once more."""
+    good: list[bool] = []
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        good += await drive.submit_read(runs[first : first + _RUNS_AT_ONCE])
+    for number in [number for number, is_read in enumerate(good) if not is_read]:
+        (good[number],) = await drive.submit_read([runs[number]])
+    return good
 
 
 async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:

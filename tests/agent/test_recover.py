@@ -1,0 +1,71 @@
+"""Reading a shard's summaries back from its drive."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from tests.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, HeldDrive
+from tests.agent.owned_shard import keys_of, rows16, tag_of
+
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.steward.recover import read_shard
+from ostraca_fabric.errors import DriveError, FormatError
+from ostraca_fabric.fabric_map import ShardRecord
+from ostraca_fabric.ids import FabricId, OwnerEpoch
+from ostraca_fabric.outcome import PutState
+
+RECORD = ShardRecord(SHARD, DRIVE, 0, 0, weight=1)
+
+
+async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
+    """Commit blocks to the drive's shard."""
+    superblock, recovered = await read_shard(drive, RECORD, FABRIC)
+    epoch = OwnerEpoch(recovered.highest_epoch + 1)
+    shard = OwnedShard(
+        RECORD, drive, superblock, recovered, epoch=epoch, settings=SETTINGS.owner, clock=time.monotonic
+    )
+    lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
+    made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)
+    tags = rows16([tag_of(number) for number in numbers])
+    states, _ = await shard.commit(made.reservations, tags, epoch=epoch)
+    assert list(states) == [PutState.COMMITTED] * len(numbers)
+    assert await shard.close(within_s=5)
+
+
+async def test_a_shard_of_more_segments_than_a_drive_takes_reads_at_once_is_found_whole() -> None:
+    drive = HeldDrive(segments=40)
+    await with_blocks(drive, [1, 2, 3])
+    drive._runs_queued_max = 4
+    _, recovered = await read_shard(drive, RECORD, FABRIC)
+    assert sum(len(segment.entries) for segment in recovered.segments) == 3
+
+
+async def test_a_shard_whose_summaries_cannot_be_read_is_not_taken_for_an_empty_one() -> None:
+    drive = HeldDrive()
+    await with_blocks(drive, [1])
+    superblock, _ = await read_shard(drive, RECORD, FABRIC)
+    drive.fail_reads(superblock.geometry.summary_offset(0), drive.size_bytes)
+    with pytest.raises(DriveError, match="summaries"):
+        await read_shard(drive, RECORD, FABRIC)
+
+
+async def test_a_summary_that_cannot_be_read_costs_its_segment_alone() -> None:
+    drive = HeldDrive()
+    await with_blocks(drive, [1, 2])
+    superblock, before = await read_shard(drive, RECORD, FABRIC)
+    used = {segment.number for segment in before.segments}
+    unused = next(number for number in range(superblock.geometry.segments) if number not in used)
+    drive.fail_reads(superblock.geometry.summary_offset(unused), 4096)
+    _, recovered = await read_shard(drive, RECORD, FABRIC)
+    assert sum(len(segment.entries) for segment in recovered.segments) == 2
+
+
+async def test_a_superblock_of_another_fabric_or_none_is_refused() -> None:
+    drive = HeldDrive()
+    with pytest.raises(FormatError, match="attach the right drive"):
+        await read_shard(drive, RECORD, FabricId(bytes([1]) * 16))
+    drive.fail_reads(0, 4096)
+    with pytest.raises(DriveError, match="superblock"):
+        await read_shard(drive, RECORD, FABRIC)
