@@ -154,10 +154,13 @@ class Batch:
 
     def _take_one(self) -> None:
         """Take one event, or find that time has run out."""
+        step_s = self._session.progress_s
+        left_s = max(0.0, self._until_s - time.monotonic())
         try:
-            request, event = self._mail.get(timeout=max(0.0, self._until_s - time.monotonic()))
+            request, event = self._mail.get(timeout=left_s if step_s is None else min(step_s, left_s))
         except Empty:
-            pass
+            if step_s is not None:
+                self._session.progress()
         else:
             self._on(request, event)
         if time.monotonic() >= self._until_s:

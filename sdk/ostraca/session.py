@@ -129,10 +129,20 @@ class Session:
                 return
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
-            must_wake = self._end.needs_progress and len(self._mailboxes) == 1
         self._pump.send([encode(message)])
-        if must_wake:
-            self._pump.wake()
+
+    @property
+    def progress_s(self) -> float | None:
+        """How often whoever waits for a request's first message must call ``progress``; None for never.
+
+        The pump sleeps until something comes from the agent, and takes part from then on: waking it for each
+        request would cost more than a small request takes.
+        """
+        return self._settings.progress_s if self._end.needs_progress else None
+
+    def progress(self) -> None:
+        """Let the transport make progress."""
+        self._end.progress()
 
     def cancel(self, request: int) -> None:
         """Tell the agent that nobody waits for a request's answer."""
@@ -145,7 +155,10 @@ class Session:
         with self._arena.changed:
             self._mailboxes.pop(request, None)
             self._arena.ledger.left(request)
+            is_due = self._arena.ledger.is_due
             self._arena.changed.notify_all()
+        if is_due and self._end.needs_progress:
+            self._pump.wake()
 
     def forget(self, request: int) -> None:
         """The caller waits for this request no longer, but looks at its slots until ``leave``."""
