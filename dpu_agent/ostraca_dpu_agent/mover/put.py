@@ -9,35 +9,22 @@ tag: bytes that don't match the SDK's are not stored.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
 from ostraca_dpu_agent.mover.runs import joined
+from ostraca_dpu_agent.mover.space import Space
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
-from ostraca_fabric.errors import ConnectError, MalformedError, UsageError
+from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
 from ostraca_fabric.tags import matches
 from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.messages import (
-    Commit,
-    Committed,
-    PutDone,
-    Release,
-    Reserve,
-    Reserved,
-    Settled,
-    ShardCommit,
-    ShardRelease,
-    ShardWants,
-)
+from ostraca_fabric.wire.messages import PutDone, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,27 +33,9 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.mover.request import Worker
-    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
     from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.ports.drive import Run
-    from ostraca_fabric.wire.messages import Put, ShardReservations
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A shard that takes some of a put's blocks."""
-
-    owner: AgentId
-    shard: ShardId
-    drive: DriveId
-    base: int
-    """The shard's first byte on the drive."""
-
-    owner_epoch: int
+    from ostraca_fabric.wire.messages import Put
 
 
 class PutRun:
@@ -97,11 +66,7 @@ class PutRun:
         self._states = np.full(count, PutState.LATE, np.uint8)
         self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
         self._is_moving = np.zeros(count, np.bool_)
-        self._targets: list[Target] = []
-        self._target = np.full(count, -1, np.intp)
-        self._reservations = np.zeros(count, np.uint64)
-        self._offsets = np.zeros(count, np.uint64)
-        self._reserved_until_s = 0.0
+        self._space = Space(mover.owners, self._blocks, self._end, clock=mover.clock, hold_s=mover.hold_s)
         self._moving: set[Lease] = set()
         self._waiting: deque[NDArray[np.intp]] = deque()
         self._unchecked = 0
@@ -121,7 +86,7 @@ class PutRun:
             if bringing.done():
                 bringing.result()
             while self._waiting:
-                self._release(self._waiting.popleft())
+                self._space.release(self._waiting.popleft())
             unsettled = np.flatnonzero(self._is_moving)
             must_settle = len(unsettled) > 0
             for lease in self._moving:
@@ -172,51 +137,11 @@ class PutRun:
         mover, within_s = self._mover, self._clocked.left_s
         if within_s <= 0:
             return np.zeros(0, np.intp)
-        self._reserved_until_s = mover.clock() + mover.hold_s
-        routes = mover.routes()
-        parts, unowned = routes.by_owner(self._volume.placement_secret, self._blocks.spans)
-        self._end(unowned, PutState.DECLINED, Reason.NO_OWNER)
-        asked = [self._ask(routes, owner, shards, within_s) for owner, shards in parts.items()]
-        await asyncio.gather(*asked)
-        answered = np.flatnonzero(self._target < 0)
+        await self._space.reserve(mover.routes(), self._volume.placement_secret, within_s=within_s)
+        is_reserved = self._space.is_reserved
+        answered = np.flatnonzero(~is_reserved)
         mover.counters.count_put(self._states[answered], self._blocks.lengths[answered])
-        return np.flatnonzero(self._target >= 0)
-
-    async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
-        keys, lengths = self._blocks.keys, self._blocks.lengths
-        wants = tuple(
-            ShardWants(part.shard, keys[part.positions].tobytes(), lengths[part.positions].tobytes())
-            for part in parts
-        )
-        try:
-            answer = await self._mover.owners.ask(owner, Reserve(0, within_s, self._mover.hold_s, wants))
-        except (TimeoutError, ConnectError):
-            answer = None
-        given = answer.shards if isinstance(answer, Reserved) else ()
-        for number, part in enumerate(parts):
-            try:
-                is_owner = number < len(given) and given[number].is_owner
-                if is_owner:
-                    self._take(routes, owner, part, given[number])
-            except MalformedError:
-                log.exception("Owner %s gave a reservation that does not fit its request", owner)
-                is_owner = False
-            if not is_owner:
-                self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
-
-    def _take(self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations) -> None:
-        drive, base = routes.place(part.shard)
-        count = len(part.positions)
-        states, reasons = columns.u8(given.states, count), columns.u8(given.reasons, count)
-        numbers, offsets = columns.u64(given.reservations, count), columns.u64(given.offsets, count)
-        self._targets.append(Target(owner, part.shard, drive, base, given.owner_epoch))
-        self._reservations[part.positions] = numbers
-        self._offsets[part.positions] = offsets
-        is_reserved = states == PutState.STAGED
-        self._target[part.positions[is_reserved]] = len(self._targets) - 1
-        answered = ~is_reserved
-        self._states[part.positions[answered]] = states[answered]
-        self._reasons[part.positions[answered]] = reasons[answered]
+        return np.flatnonzero(is_reserved)
 
     async def _lane(self) -> None:
         while self._waiting:
@@ -255,7 +180,7 @@ class PutRun:
             self._mover.staging.release(lease)
         elif lease is not NoRoom.DEADLINE:
             self._end(positions, PutState.DECLINED, NO_ROOM_REASONS[lease])
-        self._release(positions)
+        self._space.release(positions)
         return None
 
     async def _carry(
@@ -267,12 +192,12 @@ class PutRun:
         keep = keeper(self._blocks, self._tags, positions, lease, kept)
         try:
             good = await self._fetch(positions, lease)
-            self._release(positions[~good])
+            self._space.release(positions[~good])
             if not good.any():
                 return
             is_checked.set_result(None)
             rows = np.flatnonzero(good)
-            if mover.clock() >= self._reserved_until_s:
+            if self._space.has_run_out:
                 self._end(positions[rows], PutState.DECLINED, Reason.EXPIRED)
                 return
             written = await self._write(positions, rows, lease)
@@ -335,15 +260,12 @@ class PutRun:
         writes: list[asyncio.Future[list[bool]]] = []
         members = []
         try:
-            for target in np.unique(self._target[positions[rows]]).tolist():
-                drive = self._mover.drives.get(self._targets[target].drive)
-                if drive is None:
-                    continue
-                chosen = np.flatnonzero(self._target[positions[rows]] == target)
-                order = chosen[np.argsort(self._offsets[positions[rows[chosen]]])]
-                runs, covered = self._runs(positions, rows, order.tolist(), lease)
-                writes.append(drive.submit_write(runs))
-                members.append(covered)
+            for target, chosen in self._space.by_target(positions[rows]):
+                drive = self._mover.drives.get(target.drive)
+                if drive is not None:
+                    runs, covered = self._runs(positions, rows, chosen.tolist(), lease)
+                    writes.append(drive.submit_write(runs))
+                    members.append(covered)
         finally:  # whatever went wrong: the lease must outlive every write that was begun
             all_ends = await asyncio.gather(*writes)
         for ends, covered in zip(all_ends, members, strict=True):
@@ -357,9 +279,9 @@ class PutRun:
         extents = []
         for at in order:
             row = int(rows[at])
-            position = positions[row]
+            position = int(positions[row])
             length = rounded_up(int(self._blocks.lengths[position]))
-            offset = self._targets[int(self._target[position])].base + int(self._offsets[position])
+            offset = self._space.drive_offset(position)
             extents.append((offset, self._mover.staging.view(int(lease.offsets[row]), length), at))
         return joined(extents)
 
@@ -367,49 +289,14 @@ class PutRun:
         """Commit what was written; says which blocks are committed."""
         failed = positions[~written]
         self._end(failed, PutState.DECLINED, Reason.DRIVE_ERROR)
-        self._release(failed)
+        self._space.release(failed)
         chosen = positions[written]
-        by_owner: dict[AgentId, list[tuple[Target, NDArray[np.intp]]]] = {}
-        for number in np.unique(self._target[chosen]).tolist():
-            target = self._targets[number]
-            by_owner.setdefault(target.owner, []).append((target, chosen[self._target[chosen] == number]))
-        if self._mover.clock() >= self._reserved_until_s:
+        if self._space.has_run_out:
             self._end(chosen, PutState.DECLINED, Reason.EXPIRED)
         else:
-            await asyncio.gather(*(self._tell(owner, parts) for owner, parts in by_owner.items()))
+            await self._space.commit(chosen, self._tags)
         is_committed: NDArray[np.bool_] = self._states[positions] == PutState.COMMITTED
         return is_committed
-
-    async def _tell(self, owner: AgentId, parts: list[tuple[Target, NDArray[np.intp]]]) -> None:
-        commits = tuple(
-            ShardCommit(
-                target.shard,
-                target.owner_epoch,
-                self._reservations[positions].tobytes(),
-                self._tags[positions].tobytes(),
-            )
-            for target, positions in parts
-        )
-        left_s = self._reserved_until_s - self._mover.clock()
-        try:
-            answer = await self._mover.owners.ask(owner, Commit(0, left_s, commits))
-        except (TimeoutError, ConnectError):
-            answer = None
-        told = answer.shards if isinstance(answer, Committed) else ()
-        for number, (_, positions) in enumerate(parts):
-            # Without an answer nobody knows: the owner may have listed them, or may yet.
-            self._end(positions, PutState.LATE, Reason.NO_OWNER)
-            if number < len(told):
-                with suppress(MalformedError):
-                    states = columns.u8(told[number].states, len(positions))
-                    self._end(positions, states, columns.u8(told[number].reasons, len(positions)))
-
-    def _release(self, positions: NDArray[np.intp]) -> None:
-        """Give reservations back under which no write was begun, or every write has ended."""
-        for number in np.unique(self._target[positions]).tolist():
-            target = self._targets[number]
-            numbers = self._reservations[positions[self._target[positions] == number]].tobytes()
-            self._mover.owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers),)))
 
     def _end(
         self,

@@ -1,0 +1,177 @@
+"""The space that owners hand out for the blocks of one put: reserved, then committed or given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import (
+    Commit,
+    Committed,
+    Release,
+    Reserve,
+    Reserved,
+    ShardCommit,
+    ShardRelease,
+    ShardWants,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.mover.request import Blocks
+    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
+    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ports.owners import Owners
+    from ostraca_fabric.wire.messages import ShardReservations
+
+    Positions = NDArray[np.intp]
+    End = Callable[[Positions, PutState | NDArray[np.uint8], Reason | NDArray[np.uint8]], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A shard that takes some of a put's blocks."""
+
+    owner: AgentId
+    shard: ShardId
+    drive: DriveId
+    base: int
+    """The shard's first byte on the drive."""
+
+    owner_epoch: int
+
+
+class Space:
+    """Where the blocks of one put go. *end* is told what becomes of blocks: positions, states, reasons."""
+
+    def __init__(
+        self, owners: Owners, blocks: Blocks, end: End, *, clock: Callable[[], float], hold_s: float
+    ) -> None:
+        """Hold nothing yet."""
+        self._owners = owners
+        self._blocks = blocks
+        self._end = end
+        self._clock = clock
+        self._hold_s = hold_s
+        self._until_s = 0.0
+        self._targets: list[Target] = []
+        self._target = np.full(len(blocks), -1, np.intp)
+        self._numbers = np.zeros(len(blocks), np.uint64)
+        self._offsets = np.zeros(len(blocks), np.uint64)
+
+    @property
+    def is_reserved(self) -> NDArray[np.bool_]:
+        """Which blocks got space."""
+        return self._target >= 0
+
+    @property
+    def has_run_out(self) -> bool:
+        """Whether the reservations have ended, counted from before they were asked for."""
+        return self._clock() >= self._until_s
+
+    async def reserve(self, routes: Routes, placement_secret: bytes, *, within_s: float) -> None:
+        """Ask owners for space, all at once. Blocks that get none are ended."""
+        self._until_s = self._clock() + self._hold_s
+        parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
+        self._end(unowned, PutState.DECLINED, Reason.NO_OWNER)
+        await asyncio.gather(*(self._ask(routes, owner, shards, within_s) for owner, shards in parts.items()))
+
+    def by_target(self, positions: Positions) -> list[tuple[Target, Positions]]:
+        """Group reserved blocks by the shard they go to: for each, indexes into *positions*, in the order
+        the blocks lie there.
+        """
+        targets, groups = self._target[positions], []
+        for number in np.unique(targets).tolist():
+            rows = np.flatnonzero(targets == number)
+            order = np.argsort(self._offsets[positions[rows]])
+            groups.append((self._targets[number], rows[order]))
+        return groups
+
+    def drive_offset(self, position: int) -> int:
+        """Return where on its drive a block goes, in bytes."""
+        return self._targets[int(self._target[position])].base + int(self._offsets[position])
+
+    async def commit(self, positions: Positions, tags: NDArray[np.uint8]) -> None:
+        """Have blocks that are on flash listed, and end them. *tags*: those of the whole put, (n, 16)."""
+        by_owner: dict[AgentId, list[tuple[Target, Positions]]] = {}
+        for target, rows in self.by_target(positions):
+            by_owner.setdefault(target.owner, []).append((target, positions[rows]))
+        await asyncio.gather(*(self._tell(owner, parts, tags) for owner, parts in by_owner.items()))
+
+    def release(self, positions: Positions) -> None:
+        """Give reservations back under which no write was begun, or every write has ended."""
+        for target, rows in self.by_target(positions):
+            numbers = self._numbers[positions[rows]].tobytes()
+            self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers),)))
+
+    async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
+        keys, lengths = self._blocks.keys, self._blocks.lengths
+        wants = tuple(
+            ShardWants(part.shard, keys[part.positions].tobytes(), lengths[part.positions].tobytes())
+            for part in parts
+        )
+        try:
+            answer = await self._owners.ask(owner, Reserve(0, within_s, self._hold_s, wants))
+        except (TimeoutError, ConnectError):
+            answer = None
+        given = answer.shards if isinstance(answer, Reserved) else ()
+        for number, part in enumerate(parts):
+            try:
+                is_owner = number < len(given) and given[number].is_owner
+                if is_owner:
+                    self._take(routes, owner, part, given[number])
+            except MalformedError:
+                log.exception("Owner %s gave a reservation that does not fit its request", owner)
+                is_owner = False
+            if not is_owner:
+                self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
+
+    def _take(self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations) -> None:
+        drive, base = routes.place(part.shard)
+        count = len(part.positions)
+        states, reasons = columns.u8(given.states, count), columns.u8(given.reasons, count)
+        numbers, offsets = columns.u64(given.reservations, count), columns.u64(given.offsets, count)
+        self._targets.append(Target(owner, part.shard, drive, base, given.owner_epoch))
+        self._numbers[part.positions] = numbers
+        self._offsets[part.positions] = offsets
+        is_reserved = states == PutState.STAGED
+        self._target[part.positions[is_reserved]] = len(self._targets) - 1
+        self._end(part.positions[~is_reserved], states[~is_reserved], reasons[~is_reserved])
+
+    async def _tell(
+        self, owner: AgentId, parts: list[tuple[Target, Positions]], tags: NDArray[np.uint8]
+    ) -> None:
+        commits = tuple(
+            ShardCommit(
+                target.shard,
+                target.owner_epoch,
+                self._numbers[positions].tobytes(),
+                tags[positions].tobytes(),
+            )
+            for target, positions in parts
+        )
+        try:
+            answer = await self._owners.ask(owner, Commit(0, self._until_s - self._clock(), commits))
+        except (TimeoutError, ConnectError):
+            answer = None
+        told = answer.shards if isinstance(answer, Committed) else ()
+        for number, (_, positions) in enumerate(parts):
+            # Without an answer nobody knows: the owner may have listed them, or may yet.
+            self._end(positions, PutState.LATE, Reason.NO_OWNER)
+            if number < len(told):
+                with suppress(MalformedError):
+                    states = columns.u8(told[number].states, len(positions))
+                    self._end(positions, states, columns.u8(told[number].reasons, len(positions)))
