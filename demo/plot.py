@@ -105,8 +105,9 @@ def _waits(measured: Measured) -> tuple[Bar, ...]:
 
 
 def _parts(question: Question) -> tuple[tuple[str, float], ...]:
-    load_s = question.total_s - question.recompute_s - question.first_token_s
-    return ((LOAD, load_s), (COMPUTE, question.recompute_s), (ANSWER, question.first_token_s))
+    computed_s = question.recompute_s if question.recomputed else 0.0
+    load_s = question.total_s - computed_s - question.first_token_s
+    return ((LOAD, load_s), (COMPUTE, computed_s), (ANSWER, question.first_token_s))
 
 
 def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
