@@ -1,6 +1,6 @@
 """The mover: carries blocks between flash and the arenas of its own workers.
 
-``routes`` says which owner to ask, ``space`` keeps what owners hand out for a put, ``staging`` and ``cache`` keep the memory, ``load`` brings verified
-blocks from flash into staging, ``get``, ``put`` and ``prefetch`` are the three requests, drawn as in the
-architecture's data path.
+``routes`` says which owner to ask, ``space`` keeps what owners hand out for a put, ``staging`` and ``cache``
+keep the memory, ``load`` brings verified blocks from flash into staging, ``get``, ``put`` and ``prefetch``
+are the three requests, drawn as in the architecture's data path.
 """
