@@ -12,9 +12,9 @@ from demo.messages import Asked
 
 _MEANING = """\
 The time to first token runs from a question to the first token of its answer, in a process with a warm model
-and an empty KV cache. Loaded: naming the pages, lookup, get ("load"), and computing the question itself; Q1
-also pays for memory that is touched for the first time. Recomputed: the document, computed once in the same
-process, and the question itself.
+and an empty KV cache. Loaded: naming the pages, lookup, get ("load"), and computing the question itself; the
+first Q1 also pays for memory that worker and agent touch for the first time. Recomputed: the document,
+computed once in the same process, and the question itself.
 """
 
 

@@ -1,0 +1,179 @@
+"""The tutorial, word for word: what it says to type is typed, and what it says will be shown is shown.
+
+Numbers may differ, and the fabric's directory is another one. Everything else has to match.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TUTORIAL = REPOSITORY / "docs" / "tutorial" / "README.md"
+FABRIC = "/tmp/fabric"
+
+pytestmark = [pytest.mark.slow, pytest.mark.nixl]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its language, its lines, and the line of prose before it."""
+
+    language: str
+    lines: tuple[str, ...]
+    before: str
+
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """Return each command of a console, with what it shows."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.lines:
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ "), []))
+            else:
+                found[-1][1].append(line)
+        return found
+
+
+def blocks() -> list[Block]:
+    text = TUTORIAL.read_text()
+    fences = re.finditer(r"([^\n]*)\n\n```(\w+)\n(.*?)```\n", text, re.DOTALL)
+    found = [Block(fence[2], tuple(fence[3].splitlines()), fence[1]) for fence in fences]
+    assert text.count("```") == 2 * len(found), "a code block names its language, after a line of prose"
+    return found
+
+
+def masked(lines: list[str]) -> list[str]:
+    """Return what does not change from run to run: numbers, times and the width of columns do."""
+    found = []
+    for line in lines:
+        timeless = re.sub(r"\d[\d,.]* m?s\b", "TIME", line)
+        found.append(" ".join(re.sub(r"─+", "─", re.sub(r"\d[\d,.]*", "N", timeless)).split()))
+    return [line for line in found if line]
+
+
+def assert_shown(shown: str, documented: list[str]) -> None:
+    """Assert that all documented lines are shown, in this order."""
+    lines = iter(masked(shown.splitlines()))
+    for line in masked(documented):
+        assert line in lines, f"{line!r} is in the tutorial, and what was shown is:\n{shown}"
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return the environment of a terminal in which .venv is active: here, the interpreter that runs this."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "TMPDIR": str(directory), "COLUMNS": "100"}
+
+
+@dataclass
+class Terminals:
+    """The reader's two terminals: in one the fabric runs, in the other everything else."""
+
+    directory: Path
+    fabric: subprocess.Popen[str] | None = None
+    typed: list[str] = field(default_factory=list)
+
+    def type(self, command: str, documented: list[str]) -> None:
+        """Do what the reader does, and compare what is shown."""
+        self.typed.append(command)
+        if command == "source .venv/bin/activate":
+            return  # `environment` is what that does
+        if command.startswith("ostraca up"):
+            self.press_ctrl_c()
+            self._start(command, documented)
+            return
+        if command.startswith("rm "):
+            self.press_ctrl_c()
+        done = subprocess.run(
+            ["bash", "-c", self._here(command)],
+            cwd=self.directory,
+            env=environment(self.directory),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert masked(done.stdout.splitlines()) == masked(documented)
+
+    def press_ctrl_c(self) -> None:
+        """Stop the fabric, if it runs."""
+        if self.fabric is not None:
+            self.fabric.send_signal(signal.SIGINT)
+            shown, _ = self.fabric.communicate(timeout=30)
+            assert self.fabric.returncode == 0, shown
+            self.fabric = None
+
+    def _start(self, command: str, documented: list[str]) -> None:
+        self.fabric = subprocess.Popen(
+            ["bash", "-c", f"exec {self._here(command)}"],
+            env=environment(self.directory),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.fabric.stdout is not None
+        shown = []
+        for line in self.fabric.stdout:
+            shown.append(line)
+            if masked([line]) == masked(documented[-1:]):
+                break
+        assert_shown("".join(shown).replace(str(self.directory / "fabric"), FABRIC), documented)
+
+    def _here(self, text: str) -> str:
+        return text.replace(FABRIC, str(self.directory / "fabric"))
+
+    def save(self, name: str, lines: tuple[str, ...]) -> None:
+        """Save a program of the tutorial under its name."""
+        (self.directory / name).write_text(self._here("\n".join(lines) + "\n"))
+
+
+@pytest.fixture
+def terminals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminals]:
+    """Return terminals in a directory with a short path: a socket's path has at most 107 bytes."""
+    opened = Terminals(tmp_path_factory.mktemp("d"))
+    yield opened
+    if opened.fabric is not None:
+        opened.fabric.kill()
+        opened.fabric.communicate()
+
+
+def test_everything_after_the_demo_works_as_written(terminals: Terminals) -> None:
+    for block in blocks():
+        if block.language == "python":
+            name = re.search(r"`(\w+\.py)`", block.before)
+            assert name, "the prose says under which name to save a program"
+            terminals.save(name[1], block.lines)
+        elif block.language == "console":
+            for command, documented in block.commands():
+                if command != "make demo":
+                    terminals.type(command, documented)
+    assert terminals.typed.count("python pages.py") == 3
+    assert terminals.fabric is None
+    assert not (terminals.directory / "fabric").exists()
+
+
+def test_the_demo_shows_what_the_tutorial_shows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("d")
+    command, documented = blocks()[0].commands()[0]
+    assert (command, documented) == ("make demo", [])
+    # Not .venv, which may not be there, but this interpreter; and a toy for a model.
+    variables = [f"BIN={Path(sys.executable).parent}", "READY=", f"DEMO_ARGS=--quick --out {directory}"]
+    done = subprocess.run(
+        [*command.split(), *variables],
+        cwd=REPOSITORY,
+        env=environment(directory),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert_shown(
+        done.stdout, [line for block in blocks() if block.language == "text" for line in block.lines]
+    )
