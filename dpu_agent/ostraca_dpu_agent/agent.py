@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_VERSION = version("ostraca")
+
 
 class Agent:
     """One agent of a fabric."""
@@ -107,15 +109,22 @@ class Agent:
         self._servers: list[Server] = []
         self._loops = Tasks(f"agent {agent}")
 
+    async def join(self) -> None:
+        """Announce this agent. Raises MembershipError.
+
+        Agents that start together join before any of them starts: shards are then claimed by whom placement
+        prefers, and not all by the first.
+        """
+        self._owners.register(self.id, self._owner)
+        await self._membership.join(self._record)
+
     async def start(self) -> None:
-        """Join the fabric, serve the shards that fall to this agent, then listen.
+        """Serve the shards that fall to this agent, then listen. Call it after ``join``.
 
         Raises MembershipError, and ConnectError when an address can't be had.
         """
         for transport in self._transports.values():
             transport.register(self._staging.memory.view, chunk_bytes=self._settings.memory.chunk_bytes)
-        self._owners.register(self.id, self._owner)
-        await self._membership.join(self._record)
         await self._steward.turn()
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
@@ -136,16 +145,22 @@ class Agent:
         """Where it listens, with real ports; empty before ``start``."""
         return tuple(server.address for server in self._servers)
 
-    async def stop(self) -> bool:
-        """Stop in order: no new requests, staged puts to flash, claims back, and out of the fabric.
+    async def drain(self) -> bool:
+        """Take no more requests, and let those under way and puts acknowledged as staged end.
 
         Returns whether every transfer and I/O has ended; if not, this agent's memory must stay mapped.
         """
         for server in self._servers:
             await server.close()
-        has_ended = await self._mover.close(within_s=self._settings.drain_s)
+        return await self._mover.close(within_s=self._settings.drain_s)
+
+    async def leave(self) -> bool:
+        """Give the claims back and leave the fabric, once all agents that stop together have drained.
+
+        Returns whether every summary write has ended.
+        """
         await self._loops.stop()
-        has_ended &= await self._steward.close()
+        has_ended = await self._steward.close()
         self._owners.unregister(self.id)
         await self._membership.leave(self.id, self.start_id)
         return has_ended
@@ -156,7 +171,7 @@ class Agent:
         return AgentStatus(
             agent=self.id,
             start_id=self.start_id.hex(),
-            version=version("ostraca"),
+            version=_VERSION,
             uptime_s=self._clock() - self._started_s,
             transports=tuple(self._transports),
             sentence=self._steward.sentence,

@@ -75,8 +75,8 @@ class Session:
             raise RefusedError("no_arena", message)
         return self._peer
 
-    def stopped(self, request: int) -> asyncio.Event:
-        """Return the event that is set when nobody waits for this request any more."""
+    def stopped(self, request: int) -> asyncio.Future[None]:
+        """Return the future that is done when nobody waits for this request any more."""
         return self._connection.cancelled(request)
 
     def send(self, message: GetProgress | Settled) -> None:

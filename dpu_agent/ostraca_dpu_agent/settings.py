@@ -18,8 +18,13 @@ MIB = 1 << 20
 class MemorySettings:
     """The agent's registered memory: staging for what is on its way, and the DRAM cache."""
 
-    staging_bytes: int = 256 * MIB
-    """Room for blocks on their way. Raise it when gets are DECLINED(OVERLOADED) while drives are idle."""
+    staging_bytes: int = 512 * MIB
+    """The most that blocks on their way may take. What the reserve does not hold is borrowed from the cache,
+    whose least recently used blocks give way. Raise it when gets are DECLINED(OVERLOADED) while drives are
+    idle."""
+
+    reserve_bytes: int = 64 * MIB
+    """Memory that the cache never takes, so that a few gets at a time cost it nothing."""
 
     cache_bytes: int = 512 * MIB
     """Room for blocks kept after they passed through. 0 turns the DRAM cache off."""

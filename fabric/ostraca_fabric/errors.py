@@ -90,7 +90,9 @@ class DriveError(OstracaError):
 
 
 class FormatError(OstracaError):
-    """What lies on the drive is not a shard this fabric may use; the message says what it is and what to do."""
+    """What lies on the drive is not a shard this fabric may use; the message says what it is and what to
+    do.
+    """
 
 
 class MembershipError(OstracaError):

@@ -1,7 +1,7 @@
 """What can become of one block in a request.
 
-Outcomes are values: a miss never raises. They travel as one byte per block, so the numbers are part of the wire and are
-never reused.
+Outcomes are values: a miss never raises. They travel as one byte per block, so the numbers are part of the
+wire and are never reused.
 """
 
 from __future__ import annotations

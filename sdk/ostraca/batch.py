@@ -188,7 +188,7 @@ class Batch:
                 case Send(message=message):
                     self._session.submit(request, message, self._mail, under.slots)
                 case Verify():
-                    under.operation.on(self._verify(under, effect), time.monotonic())
+                    self._do(request, under.operation.on(self._verify(under, effect), time.monotonic()))
                 case Finished():
                     self._finish(under, effect)
                     self._drop(request)

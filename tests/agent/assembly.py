@@ -161,10 +161,12 @@ class MemoryWorker:
 
     peer: MemoryArena
     said: list[GetProgress | Settled] = field(default_factory=list)
-    _stops: dict[int, asyncio.Event] = field(default_factory=dict)
+    _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 
-    def stopped(self, request: int) -> asyncio.Event:
-        return self._stops.setdefault(request, asyncio.Event())
+    def stopped(self, request: int) -> asyncio.Future[None]:
+        if request not in self._stops:
+            self._stops[request] = asyncio.get_running_loop().create_future()
+        return self._stops[request]
 
     def send(self, message: GetProgress | Settled) -> None:
         self.said.append(message)
@@ -308,12 +310,19 @@ async def assembled(
         open_drive=lambda _record: drive,
         clock=time.monotonic,
     )
+    await agent.join()
     await agent.start()
     volumes = Volumes(membership, bytes(32))
     volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
     yield Assembly(agent, drive, owners, membership, volume)
     drive.let_go()
-    await agent.stop()
+    await stop(agent)
+
+
+async def stop(agent: Agent) -> bool:
+    """Stop an agent as a process that runs it alone does; say whether all it began has ended."""
+    has_drained = await agent.drain()
+    return await agent.leave() and has_drained
 
 
 def put_states(done: PutDone) -> list[PutState]:

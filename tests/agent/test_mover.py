@@ -147,7 +147,7 @@ async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -
         asking = asyncio.create_task(fabric.mover.get(worker, fabric.volume, message))
         await hears.wait()
         begun_s = time.monotonic()
-        worker.stopped(message.request).set()
+        worker.stopped(message.request).set_result(None)
         done = await asking
         assert time.monotonic() - begun_s < LATE_S
         assert reasons_of(done) == [Reason.CANCELLED] * 3
@@ -156,7 +156,7 @@ async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -
         putting = asyncio.create_task(fabric.mover.put(worker, fabric.volume, put))
         await hears.wait()
         begun_s = time.monotonic()
-        worker.stopped(put.request).set()
+        worker.stopped(put.request).set_result(None)
         assert put_states(await putting) == [PutState.LATE] * 3
         assert time.monotonic() - begun_s < LATE_S
         fabric.owners.register(fabric.agent.id, fabric.service)

@@ -16,6 +16,7 @@ from tests.agent.assembly import (
     get_states,
     put_states,
     reasons_of,
+    stop,
     until,
 )
 from tests.agent.owned_shard import key, keys_of, rows16, tag_of
@@ -307,7 +308,7 @@ async def test_an_agent_whose_drive_hangs_stops_all_the_same_and_says_so() -> No
         fabric.drive.holds_writes = True
         await fabric.put(worker, [1], deadline_s=0.05)
         begun_s = time.monotonic()
-        assert not await fabric.agent.stop()
+        assert not await stop(fabric.agent)
         assert time.monotonic() - begun_s < 5
         fabric.drive.let_go()
         assert await fabric.mover.tasks.finish(within_s=2)

@@ -12,6 +12,7 @@ from ostraca_dpu_agent.settings import MemorySettings
 MIB = 1 << 20
 SETTINGS = MemorySettings(
     staging_bytes=8 * MIB,
+    reserve_bytes=4 * MIB,
     cache_bytes=4 * MIB,
     chunk_bytes=2 * MIB,
     put_share=0.5,
@@ -100,8 +101,11 @@ async def test_cached_blocks_make_room_for_staging(staging: Staging) -> None:
         block = CachedBlock(bytes([number]) * 16, b"t" * 16, MIB, offset, MIB)
         staging.release(lease, keep=partial(always, block))
     assert len(staging.cache) == 4
-    await leased(staging, 8)
-    assert len(staging.cache) == 4, "the cache has memory of its own"
+    await leased(staging, 4)
+    assert len(staging.cache) == 4, "the reserve is not the cache's"
+    await leased(staging, 3)
+    assert len(staging.cache) == 1, "and what staging needs beyond it, the cache lends"
+    assert bytes([3]) * 16 in staging.cache
 
 
 async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:

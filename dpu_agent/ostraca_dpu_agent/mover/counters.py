@@ -32,20 +32,20 @@ class Counters:
 
     def count_get(self, states: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> None:
         """Count an answered get."""
-        hits = states == BlockState.HIT
-        self.get_hits += int(np.count_nonzero(hits))
-        self.get_misses += int(np.count_nonzero(states == BlockState.MISS))
-        self.get_late += int(np.count_nonzero(states == BlockState.LATE))
-        self.get_declined += int(np.count_nonzero(states == BlockState.DECLINED))
-        self.get_bytes += int(lengths[hits].sum())
+        tally = np.bincount(states, minlength=len(BlockState)).tolist()
+        self.get_hits += tally[BlockState.HIT]
+        self.get_misses += tally[BlockState.MISS]
+        self.get_late += tally[BlockState.LATE]
+        self.get_declined += tally[BlockState.DECLINED]
+        self.get_bytes += int(lengths[states == BlockState.HIT].sum())
 
     def count_put(self, states: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> None:
         """Count blocks of a put whose fate is known."""
-        committed = states == PutState.COMMITTED
-        self.put_committed += int(np.count_nonzero(committed))
-        self.put_exists += int(np.count_nonzero(states == PutState.EXISTS))
-        self.put_declined += int(np.count_nonzero(states == PutState.DECLINED))
-        self.put_bytes += int(lengths[committed].sum())
+        tally = np.bincount(states, minlength=len(PutState)).tolist()
+        self.put_committed += tally[PutState.COMMITTED]
+        self.put_exists += tally[PutState.EXISTS]
+        self.put_declined += tally[PutState.DECLINED]
+        self.put_bytes += int(lengths[states == PutState.COMMITTED].sum())
 
     def snapshot(self) -> AgentCounters:
         """Return the counts as status shows them."""

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.messages import Get
 
 
+NOTHING = Located.nothing(0)
+"""What is located of a request that asks no owner."""
+
+
 class GetRun:
     """One get. ``run`` answers it; waves that outlive it end by themselves.
 
@@ -61,6 +65,10 @@ class GetRun:
         self._is_moving = np.zeros(count, np.bool_)
         self._leases: set[Lease] = set()
         self._waiting: deque[NDArray[np.intp]] = deque()
+        self._waves_left = 0
+        """Waves that have not ended, and one more while blocks are being located."""
+        self._landed_last = (b"", b"")
+        """Positions and tags of the last wave, which are said in the answer itself."""
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
     async def run(self) -> GetDone:
@@ -77,7 +85,7 @@ class GetRun:
         finally:
             if must_settle:
                 bringing.add_done_callback(self._say_settled)
-        if self._clocked.stopped.is_set():
+        if self._clocked.stopped.done():
             self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
         mover.counters.count_get(self._states, self._blocks.lengths)
         return GetDone(
@@ -85,18 +93,21 @@ class GetRun:
             self._states.tobytes(),
             self._reasons.tobytes(),
             unsettled.astype(columns.U32).tobytes(),
+            *self._landed_last,
         )
 
     async def _bring(self) -> None:
         """Carry every wave; ends when none touches flash or the arena any more."""
         mover = self._mover
         waves: list[asyncio.Task[None]] = []
-        located = Located.nothing(len(self._blocks))
+        located = NOTHING
         try:
             held = self._take_cached()
+            self._waves_left = len(held) + 1
             waves += [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
             located = await self._locate(held)
             self._waiting.extend(self._to_load(located))
+            self._waves_left += len(self._waiting) - 1
             lanes = min(mover.settings.waves_ahead, len(self._waiting))
             waves += [mover.tasks.spawn(self._lane(located)) for _ in range(lanes)]
         finally:
@@ -141,6 +152,7 @@ class GetRun:
                 if await self._deliver(positions, offsets, blocks[0].slot_bytes, tags):
                     self._mover.counters.get_hits_from_cache += len(blocks)
         finally:
+            self._waves_left -= 1
             self._mover.staging.cache.give_back(blocks)
 
     async def _locate(self, held: list[tuple[NDArray[np.intp], list[CachedBlock]]]) -> Located:
@@ -148,8 +160,8 @@ class GetRun:
         for positions, _ in held:
             wanted[positions] = False
         within_s = self._clocked.left_s
-        if not wanted.any() or within_s <= 0:
-            return Located.nothing(len(self._blocks))
+        if within_s <= 0 or not wanted.any():
+            return NOTHING
         located = await self._mover.locator.locate(
             self._mover.routes(),
             self._volume,
@@ -169,6 +181,8 @@ class GetRun:
     def _to_load(self, located: Located) -> list[NDArray[np.intp]]:
         """Cut what was found into waves; nothing when recomputing it is faster."""
         found = np.flatnonzero(located.is_found)
+        if not len(found):
+            return []
         recompute_s = self._request.recompute_s
         load_bytes = int(self._blocks.lengths[found].sum())
         if recompute_s > 0 and self._mover.pace.estimate_s(load_bytes) > recompute_s:
@@ -178,7 +192,10 @@ class GetRun:
 
     async def _lane(self, located: Located) -> None:
         while self._waiting and not self._clocked.is_over():
-            await self._flash_wave(located, self._waiting.popleft())
+            try:
+                await self._flash_wave(located, self._waiting.popleft())
+            finally:
+                self._waves_left -= 1
 
     async def _flash_wave(self, located: Located, positions: NDArray[np.intp]) -> None:
         mover = self._mover
@@ -233,7 +250,10 @@ class GetRun:
             return False
         self._end(positions, BlockState.HIT, Reason.NONE)
         named = positions.astype(columns.U32).tobytes()
-        self._worker.send(GetProgress(self._request.request, named, tags))
+        if self._waves_left == 1:
+            self._landed_last = (named, tags)
+        else:
+            self._worker.send(GetProgress(self._request.request, named, tags))
         return True
 
     def _refuse(self, positions: NDArray[np.intp], why: NoRoom) -> None:

@@ -108,7 +108,7 @@ class Mover:
 
     # For the requests.
 
-    def clocked(self, deadline_s: float, stopped: asyncio.Event) -> Clocked:
+    def clocked(self, deadline_s: float, stopped: asyncio.Future[None]) -> Clocked:
         """Start the clock of a request."""
         allowed_s = min(deadline_s, self.settings.deadline_max_s) - self.settings.answer_margin_s
         return Clocked(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)

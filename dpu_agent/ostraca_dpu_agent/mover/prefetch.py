@@ -11,7 +11,6 @@ from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, Reason
-from ostraca_fabric.tags import tag_seeds
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PrefetchDone
 
@@ -67,8 +66,7 @@ class PrefetchRun:
         missing = np.flatnonzero(~is_cached & ~located.is_found)
         self._end(missing, BlockState.MISS, located.reasons[missing])
         lengths = located.lengths
-        seeds = tag_seeds(self._volume.identity, self._request.spans, lengths)
-        blocks = Blocks(self._request.spans, self._keys, lengths, seeds)
+        blocks = Blocks(self._volume, self._request.spans, lengths)
         try:
             slot_bytes = rounded_up(int(lengths.max(initial=1)))
             for positions in cut(np.flatnonzero(located.is_found), mover.blocks_per_wave(slot_bytes)):

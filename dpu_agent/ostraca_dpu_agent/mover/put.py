@@ -108,7 +108,7 @@ class PutRun:
         if self._ack is Ack.COMMITTED:
             is_staged = states == PutState.STAGED
             states[is_staged], reasons[is_staged] = PutState.LATE, Reason.DEADLINE
-        if self._clocked.stopped.is_set():
+        if self._clocked.stopped.done():
             reasons[states == PutState.LATE] = Reason.CANCELLED
         return states, reasons
 

@@ -8,8 +8,8 @@ back when the last thing it started has ended.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ostraca_fabric.tags import tag_seeds
 from ostraca_fabric.wire import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,32 +42,33 @@ class Worker(Protocol):
     def peer(self) -> Peer:
         """The worker's arena. Raises RefusedError when it offered none."""
 
-    def stopped(self, request: int) -> asyncio.Event:
-        """Return the event that is set when the worker no longer waits for this request."""
+    def stopped(self, request: int) -> asyncio.Future[None]:
+        """Return the future that is done when the worker no longer waits for this request."""
 
     def send(self, message: GetProgress | Settled) -> None:
         """Send a message; lost when the connection is."""
 
 
-@dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of one request, as columns."""
 
-    spans: Sequence[Span]
-    keys: NDArray[np.uint8]
-    """Shape (n, 16)."""
-
-    lengths: NDArray[np.uint32]
-    seeds: NDArray[np.uint64]
+    def __init__(self, volume: ServedVolume, spans: Sequence[Span], lengths: NDArray[np.uint32]) -> None:
+        """Derive the keys; *lengths* has one value per block."""
+        self.spans = spans
+        self.lengths = lengths
+        self.keys = derive_keys(volume.secret, spans)
+        """Shape (n, 16)."""
+        self._identity = volume.identity
 
     @classmethod
     def of(cls, volume: ServedVolume, spans: Sequence[Span], lengths: bytes) -> Blocks:
-        """Derive keys and tag seeds; raises MalformedError when the columns don't fit."""
-        count = sum(len(span) for span in spans)
-        column = columns.u32(lengths, count)
-        return cls(
-            spans, derive_keys(volume.secret, spans), column, tag_seeds(volume.identity, spans, column)
-        )
+        """Take a request's columns; raises MalformedError when they don't fit each other."""
+        return cls(volume, spans, columns.u32(lengths, sum(len(span) for span in spans)))
+
+    @cached_property
+    def seeds(self) -> NDArray[np.uint64]:
+        """The blocks' tag seeds. Made when first asked for: blocks of the DRAM cache need none here."""
+        return tag_seeds(self._identity, self.spans, self.lengths)
 
     def __len__(self) -> int:
         """Count the blocks."""
@@ -77,8 +78,8 @@ class Blocks:
 class Clocked:
     """A request's deadline and its end."""
 
-    def __init__(self, clock: Callable[[], float], *, until_s: float, stopped: asyncio.Event) -> None:
-        """Run until *until_s* on *clock*, or until *stopped* is set: nobody wants the answer then."""
+    def __init__(self, clock: Callable[[], float], *, until_s: float, stopped: asyncio.Future[None]) -> None:
+        """Run until *until_s* on *clock*, or until *stopped* is done: nobody wants the answer then."""
         self._clock = clock
         self._until_s = until_s
         self.stopped = stopped
@@ -93,19 +94,28 @@ class Clocked:
         """The time that remains; never negative."""
         return max(0.0, self._until_s - self._clock())
 
-    async def wait(self, tasks: Iterable[asyncio.Future[None]]) -> None:
+    async def wait(self, tasks: Collection[asyncio.Future[None]]) -> None:
         """Wait for all tasks, the deadline or ``stopped``, and then be over. A task's exception is raised."""
-        everything: asyncio.Future[list[None]] = asyncio.gather(*tasks)
-        # Waves that go on after the end have their crashes logged where they were spawned.
-        everything.add_done_callback(asyncio.Future.exception)
-        stop: asyncio.Future[Any] = asyncio.ensure_future(self.stopped.wait())
+        waiting = set(tasks)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(task: asyncio.Future[None]) -> None:
+            waiting.discard(task)
+            has_crashed = not task.cancelled() and task.exception() is not None
+            if not over.done() and (not waiting or has_crashed or task is self.stopped):
+                over.set_result(None)
+
+        for task in (*waiting, self.stopped):
+            task.add_done_callback(ended)
         try:
-            await asyncio.wait({everything, stop}, timeout=self.left_s, return_when=asyncio.FIRST_COMPLETED)
-            if everything.done():
-                everything.result()
+            if waiting:
+                await asyncio.wait((over,), timeout=self.left_s)
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
             self._is_over = True
-            stop.cancel()
+            self.stopped.remove_done_callback(ended)
 
 
 def check_sizes(volume: ServedVolume, lengths: NDArray[np.uint32], slot_bytes: int) -> None:

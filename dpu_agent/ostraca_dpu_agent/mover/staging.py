@@ -84,9 +84,10 @@ class Staging:
     """The memory of one agent. Lives on the event loop's thread."""
 
     def __init__(self, settings: MemorySettings) -> None:
-        """Map and fault in the memory: staging and cache together, in one piece."""
+        """Map and fault in the memory, in one piece."""
         self._settings = settings
-        total = rounded_up(settings.staging_bytes + settings.cache_bytes, settings.chunk_bytes)
+        wanted = max(settings.staging_bytes, settings.cache_bytes + settings.reserve_bytes)
+        total = rounded_up(wanted, settings.chunk_bytes)
         self.memory = HugeMemory(total, prefault=True)
         self.cache = BlockCache(settings.cache_bytes)
         self._pool = SlotPool(total, settings.chunk_bytes)
@@ -199,7 +200,7 @@ class Staging:
         offsets = self._pool.take(count, slot_bytes)
         while offsets is None and self.cache.used_bytes:
             before = self.cache.used_bytes
-            freed = self.cache.shrink(max(0, before - max(wanted, self._settings.chunk_bytes)))
+            freed = self.cache.shrink(max(0, before - wanted))
             if not freed:
                 break
             self._give_back([offset for offset, _ in freed])

@@ -5,7 +5,7 @@ and touches no other. A request is counted until its final answer has been hande
 ``inflight_max`` is answered ``Failed(overloaded)`` and costs nothing more.
 
 A request's task is never cancelled from outside: transfers may be under way, and only its handler knows when
-their memory is free. ``Cancel``, the end of the connection and the end of the server set an event that the
+their memory is free. ``Cancel``, the end of the connection and the end of the server end a future that the
 handler looks at.
 """
 
@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -97,13 +96,6 @@ class _Phase(Enum):
     OPEN = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """One request that has not been answered."""
-
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class ServerConnection(FramedConnection):
     """A connection that someone made to this agent."""
 
@@ -115,7 +107,7 @@ class ServerConnection(FramedConnection):
         self._server = server
         self._phase = _Phase.NEW
         self._peer_uid: int | None = None
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, asyncio.Future[None]] = {}
         self._late: asyncio.TimerHandle | None = None
 
     @property
@@ -129,12 +121,12 @@ class ServerConnection(FramedConnection):
         """How many requests are under way."""
         return len(self._under_way)
 
-    def cancelled(self, request: int) -> asyncio.Event:
-        """Return the event that is set when nobody waits for this request's answer any more.
+    def cancelled(self, request: int) -> asyncio.Future[None]:
+        """Return the future that is done when nobody waits for this request's answer any more.
 
         To be asked by the request's own handler, while it runs.
         """
-        return self._under_way[request].cancelled
+        return self._under_way[request]
 
     def refuse(self, code: str, message: str) -> None:
         """Tell the other end why, and close."""
@@ -174,8 +166,8 @@ class ServerConnection(FramedConnection):
         """Let requests under way know, and the handler."""
         if self._late is not None:
             self._late.cancel()
-        for each in self._under_way.values():
-            each.cancelled.set()
+        for request in self._under_way:
+            self._cancel(request)
         self._server.discard(self)
         if self._phase is _Phase.OPEN:
             self._server.handler.on_close(self)
@@ -222,12 +214,17 @@ class ServerConnection(FramedConnection):
             case Ping(request):
                 self._say(Pong(request))
             case Cancel(request):
-                if request in self._under_way:
-                    self._under_way[request].cancelled.set()
+                self._cancel(request)
             case Release() | Damage():
                 self._on_notice(message)
             case _:
                 self._begin(message)
+
+    def _cancel(self, request: int) -> None:
+        """Let a request know that nobody waits for it; not an error when it is answered already."""
+        cancelled = self._under_way.get(request)
+        if cancelled is not None and not cancelled.done():
+            cancelled.set_result(None)
 
     def _on_notice(self, notice: OwnerNotice) -> None:
         try:
@@ -246,7 +243,7 @@ class ServerConnection(FramedConnection):
                 Failed(request.request, "overloaded", f"{inflight_max} requests are under way: wait for one")
             )
             return
-        self._under_way[request.request] = _UnderWay()
+        self._under_way[request.request] = self._loop.create_future()
         self._server.run(self._serve(request))
 
     async def _serve(self, request: Request) -> None:

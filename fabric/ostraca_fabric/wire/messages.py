@@ -172,13 +172,16 @@ class GetDone(Message, frozen=True, tag=16):
     """The get is over. ``states`` and ``reasons``: a byte per block.
 
     ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows
-    when it is.
+    when it is. ``positions`` and ``tags``: blocks that landed last and are named here instead of in a
+    ``GetProgress`` of their own, so that a small get is one message.
     """
 
     request: int
     states: bytes
     reasons: bytes
     unsettled: bytes = b""
+    positions: bytes = b""
+    tags: bytes = b""
 
 
 class Put(Message, frozen=True, tag=17):

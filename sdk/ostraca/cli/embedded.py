@@ -7,6 +7,7 @@ composition root: the one place that knows every component.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -57,8 +58,8 @@ class FabricPlan:
     dram_bytes: int = 512 * MIB
     """DRAM caches of all agents together."""
 
-    staging_bytes: int = 256 * MIB
-    """Staging memory of each agent."""
+    staging_bytes: int = 512 * MIB
+    """The most that blocks on their way may take in each agent, most of it borrowed from its cache."""
 
     transports: tuple[str, ...] = ("nixl", "inline")
     """In order of preference; one that this machine lacks is left out, unless it is the only one."""
@@ -120,9 +121,10 @@ class EmbeddedFabric:
         Returns whether every transfer and I/O has ended. If not, the process should end without unmapping
         memory, as it does when it simply exits.
         """
-        has_ended = True
-        for agent in self._agents:
-            has_ended &= await agent.stop()
+        # Agents commit to each other's shards: none leaves before all have drained.
+        drained = await asyncio.gather(*(agent.drain() for agent in self._agents))
+        left = await asyncio.gather(*(agent.leave() for agent in self._agents))
+        has_ended = all(drained) and all(left)
         self._agents.clear()
         if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
             for drive in self._drives.values():
@@ -170,6 +172,9 @@ class EmbeddedFabric:
                 clock=time.monotonic,
             )
             self._agents.append(agent)
+        for agent in self._agents:
+            await agent.join()
+        for agent in self._agents:
             await agent.start()
 
     def _open_drive(self, record: DriveRecord) -> FileDrive:

@@ -167,25 +167,27 @@ class GetOperation(_BlockOperation):
         self._landed = np.zeros(self.blocks, np.bool_)
         self._good = np.zeros(self.blocks, np.bool_)
         self._damaged = np.zeros(self.blocks, np.bool_)
+        self._done: GetDone | None = None
 
     def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case GetProgress():
-                return self._on_progress(event, now_s)
+                return self._on_landed(event.positions, event.tags, now_s)
             case Verified():
                 found = columns.positions(event.positions, self.blocks)
                 good = columns.u8(event.good, len(found)).astype(np.bool_)
                 self._good[found[good]] = True
                 self._damaged[found[~good]] = True
-                return []
+                return [] if self._done is None else [self._concluded(self._done)]
             case GetDone():
-                return [self._concluded(event)]
+                self._done = event
+                return self._on_landed(event.positions, event.tags, now_s) or [self._concluded(event)]
             case _:
                 raise self._unexpected(event)
 
-    def _on_progress(self, event: GetProgress, now_s: float) -> list[Effect]:
-        found = columns.positions(event.positions, self.blocks)
-        tags = columns.rows16(event.tags, len(found))
+    def _on_landed(self, positions: bytes, tag_column: bytes, now_s: float) -> list[Effect]:
+        found = columns.positions(positions, self.blocks)
+        tags = columns.rows16(tag_column, len(found))
         is_new = ~self._landed[found]
         self._landed[found] = True
         if now_s >= self._until_s or not is_new.any():

@@ -91,7 +91,7 @@ class Answering:
                 await self.release.wait()
             case "until-cancelled":
                 self.began.set()
-                await connection.cancelled(request.request).wait()
+                await connection.cancelled(request.request)
         return VolumeOpened(request.request, 1, 1)
 
     def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:
