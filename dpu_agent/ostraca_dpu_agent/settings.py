@@ -47,11 +47,14 @@ class FlowSettings:
     """How work is cut up and bounded."""
 
     wave_bytes: int = 8 * MIB
-    """Blocks cross in waves of about this size: large enough to be fast, small enough that flash and network
-    overlap."""
+    """Blocks cross in waves of about this size: large enough to cost little each, small enough that one is
+    verified while the next one moves."""
 
-    waves_ahead: int = 3
-    """Waves of one request that may be on their way at once."""
+    read_wave_bytes: int = 4 * MIB
+    """The same for waves that are read from flash. Smaller: more of them keep more drives busy."""
+
+    waves_ahead: int = 8
+    """Waves of one request that may be on their way from or to flash at once."""
 
     requests_max: int = 256
     """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""

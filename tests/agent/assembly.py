@@ -47,7 +47,9 @@ SHARD = shard_id(DRIVE, 0)
 
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, cache_bytes=0, chunk_bytes=2 * MIB),
-    flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, waves_ahead=2),
+    flow=FlowSettings(
+        wave_bytes=2 * SLOT_BYTES, waves_ahead=2, read_wave_bytes=2 * SLOT_BYTES
+    ),
     drain_s=2.0,
 )
 

@@ -102,6 +102,23 @@ def test_a_get_verifies_each_wave_and_ends_with_what_was_verified() -> None:
     assert operation.on(GetDone(7, bytes([HIT] * 3), bytes(3)), 0.5) == [finished([HIT] * 3, [0] * 3)]
 
 
+def test_what_landed_last_comes_with_the_answer_and_is_verified_before_it_ends() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(0), tags(0)), 0.1)
+    operation.on(Verified(u32(0), b"\1"), 0.2)
+    done = GetDone(7, bytes([HIT] * 3), bytes(3), b"", u32(1, 2), tags(1, 2))
+    assert operation.on(done, 0.3) == [Verify(u32(1, 2), tags(1, 2))]
+    damaged = [HIT, HIT, MISS], [0, 0, Reason.DAMAGED]
+    assert operation.on(Verified(u32(1, 2), b"\1\0"), 0.4) == [finished(*damaged)]
+
+
+def test_what_landed_after_the_deadline_is_not_verified_any_more() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    done = GetDone(7, bytes([HIT] * 3), bytes(3), b"", u32(0, 1, 2), tags(0, 1, 2))
+    late = [LATE] * 3, [Reason.DEADLINE] * 3
+    assert operation.on(done, UNTIL_S) == [finished(*late)]
+
+
 def test_a_block_that_failed_its_tag_is_a_miss_whatever_the_agent_says() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(0, 1), tags(0, 1)), 0.1)

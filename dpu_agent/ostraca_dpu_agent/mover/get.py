@@ -188,7 +188,7 @@ class GetRun:
         if recompute_s > 0 and self._mover.pace.estimate_s(load_bytes) > recompute_s:
             self._end(found, BlockState.DECLINED, Reason.TOO_SLOW)
             return []
-        return cut(found, self._mover.blocks_per_wave(self._slot_bytes))
+        return cut(found, self._mover.blocks_per_read(self._slot_bytes))
 
     async def _lane(self, located: Located) -> None:
         while self._waiting and not self._clocked.is_over():

@@ -117,6 +117,10 @@ class Mover:
         """Say how many slots of this size make a wave."""
         return max(1, self.settings.wave_bytes // slot_bytes)
 
+    def blocks_per_read(self, slot_bytes: int) -> int:
+        """Say how many slots of this size make a wave that is read from flash."""
+        return max(1, self.settings.read_wave_bytes // slot_bytes)
+
     async def checked(self, check: Callable[[], list[bool]]) -> NDArray[np.bool_]:
         """Run a check of many bytes off the loop."""
         return np.array(await asyncio.get_running_loop().run_in_executor(self._checkers, check), np.bool_)
