@@ -22,7 +22,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Whether its drive failed an operation since the shard was opened."""
 
 
-class AgentCounters(msgspec.Struct, frozen=True):
+class AgentCounters(msgspec.Struct):
     """Counts since the agent started. Blocks unless a name says bytes."""
 
     get_hits: int = 0

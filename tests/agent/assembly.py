@@ -47,9 +47,7 @@ SHARD = shard_id(DRIVE, 0)
 
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, cache_bytes=0, chunk_bytes=2 * MIB),
-    flow=FlowSettings(
-        wave_bytes=2 * SLOT_BYTES, waves_ahead=2, read_wave_bytes=2 * SLOT_BYTES
-    ),
+    flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, waves_ahead=2, read_wave_bytes=2 * SLOT_BYTES),
     drain_s=2.0,
 )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ostraca_fabric.outcome import BlockState, PutState
@@ -14,21 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(slots=True)
-class Counters:
-    """Running counts; blocks unless a name says bytes."""
-
-    get_hits: int = 0
-    get_hits_from_cache: int = 0
-    get_misses: int = 0
-    get_late: int = 0
-    get_declined: int = 0
-    get_bytes: int = 0
-    put_committed: int = 0
-    put_exists: int = 0
-    put_declined: int = 0
-    put_bytes: int = 0
-    damaged: int = 0
+class Counters(AgentCounters):
+    """The running counts, which gets and puts add to."""
 
     def count_get(self, states: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> None:
         """Count an answered get."""
@@ -48,5 +35,5 @@ class Counters:
         self.put_bytes += int(lengths[states == PutState.COMMITTED].sum())
 
     def snapshot(self) -> AgentCounters:
-        """Return the counts as status shows them."""
-        return AgentCounters(**{name: getattr(self, name) for name in AgentCounters.__struct_fields__})
+        """Return the counts as they are now."""
+        return msgspec.convert(self, AgentCounters, from_attributes=True)

@@ -5,6 +5,9 @@ with defaults at the end and new messages with new tags; nothing else. Columns (
 as the little-endian bytes of a numpy array, so a batch costs no Python object per block;
 ``ostraca_fabric.wire.columns`` packs and checks them.
 
+All of them stand on this one page, long as it is: a tag is given once, and who reads one side of a
+conversation wants the other beside it.
+
 A request carries an id chosen by whoever asks, unique among the requests it has under way on that
 connection. Deadlines travel as the time that remains, in seconds, so no two clocks are ever compared.
 """
