@@ -1,0 +1,99 @@
+"""A fabric of several agents and enclosures: every worker reads what any other wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.e2e.fabric_host import (
+    BLOCK_BYTES,
+    MIB,
+    SMALL,
+    FabricThread,
+    content,
+    empty,
+    hashes,
+    small_plan,
+    volume_of,
+    with_dram,
+)
+
+import ostraca
+from ostraca import Ack, PutState
+
+BLOCKS = 96  # three stripe units
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[FabricThread]:
+    plan = replace(
+        small_plan(tmp_path / "fabric"),
+        agents=2,
+        enclosures=2,
+        drives=4,
+        capacity_bytes=2 * 4 * 65 * MIB,
+    )
+    with FabricThread(plan) as started:
+        yield started
+
+
+def test_the_shards_are_shared_out_among_the_agents(host: FabricThread) -> None:
+    served = [{shard.shard for shard in agent.shards} for agent in host.status()]
+    assert all(served), "each agent serves some"
+    assert not served[0] & served[1]
+    assert len(served[0] | served[1]) == 8
+
+
+def test_what_a_worker_of_one_agent_put_a_worker_of_the_other_gets(host: FabricThread) -> None:
+    with (
+        ostraca.connect(host.addresses[0], settings=SMALL) as writer,
+        ostraca.connect(host.addresses[1], settings=SMALL) as reader,
+    ):
+        assert (writer.agent, reader.agent) == ("agent-0", "agent-1")
+        for seed in range(4):
+            chain = volume_of(writer).chain(hashes(BLOCKS, seed))
+            put = volume_of(writer).put(chain, source=content(BLOCKS, seed), deadline_s=20, ack=Ack.COMMITTED)
+            assert set(put.states) == {PutState.COMMITTED}, put
+            into = empty(BLOCKS)
+            got = volume_of(reader).get(chain, into=into, deadline_s=20)
+            assert got.prefix == BLOCKS, got
+            assert np.array_equal(into, content(BLOCKS, seed))
+            again = volume_of(reader).put(chain, source=content(BLOCKS, seed), deadline_s=20)
+            assert set(again.states) == {PutState.EXISTS}
+    blocks = [sum(shard.blocks for shard in agent.shards) for agent in host.status()]
+    assert sum(blocks) == 4 * BLOCKS
+    assert all(blocks), "both agents own some of the blocks"
+
+
+def test_an_orderly_stop_of_all_agents_commits_what_was_staged(host: FabricThread) -> None:
+    with ostraca.connect(host.addresses[0], settings=SMALL) as client:
+        chain = volume_of(client).chain(hashes(BLOCKS))
+        put = volume_of(client).put(chain, source=content(BLOCKS), deadline_s=20, ack=Ack.STAGED)
+        assert put.accepted == BLOCKS
+    host.stop()
+    host.start()
+    with ostraca.connect(host.addresses[1], settings=SMALL) as client:
+        assert volume_of(client).lookup(chain, deadline_s=5).prefix == BLOCKS
+
+
+def test_prefetched_blocks_come_from_dram_and_need_no_flash(tmp_path: Path) -> None:
+    blocks = 32
+    with FabricThread(with_dram(small_plan(tmp_path / "fabric"), 64 * MIB)) as host:
+        with host.connect() as client:
+            volume = volume_of(client)
+            chain = volume.chain(hashes(blocks))
+            volume.put(chain, source=content(blocks), deadline_s=20, ack=Ack.COMMITTED)
+        host.stop()
+        host.start()
+        with host.connect() as client:
+            volume = volume_of(client)
+            assert volume.prefetch(chain, deadline_s=20).hits == blocks
+            into = empty(blocks)
+            assert volume.get(chain, into=into, deadline_s=20).hits == blocks
+            assert np.array_equal(into, content(blocks))
+        (agent,) = host.status()
+        assert agent.counters.get_hits_from_cache == blocks
+        assert agent.cache_used_bytes == blocks * BLOCK_BYTES
