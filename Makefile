@@ -17,6 +17,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 CODE := fabric dpu_agent enclosure sdk
 
+# Keeps the list of fonts that matplotlib makes in .venv, and out of the home directory.
+export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
