@@ -46,7 +46,7 @@ DRIVE = drive_id(ENCLOSURE, "d")
 SHARD = shard_id(DRIVE, 0)
 
 SETTINGS = AgentSettings(
-    memory=MemorySettings(staging_bytes=8 * MIB, cache_bytes=0, chunk_bytes=2 * MIB),
+    memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
     flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, waves_ahead=2, read_wave_bytes=2 * SLOT_BYTES),
     drain_s=2.0,
 )
@@ -68,7 +68,10 @@ class HeldDrive(MemoryDrive):
         self.holds_reads = False
         self.holds_writes = False
         self.held: list[Callable[[], None]] = []
+        self.fails_flushes = False
         self.writes: list[tuple[Run, ...]] = []
+        self.asked: list[str] = []
+        """Writes and flushes in the order they were submitted."""
 
     def record(self) -> EnclosureRecord:
         shard = ShardRecord(SHARD, DRIVE, 0, self.size_bytes, weight=self.size_bytes)
@@ -83,7 +86,15 @@ class HeldDrive(MemoryDrive):
     def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
         act = super().submit_write
         self.writes.append(tuple(runs))
+        self.asked.append("write")
         return self._perhaps(self.holds_writes, lambda: act(runs))
+
+    def submit_flush(self) -> asyncio.Future[bool]:
+        self.asked.append("flush")
+        flushed = super().submit_flush()
+        if self.fails_flushes:
+            flushed.set_result(False)
+        return flushed
 
     def let_go(self) -> None:
         """Hold nothing any more, and do what was held."""
@@ -316,7 +327,8 @@ async def assembled(
     volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
     yield Assembly(agent, drive, owners, membership, volume)
     drive.let_go()
-    await stop(agent)
+    if await stop(agent):
+        agent.unmap()
 
 
 async def stop(agent: Agent) -> bool:

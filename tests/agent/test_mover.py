@@ -94,6 +94,7 @@ async def test_waves_that_never_began_give_their_space_back_when_the_put_is_over
         worker.peer.let_go()
         await fabric.at_rest()
         assert worker.settled == [done.request]
+        assert fabric.shard.core.counts().blocks_committed == 0, "nor is what comes after the end stored"
 
 
 async def test_a_get_that_is_over_starts_no_transfer_and_keeps_what_is_under_way_in_quarantine() -> None:
@@ -107,6 +108,7 @@ async def test_a_get_that_is_over_starts_no_transfer_and_keeps_what_is_under_way
         assert get_states(done) == [BlockState.LATE] * 10
         assert unsettled_of(done) == [0, 1, 2, 3]
         assert fabric.mover.staging.quarantined_bytes == 4 * SLOT_BYTES
+        assert reader.settled == []
         reader.peer.let_go()
         await fabric.at_rest()
         assert len(reader.peer.moved) == 2
@@ -116,15 +118,16 @@ async def test_a_get_that_is_over_starts_no_transfer_and_keeps_what_is_under_way
 
 async def test_staging_is_not_reused_while_a_late_read_may_still_land_in_it() -> None:
     async with assembled() as fabric:
-        worker = fabric.worker()
+        worker, reader = fabric.worker(), fabric.worker()
         await fabric.put(worker, range(4))
         fabric.drive.holds_reads = True
-        done = await fabric.get(worker, range(4), deadline_s=0.05)
+        done = await fabric.get(reader, range(4), deadline_s=0.05)
         assert get_states(done) == [BlockState.LATE] * 4
         assert unsettled_of(done) == []
         assert fabric.mover.staging.quarantined_bytes == 4 * SLOT_BYTES
         fabric.drive.let_go()
         await fabric.at_rest()
+        assert reader.peer.moved == [], "all slots were said to be settled, so none is written any more"
 
 
 async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -> None:
@@ -167,10 +170,15 @@ async def test_a_deadline_that_is_over_or_no_time_makes_every_block_late(deadlin
     async with assembled(with_cache(2 * MIB)) as fabric:
         worker = fabric.worker()
         await fabric.put(worker, range(2))
-        done = await fabric.get(worker, range(4), deadline_s=deadline_s)
+        reader = fabric.worker()
+        done = await fabric.get(reader, range(4), deadline_s=deadline_s)
         assert get_states(done) == [BlockState.LATE] * 4
-        assert put_states(await fabric.put(worker, range(4), deadline_s=deadline_s)) == [PutState.LATE] * 4
+        moving = {slot // SLOT_BYTES for wave in reader.peer.moved for slot in wave.arena.tolist()}
+        assert moving <= set(unsettled_of(done)), "blocks of the cache may be under way already"
+        reader.peer.moved.clear()
+        assert put_states(await fabric.put(reader, range(4), deadline_s=deadline_s)) == [PutState.LATE] * 4
         await fabric.at_rest()
+        assert reader.peer.moved == []
 
 
 async def test_an_endless_deadline_is_cut_to_the_longest_one() -> None:
@@ -198,6 +206,47 @@ async def test_blocks_from_the_cache_count_as_such_only_when_they_arrived() -> N
         assert get_states(await fabric.get(worker, range(2))) == [BlockState.HIT] * 2
         assert fabric.mover.counters.get_hits_from_cache == 2
         await fabric.at_rest()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2 * MIB])
+@pytest.mark.parametrize("written_bytes", [0, 4096])
+async def test_a_block_whose_write_failed_is_declined_and_nobody_gets_it(
+    cache_bytes: int, written_bytes: int
+) -> None:
+    async with assembled(with_cache(cache_bytes)) as fabric:
+        worker = fabric.worker()
+        geometry = fabric.shard.core.geometry
+        for segment in range(geometry.segments):
+            begin = geometry.data_offset(segment)
+            fabric.drive.fail_writes(begin, geometry.data_bytes, written_bytes=written_bytes)
+        done = await fabric.put(worker, range(3))
+        assert put_states(done) == [PutState.DECLINED] * 3
+        assert reasons_of(done) == [Reason.DRIVE_ERROR] * 3
+        assert reasons_of(await fabric.get(worker, range(3))) == [Reason.NOT_FOUND] * 3
+        fabric.drive.mend()
+        assert put_states(await fabric.put(worker, range(3))) == [PutState.COMMITTED] * 3
+        assert get_states(await fabric.get(worker, range(3))) == [BlockState.HIT] * 3
+        await fabric.at_rest()
+
+
+@pytest.mark.parametrize("slow", ["transfer", "write"])
+async def test_space_that_was_held_for_too_long_is_not_written_any_more_nor_committed(slow: str) -> None:
+    """The owner, whose clock does not jump here, would still take the commit."""
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        jumped_s = 0.0
+        fabric.mover.clock = lambda: time.monotonic() + jumped_s
+        worker.peer.is_held, fabric.drive.holds_writes = slow == "transfer", slow == "write"
+        putting = asyncio.create_task(fabric.put(worker, [1]))
+        # The drive also holds the opening of the next segment.
+        await until(lambda: len(worker.peer.held) == 1 or len(fabric.drive.held) == 2)
+        jumped_s = fabric.mover.hold_s
+        worker.peer.let_go()
+        fabric.drive.let_go()
+        assert reasons_of(await putting) == [Reason.EXPIRED]
+        assert (fabric.drive.bytes.find(content_of(1)[:64]) >= 0) == (slow == "write")
+        assert fabric.shard.core.counts().blocks == 0
 
 
 async def test_without_its_drive_a_shards_blocks_are_misses_and_puts_are_declined() -> None:
@@ -245,15 +294,21 @@ async def test_a_worker_whose_transfers_never_end_cannot_use_up_the_agent() -> N
         await fabric.at_rest()
 
 
-async def test_lengths_in_a_get_that_are_not_the_stored_ones_are_misses() -> None:
-    async with assembled() as fabric:
-        worker = fabric.worker()
-        await fabric.put(worker, range(2))
-        message = fabric.get_message(range(2))
-        shorter = np.array([BLOCK_BYTES - 1, BLOCK_BYTES], np.uint32).tobytes()
-        changed = type(message)(
-            message.request, 0, 5.0, message.spans, shorter, message.slots, message.slot_bytes
-        )
-        done = await fabric.mover.get(worker, fabric.volume, changed)
+@pytest.mark.parametrize("cache_bytes", [0, 2 * MIB])
+@pytest.mark.parametrize("more_bytes", [-1, 1])
+async def test_lengths_in_a_get_that_are_not_the_stored_ones_are_misses_and_move_nothing(
+    more_bytes: int, cache_bytes: int
+) -> None:
+    """What lies behind a block in staging may be another tenant's."""
+    async with assembled(with_cache(cache_bytes)) as fabric:
+        worker, reader = fabric.worker(), fabric.worker()
+        stored_bytes = BLOCK_BYTES - 8
+        message = fabric.put_message(worker, range(2), length=stored_bytes)
+        assert put_states(await fabric.mover.put(worker, fabric.volume, message)) == [PutState.COMMITTED] * 2
+        asked = fabric.get_message(range(2))
+        lengths = np.array([stored_bytes + more_bytes, stored_bytes], np.uint32).tobytes()
+        changed = type(asked)(asked.request, 0, 5.0, asked.spans, lengths, asked.slots, asked.slot_bytes)
+        done = await fabric.mover.get(reader, fabric.volume, changed)
         assert reasons_of(done) == [Reason.WRONG_LENGTH, Reason.NONE]
+        assert not any(reader.peer.bytes[:SLOT_BYTES])
         await fabric.at_rest()

@@ -104,6 +104,27 @@ async def test_a_summary_that_could_not_be_written_declines_its_blocks_and_the_n
         await fabric.at_rest()
 
 
+async def test_a_volatile_cache_is_flushed_between_blocks_and_their_summary_and_before_the_answer() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, [1])
+        ring = fabric.shard.core.ring
+        await until(lambda: ring.ready is not None)  # so that nothing else is written
+        fabric.drive.has_volatile_cache = True
+        fabric.drive.asked.clear()
+        assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
+        assert fabric.drive.asked == ["write", "flush", "write", "flush"]
+
+
+async def test_blocks_that_could_not_be_flushed_are_declined() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.has_volatile_cache = fabric.drive.fails_flushes = True
+        assert reasons_of(await fabric.put(worker, [1])) == [Reason.DRIVE_ERROR]
+        assert reasons_of(await fabric.get(worker, [1])) == [Reason.NOT_FOUND]
+
+
 async def test_a_put_waits_for_a_segment_that_is_being_opened() -> None:
     async with assembled() as fabric:
         await fabric.ready()

@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.agent.assembly import BLOCK_BYTES, LAYOUT, SLOT_BYTES, Assembly, assembled, chain_of, with_cache
+from tests.agent.assembly import (
+    BLOCK_BYTES,
+    LAYOUT,
+    SLOT_BYTES,
+    Assembly,
+    assembled,
+    chain_of,
+    until,
+    with_cache,
+)
 
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.chain import Span
@@ -254,6 +263,7 @@ async def test_a_worker_that_vanishes_in_mid_put_leaves_nothing_held(tmp_path: P
         await other.wait_closed()
         assert isinstance(await wire.ask(LOOKUP), LookupDone)
         await wire.fabric.at_rest()
+        await until(lambda: wire.fabric.agent.status().workers == 1)
 
 
 async def test_volumes_beyond_the_most_are_refused(tmp_path: Path) -> None:
