@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,6 +140,25 @@ def test_a_whole_block_under_another_identity_is_damaged(
     result = reading.get(asked, into=[target], deadline_s=FAR_S)
     assert (result.states, result.reasons) == ((BlockState.MISS,), (Reason.DAMAGED,))
     assert not any(target)
+
+
+def test_blocks_that_landed_in_time_and_were_not_checked_in_time_are_late_and_not_handed_over(
+    agent: ScriptedAgent, volume: ostraca.Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, source = stored(volume, 4)
+    agent.script[Get] = lambda connection, message: connection.land(message, [0, 1, 2, 3])
+    target = somewhere(4)
+
+    def clock() -> float:
+        """Time runs out when the first block has been handed over."""
+        return time.monotonic() + FAR_S * bool((target[0] != UNTOUCHED).any())
+
+    monkeypatch.setattr("ostraca.batch.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("ostraca.batches.time", SimpleNamespace(monotonic=clock))
+    result = volume.get(chain, into=target, deadline_s=FAR_S)
+    assert result.states == (BlockState.HIT, BlockState.LATE, BlockState.LATE, BlockState.LATE)
+    assert np.array_equal(target[0], source[0])
+    assert (target[1:] == UNTOUCHED).all()
 
 
 def test_an_agent_that_goes_away_in_mid_get_leaves_what_landed_and_misses_for_the_rest(
