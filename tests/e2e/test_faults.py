@@ -210,6 +210,26 @@ def test_a_client_finds_its_restarted_agent_again(host: FabricProcess, transport
         assert np.array_equal(into, content(BLOCKS))
 
 
+def test_slots_of_a_killed_agent_stay_in_quarantine_until_its_successor_proves_it_gone(
+    host: FabricProcess, transport: str
+) -> None:
+    with connect(host, transport) as client:
+        volume = volume_of(client)
+        chain = volume.chain(hashes(BLOCKS))
+        host.signal(signal.SIGSTOP)
+        assert set(volume.get(chain, into=empty(BLOCKS), deadline_s=0.1).states) == {BlockState.LATE}
+        host.kill()
+        until_s = time.monotonic() + 10
+        while set(volume.lookup(chain, deadline_s=1).reasons) != {Reason.DISCONNECTED}:
+            assert time.monotonic() < until_s
+        # What crosses on the connection itself ends with it; over NIXL nobody has said that it has ended.
+        assert client.quarantined_bytes == (0 if transport == "inline" else BLOCKS * BLOCK_BYTES)
+        host.start()
+        while client.quarantined_bytes or not client.is_connected:
+            assert time.monotonic() < until_s + 15
+            volume.lookup(chain, deadline_s=1)
+
+
 def test_an_idle_fabric_and_client_do_not_spin(host: FabricProcess, transport: str) -> None:
     with connect(host, transport) as client:
         volume = volume_of(client)
