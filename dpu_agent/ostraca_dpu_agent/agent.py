@@ -165,6 +165,14 @@ class Agent:
         await self._membership.leave(self.id, self.start_id)
         return has_ended
 
+    def unmap(self) -> None:
+        """Let this agent's memory go.
+
+        Only when ``drain`` and ``leave`` have said that everything has ended, and after its transports are
+        closed, which know the memory. Otherwise leave it mapped: something may still land there.
+        """
+        self._staging.memory.close()
+
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
         memory = self._settings.memory

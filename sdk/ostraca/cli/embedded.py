@@ -125,7 +125,6 @@ class EmbeddedFabric:
         drained = await asyncio.gather(*(agent.drain() for agent in self._agents))
         left = await asyncio.gather(*(agent.leave() for agent in self._agents))
         has_ended = all(drained) and all(left)
-        self._agents.clear()
         if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
             for drive in self._drives.values():
                 drive.close()
@@ -133,6 +132,9 @@ class EmbeddedFabric:
         for transport in self._transports.values():
             await transport.close()
         self._transports.clear()
+        for agent in self._agents if has_ended else ():
+            agent.unmap()
+        self._agents.clear()
         if self._state is not None:
             self._state.close()
             self._state = None
