@@ -31,7 +31,7 @@ from tests.contract.transport_contract import (
     wave,
 )
 
-from ostraca_fabric.adapters import nixl_runtime
+from ostraca_fabric.adapters import nixl_runtime, nixl_transport
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.nixl_transport import NixlSettings, NixlTransport, sealed, unsealed
@@ -228,6 +228,34 @@ def test_any_changed_byte_of_the_metadata_is_noticed_before_nixl_parses_it() -> 
         damaged = metadata[:place] + bytes([metadata[place] ^ 1]) + metadata[place + 1 :]
         with pytest.raises(TransportError):
             unsealed(damaged)
+
+
+@needs_nixl
+@pytest.mark.nixl
+async def test_a_transfer_whose_end_nixl_cannot_tell_never_settles_and_its_memory_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = ArenaHost("nixl", tmp_path, arena_bytes=ARENA, chunk_bytes=CHUNK)
+    memory = HugeMemory(STAGING, prefault=True)
+    transport = NixlTransport.create("unsure")
+    transport.register(memory.view, chunk_bytes=CHUNK)
+    peer = await transport.attach(host.offer, memory.view, NO_CHANNEL)
+    agent, post = transport._agent, transport._agent.post
+
+    def post_and_lose_sight(transfer: nixl_runtime.Transfer) -> nixl_runtime.State:
+        post(transfer)
+        return nixl_runtime.State.UNKNOWN
+
+    monkeypatch.setattr(agent, "post", post_and_lose_sight)
+    end = peer.submit(TO_WORKER, wave(1, PAGE, PAGE))
+    await asyncio.wrap_future(transport._thread.call(lambda: None))  # behind the transfer's own end
+    assert not end.done()
+    peer.close()
+    await transport.close()
+    assert not end.done()
+    assert agent in [given_up[0] for given_up in nixl_transport._given_up]
+    memory.leak()
+    assert await asyncio.to_thread(host.stop) == 0
 
 
 @needs_nixl

@@ -140,7 +140,7 @@ if child == 0:
     try:
         client.status()
     except ostraca.ClosedError as error:
-        print(error)
+        print(error, flush=True)
         os._exit(0)
     os._exit(1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
