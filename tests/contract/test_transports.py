@@ -253,7 +253,7 @@ async def test_a_transfer_whose_end_nixl_cannot_tell_never_settles_and_its_memor
     peer.close()
     await transport.close()
     assert not end.done()
-    assert agent in [given_up[0] for given_up in nixl_transport._given_up]
+    assert any(isinstance(kept, tuple) and agent is kept[0] for kept in nixl_transport._given_up)
     memory.leak()
     assert await asyncio.to_thread(host.stop) == 0
 
