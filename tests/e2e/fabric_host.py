@@ -70,10 +70,11 @@ class FabricThread:
     def stop(self) -> None:
         if self._loop is None or self.fabric is None:
             return
-        assert asyncio.run_coroutine_threadsafe(self.fabric.stop(), self._loop).result(30), (
-            "work was left over"
-        )
-        self._end_loop()
+        try:
+            has_ended = asyncio.run_coroutine_threadsafe(self.fabric.stop(), self._loop).result(30)
+        finally:  # or a test that fails would keep its process from ending
+            self._end_loop()
+        assert has_ended, "work was left over"
 
     def _end_loop(self) -> None:
         assert self._loop is not None
