@@ -81,10 +81,12 @@ def _puts(agents: tuple[AgentStatus, ...]) -> Table:
 
 
 def _shards(agents: tuple[AgentStatus, ...]) -> Table:
-    table = _table("Shards", "shard", "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
+    # Cut short, the names of all drives would look alike.
+    shard = Column("shard", overflow="fold")
+    table = _table("Shards", shard, "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
     for agent in agents:
-        for shard in agent.shards:
-            table.add_row(*_shard_row(agent.agent, shard))
+        for status in agent.shards:
+            table.add_row(*_shard_row(agent.agent, status))
     return table
 
 
