@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.chain import Span
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import TenantId
+from ostraca_fabric.rows import blake2b_rows
 
 FABRIC_KEY_BYTES = 32
 SECRET_BYTES = 32
@@ -47,19 +48,19 @@ def placement_secret(secret: bytes) -> bytes:
 
 
 def derive_keys(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
-    """Return the keys of all blocks of *spans*, in order: shape (n, 16), read-only.
+    """Return the keys of all blocks of *spans*, in order: shape (n, 16).
 
     A key is BLAKE2b-128 under the volume's secret over engine hash, rank and group (u32, little-endian).
     """
-    # Copying a keyed state costs less than half of making one: 0.5 µs per block, of which the hashing itself
-    # is 0.25.
-    keyed = blake2b(key=secret, digest_size=KEY_BYTES, person=b"ostraca-key").copy
-    keys = []
-    for span in spans:
-        rank_and_group = struct.pack("<II", span.rank, span.group)
-        hashes, width = span.hashes, span.hash_bytes
-        for at in range(0, len(hashes), width):
-            state = keyed()
-            state.update(hashes[at : at + width] + rank_and_group)
-            keys.append(state.digest())
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+    made = [
+        blake2b_rows(
+            b"",
+            span.hashes,
+            np.tile(np.array([span.rank, span.group], "<u4").view(np.uint8), (len(span), 1)),
+            digest_bytes=KEY_BYTES,
+            person=b"ostraca-key",
+            key=secret,
+        )
+        for span in spans
+    ]
+    return np.concatenate(made) if made else np.empty((0, KEY_BYTES), np.uint8)

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.chain import Span
 from ostraca_fabric.fabric_map import EnclosureRecord, FabricMap
 from ostraca_fabric.ids import AgentId, PlacementEpoch, ShardId
+from ostraca_fabric.rows import blake2b_rows
 
 NOWHERE = -1
 """The index of "no shard": the fabric has no weight at all."""
@@ -133,15 +134,18 @@ def _member_hash(member: str) -> int:
 
 def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint64]:
     """Hash each stripe unit under the secret, shape (units, 2): one for the enclosure, one for the shard."""
-    keyed = blake2b(key=secret, digest_size=16, person=b"ostraca-unit").copy
-    digests = []
-    for span in spans:
-        units, width = span.units, span.hash_bytes
-        for at in range(0, len(units), width):
-            state = keyed()
-            state.update(units[at : at + width])
-            digests.append(state.digest())
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 2)
+    digests = [
+        blake2b_rows(
+            b"",
+            span.units,
+            np.empty((len(span.unit_blocks), 0), np.uint8),
+            digest_bytes=16,
+            person=b"ostraca-unit",
+            key=secret,
+        )
+        for span in spans
+    ]
+    return np.concatenate(digests).view("<u8").astype(np.uint64)
 
 
 def _winners(

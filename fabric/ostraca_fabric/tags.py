@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +29,9 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from ostraca_fabric.chain import Span
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.native import at, library
+from ostraca_fabric.rows import blake2b_rows
 from ostraca_fabric.volume import VolumeIdentity
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ SEED_BYTES = 8
 def tag_seeds(
     identity: VolumeIdentity, spans: Sequence[Span], lengths: NDArray[np.uint32]
 ) -> NDArray[np.uint64]:
-    """Return the seed of each block of *spans*, in order: shape (n,), read-only.
+    """Return the seed of each block of *spans*, in order: shape (n,).
 
     *lengths* are the blocks' lengths in bytes, shape (n,). A seed is BLAKE2b-64, read as little-endian, over
     tenant, volume name, layout digest and engine hash, each preceded by its length, then rank, group and
@@ -54,19 +56,21 @@ def tag_seeds(
         raise UsageError(f"lengths of shape {lengths.shape} for {blocks} blocks: pass one for each")
     fields = [identity.tenant.encode(), identity.name.encode(), identity.layout_digest]
     volume = b"".join(struct.pack("<I", len(field)) + field for field in fields)
-    length_column = lengths.astype("<u4").tobytes()
-    seeds, length_at = [], 0
+    seeds, first = np.empty((blocks, SEED_BYTES), np.uint8), 0
     for span in spans:
-        hashes, width = span.hashes, span.hash_bytes
-        rank_and_group = struct.pack("<II", span.rank, span.group)
-        # What the span's blocks have in common is hashed once; copying that state is cheaper.
-        begun = blake2b(volume + struct.pack("<I", width), digest_size=SEED_BYTES, person=b"ostraca-tag").copy
-        for at in range(0, len(hashes), width):
-            state = begun()
-            state.update(hashes[at : at + width] + rank_and_group + length_column[length_at : length_at + 4])
-            seeds.append(state.digest())
-            length_at += 4
-    return np.frombuffer(b"".join(seeds), "<u8")
+        last = first + len(span)
+        rest = np.empty((len(span), 3), "<u4")
+        rest[:, :2] = span.rank, span.group
+        rest[:, 2] = lengths[first:last]
+        seeds[first:last] = blake2b_rows(
+            volume + struct.pack("<I", span.hash_bytes),
+            span.hashes,
+            rest.view(np.uint8),
+            digest_bytes=SEED_BYTES,
+            person=b"ostraca-tag",
+        )
+        first = last
+    return seeds.view("<u8").reshape(-1)
 
 
 def tag_of(view: ReadableBuffer, seed: int) -> bytes:
@@ -82,12 +86,79 @@ def tag_of_parts(parts: Iterable[ReadableBuffer], seed: int) -> bytes:
     return state.digest()
 
 
-def tags_of(views: Sequence[memoryview], seeds: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the tags of whole blocks, one view and one seed each: shape (n, 16), read-only."""
-    made = [xxh3_128_digest(view, seed) for view, seed in zip(views, seeds.tolist(), strict=True)]
-    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, TAG_BYTES)
-
-
 def matches(view: ReadableBuffer, seed: int, tag: ReadableBuffer) -> bool:
     """Tell whether *view* holds the bytes that *tag* was made from, for the block that *seed* stands for."""
     return xxh3_128_digest(view, seed) == bytes(tag)
+
+
+def tags_of(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+) -> NDArray[np.uint8]:
+    """Return the tags of blocks that lie in *memory*, a flat array: shape (n, 16).
+
+    One offset, length and seed each, all of shape (n,). Releases the GIL. Raises ValueError when a block
+    reaches outside of *memory*.
+    """
+    offsets, lengths, seeds = _columns(offsets, lengths, seeds)
+    tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
+    checked = library.ostraca_tags(
+        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+    return tags
+
+
+def are_good(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Tell of each block whether it holds the bytes that its tag was made from.
+
+    As ``tags_of``, with *tags* of shape (n, 16).
+    """
+    offsets, lengths, seeds = _columns(offsets, lengths, seeds)
+    assert tags.shape == (len(offsets), TAG_BYTES), f"tags of shape {tags.shape} for {len(offsets)} blocks"
+    tags = np.ascontiguousarray(tags)
+    good = np.empty(len(offsets), np.bool_)
+    checked = library.ostraca_check(
+        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), at(good), len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+    return good
+
+
+def blank_rests(memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> None:
+    """Zero what follows each block in its last page, so that no other block's bytes go to flash with it."""
+    offsets, lengths, _ = _columns(offsets, lengths, np.zeros(len(offsets), np.uint64))
+    checked = library.ostraca_blank_rests(
+        at(memory), memory.nbytes, at(offsets), at(lengths), PAGE_BYTES, len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+
+
+def _columns(
+    offsets: NDArray[np.int64], lengths: NDArray[np.uint32], seeds: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint64]]:
+    """See the columns as C does."""
+    assert len(offsets) == len(lengths) == len(seeds), "a block has one offset, one length and one seed"
+    return (
+        np.ascontiguousarray(offsets, np.int64),
+        np.ascontiguousarray(lengths, np.uint32),
+        np.ascontiguousarray(seeds, np.uint64),
+    )
+
+
+def _refuse_outside(
+    checked: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]
+) -> None:
+    if checked < len(offsets):
+        raise ValueError(
+            f"block {checked}, {lengths[checked]} bytes at {offsets[checked]}, reaches outside of "
+            f"{memory.nbytes} bytes of memory"
+        )

@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.fabric import second_implementation as second
 
 from ostraca_fabric.chain import RANK_MAX, Chain, Span
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import TenantId
-from ostraca_fabric.tags import TAG_BYTES, matches, tag_of, tag_of_parts, tag_seeds, tags_of
+from ostraca_fabric.tags import (
+    TAG_BYTES,
+    are_good,
+    blank_rests,
+    matches,
+    tag_of,
+    tag_of_parts,
+    tag_seeds,
+    tags_of,
+)
 from ostraca_fabric.volume import VolumeIdentity
 
 IDENTITY = VolumeIdentity(TenantId("acme"), "llama-70b", bytes(range(16)))
@@ -101,18 +111,55 @@ def test_the_tag_of_parts_is_the_tag_of_the_whole(parts: list[bytes], seed: int)
     assert tag_of_parts(parts, seed) == tag_of(whole, seed) == second.tag(whole, seed)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=300), seeds), max_size=6))
+@given(st.lists(st.tuples(st.binary(max_size=600), seeds, st.integers(0, 9)), max_size=6), st.data())
 @settings(deadline=None, max_examples=60)
-def test_a_batch_of_tags_is_the_tags_one_by_one(blocks: list[tuple[bytes, int]]) -> None:
-    views = [memoryview(block) for block, _ in blocks]
-    made = tags_of(views, np.array([seed for _, seed in blocks], np.uint64))
+def test_a_batch_of_tags_is_the_tags_one_by_one(
+    blocks: list[tuple[bytes, int, int]], data: st.DataObject
+) -> None:
+    memory, offsets = laid_out([(block, gap) for block, _, gap in blocks])
+    lengths = np.array([len(block) for block, _, _ in blocks], np.uint32)
+    batch = np.array([seed for _, seed, _ in blocks], np.uint64)
+    made = tags_of(memory, offsets, lengths, batch)
     assert made.shape == (len(blocks), TAG_BYTES)
-    assert [row.tobytes() for row in made] == [tag_of(block, seed) for block, seed in blocks]
+    assert [row.tobytes() for row in made] == [second.tag(block, seed) for block, seed, _ in blocks]
+    assert are_good(memory, offsets, lengths, batch, made).all()
+    if blocks:
+        wrong = data.draw(st.integers(0, len(blocks) - 1))
+        made[wrong, data.draw(st.integers(0, TAG_BYTES - 1))] ^= 1
+        good = are_good(memory, offsets, lengths, batch, made)
+        assert np.flatnonzero(~good).tolist() == [wrong]
 
 
-def test_a_batch_with_a_seed_too_few_is_a_broken_call() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        tags_of([memoryview(b"a"), memoryview(b"b")], np.array([1], np.uint64))
+def laid_out(blocks: list[tuple[bytes, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Lay blocks out, each after a gap; return the memory and where each block begins."""
+    memory, offsets = bytearray(), []
+    for block, gap in blocks:
+        memory += b"\xa5" * gap
+        offsets.append(len(memory))
+        memory += block
+    return np.frombuffer(bytes(memory), np.uint8), np.array(offsets, np.int64)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (57, 8), (64, 1), (1 << 62, 1), (-(1 << 63), 4)])
+def test_a_block_outside_of_memory_is_refused_before_a_byte_is_read(offset: int, length: int) -> None:
+    memory = np.zeros(64, np.uint8)
+    offsets, lengths = np.array([0, offset], np.int64), np.array([64, length], np.uint32)
+    numbers = np.zeros(2, np.uint64)
+    with pytest.raises(ValueError, match="block 1"):
+        tags_of(memory, offsets, lengths, numbers)
+    with pytest.raises(ValueError, match="block 1"):
+        are_good(memory, offsets, lengths, numbers, np.zeros((2, TAG_BYTES), np.uint8))
+    with pytest.raises(ValueError, match="block 1"):
+        blank_rests(memory, offsets, lengths)
+
+
+def test_what_follows_a_block_in_its_last_page_is_blanked_and_nothing_else() -> None:
+    memory = np.full(5 * 4096, 7, np.uint8)
+    blank_rests(memory, np.array([0, 4096, 4 * 4096], np.int64), np.array([4096, 4097, 1], np.uint32))
+    expected = np.full(5 * 4096, 7, np.uint8)
+    expected[2 * 4096 + 1 : 3 * 4096] = 0
+    expected[4 * 4096 + 1 :] = 0
+    assert np.array_equal(memory, expected)
 
 
 @given(st.binary(min_size=1, max_size=5000), seeds, st.data())

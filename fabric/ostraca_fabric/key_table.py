@@ -1,0 +1,67 @@
+"""Rows by key: finds many 16-byte keys in one call, without the interpreter lock.
+
+The keys themselves lie in a column of their user's, shape (rows, 16); the table holds 8 bytes for each place,
+and has at least two places for each row. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.keys import KEY_BYTES
+from ostraca_fabric.native import at, library
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class KeyTable:
+    """Which row of *keys* has a key. *keys* is its user's, and keeps its place in memory."""
+
+    def __init__(self, keys: NDArray[np.uint8]) -> None:
+        rows = len(keys)
+        assert keys.shape == (rows, KEY_BYTES)
+        assert 0 < rows < 1 << 31, f"a table for {rows} rows"
+        self._keys = keys
+        self._places = np.zeros(1 << rows.bit_length() + 1, np.uint64)
+        self._mask = len(self._places) - 1
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Count the rows entered."""
+        return self._count
+
+    def find(self, wanted: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return the row of each key of *wanted*, shape (n, 16); -1 where there is none."""
+        wanted = np.ascontiguousarray(wanted)
+        rows = np.empty(len(wanted), np.int64)
+        library.ostraca_table_find(
+            at(self._places), self._mask, at(self._keys), at(wanted), at(rows), len(rows)
+        )
+        return rows
+
+    def enter(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Enter rows whose keys are written. A row whose key another has, also of this call, stays out.
+
+        Says which were entered. A row that stays out must not be removed.
+        """
+        holders = np.empty(len(rows), np.int64)
+        rows = np.ascontiguousarray(rows, np.int64)
+        library.ostraca_table_enter(
+            at(self._places), self._mask, at(self._keys), at(rows), at(holders), len(rows)
+        )
+        is_entered: NDArray[np.bool_] = holders == rows
+        self._count += int(np.count_nonzero(is_entered))
+        assert 2 * self._count <= len(self._places), "more rows were entered than there are"
+        return is_entered
+
+    def remove(self, rows: NDArray[np.int64]) -> None:
+        """Take rows out, each entered and named once, and their keys not changed since."""
+        rows = np.ascontiguousarray(rows, np.int64)
+        removed = library.ostraca_table_remove(
+            at(self._places), self._mask, at(self._keys), at(rows), len(rows)
+        )
+        self._count -= removed
+        assert removed == len(rows), "a row was taken out that was not in the table"

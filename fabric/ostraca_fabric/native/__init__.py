@@ -1,0 +1,94 @@
+"""The loops over blocks, in C: what a batch costs without holding the interpreter lock.
+
+Python handles requests, waves and I/Os; whatever is done to each *block* of one (hashing, comparing, copying,
+moving to and from flash, finding by key) is one call into this library for all of them. The C files beside
+this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why there are any.
+
+Only the modules that give these calls their meaning import this one: ``tags``, ``keys``, ``key_table``, the
+SDK's ``parts`` and the file drive. They pass addresses, so they keep what lies there alive during the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xxhash import _xxhash  # type: ignore[attr-defined]  # its stubs leave the C module out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FILE_NAME = "libostraca.so"
+
+_at = c_void_p  # an array's first byte
+_bytes = c_uint64
+_count = c_int64
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    # memory, its size, offsets, lengths, seeds, tags made, blocks
+    "ostraca_tags": (_count, [_at, _bytes, _at, _at, _at, _at, _count]),
+    # memory, its size, offsets, lengths, seeds, tags, good, blocks
+    "ostraca_check": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _count]),
+    # memory, its size, offsets, lengths, page, blocks
+    "ostraca_blank_rests": (_count, [_at, _bytes, _at, _at, _bytes, _count]),
+    # memory, its size, offsets, lengths, seeds, parts, first part of each block, tags made, blocks
+    "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
+    # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks
+    "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
+    # descriptor, is_write, drive offset, memory, its size, offsets, lengths, pieces
+    "ostraca_move": (c_int64, [c_int, c_int, c_int64, _at, _bytes, _at, _at, _count]),
+    # key, its bytes, person, prefix, its bytes, rows, bytes of each, suffixes, bytes of each, digests, each, rows
+    "ostraca_blake2b_rows": (
+        None,
+        [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _at, _bytes, _count],
+    ),
+    # slots, mask, keys by row, keys wanted, rows found, how many
+    "ostraca_table_find": (None, [_at, c_uint64, _at, _at, _at, _count]),
+    # slots, mask, keys by row, rows, rows that hold the keys, how many
+    "ostraca_table_enter": (None, [_at, c_uint64, _at, _at, _at, _count]),
+    # slots, mask, keys by row, rows, how many
+    "ostraca_table_remove": (_count, [_at, c_uint64, _at, _at, _count]),
+}
+
+_XXH3 = (
+    "XXH3_128bits_withSeed",
+    "XXH3_createState",
+    "XXH3_128bits_reset_withSeed",
+    "XXH3_128bits_update",
+    "XXH3_128bits_digest",
+    "XXH3_freeState",
+)
+
+
+def at(array: NDArray[Any]) -> int:
+    """Return the address of an array's first byte. The array must be C-contiguous, and outlive the call."""
+    assert array.flags.c_contiguous, "C sees an array's items one after another"
+    return array.ctypes.data
+
+
+def _loaded() -> ctypes.CDLL:
+    path = Path(__file__).with_name(FILE_NAME)
+    if not path.exists():
+        raise ImportError(
+            f"{FILE_NAME} is not there: this is a source tree that was never installed. Run `make test`, or "
+            "`pip install -e .` in your own environment, which compile it"
+        )
+    found = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    hashing = ctypes.CDLL(_xxhash.__file__)
+    try:
+        functions = [ctypes.cast(getattr(hashing, name), c_void_p) for name in _XXH3]
+    except AttributeError as error:
+        raise ImportError(
+            f"the xxhash package at {_xxhash.__file__} does not offer {error}: install the one from PyPI"
+        ) from error
+    found.ostraca_use_xxh3(*functions)
+    return found
+
+
+library = _loaded()
+"""Call its functions as the comments in the C files say."""
