@@ -2,7 +2,7 @@
 
 Python handles requests, waves and I/Os; whatever is done to each *block* of one (hashing, comparing, copying,
 moving to and from flash, finding by key) is one call into this library for all of them. The C files beside
-this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why there are any.
+this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why.
 
 Only the modules that give these calls their meaning import this one: ``tags``, ``keys``, ``key_table``, the
 SDK's ``parts`` and the file drive. They pass addresses, so they keep what lies there alive during the call.
@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
     # descriptor, is_write, drive offset, memory, its size, offsets, lengths, pieces
     "ostraca_move": (c_int64, [c_int, c_int, c_int64, _at, _bytes, _at, _at, _count]),
-    # key, its bytes, person, prefix, its bytes, rows, bytes of each, suffixes, bytes of each, digests, each, rows
+    # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, of one, digests, of one, rows
     "ostraca_blake2b_rows": (
         None,
         [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _at, _bytes, _count],

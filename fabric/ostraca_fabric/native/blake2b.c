@@ -3,6 +3,7 @@
 
 #include "ostraca.h"
 
+#include <endian.h>
 #include <string.h>
 
 #define BLOCK_BYTES 128
@@ -30,10 +31,9 @@ static const uint8_t sigma[10][16] = {
 
 static uint64_t load(const uint8_t bytes[8])
 {
-    uint64_t word = 0;
-    for (int byte = 7; byte >= 0; byte--)
-        word = word << 8 | bytes[byte];
-    return word;
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    return le64toh(word);
 }
 
 static inline uint64_t turned(uint64_t word, int bits) { return word >> bits | word << (64 - bits); }
@@ -62,6 +62,7 @@ static void compress(struct state *state, int is_last)
     v[12] ^= state->count;
     if (is_last)
         v[14] = ~v[14];
+#pragma GCC unroll 12 /* the indices are then constants: twice as fast */
     for (int round = 0; round < 12; round++) {
         const uint8_t *s = sigma[round % 10];
         mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);
