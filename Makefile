@@ -16,6 +16,7 @@ OSTRACA_TORCH ?=
 BIN := .venv/bin
 READY := .venv/.ready
 CODE := fabric dpu_agent enclosure sdk
+NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch])
 
 # Keeps the list of fonts that matplotlib makes in .venv, and out of the home directory.
 export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib
@@ -51,17 +52,21 @@ format: $(READY) ## Format the code and apply safe lint fixes
 
 # Hashes are the public index's: wheels that happen to lie on this machine must not find their way into the lock.
 .PHONY: lock
-lock: $(READY) ## Write requirements.lock anew (LOCK_ARGS=--upgrade for newer versions)
+lock: $(READY) ## Write the two lock files anew (LOCK_ARGS=--upgrade for newer versions)
 	@env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
 	  $(BIN)/uv pip compile pyproject.toml --group dev --extra agent --extra enclosure --extra demo \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	  --quiet --output-file requirements.lock $(LOCK_ARGS)
+	@echo 'ziglang>=0.13' | env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+	  $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --quiet --output-file requirements-compiler.lock $(LOCK_ARGS)
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist fabric/ostraca_fabric/native/*.so
 	find $(CODE) tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(READY): scripts/setup requirements.lock pyproject.toml
+$(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ZIG = "ziglang>=0.13"
 FOLDER = Path("fabric", "ostraca_fabric", "native")
-FLAGS = ["-O3", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared"]
+FLAGS = ["-O3", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared", "-s"]
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # its configuration has no type of ours
@@ -37,8 +38,14 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # its conf
         sources = sorted(folder.glob("*.c"))
         fresh = made.with_suffix(f".{os.getpid()}")
         command = [*_compiler(), *FLAGS, "-o", str(fresh), *map(str, sources)]
-        self.app.display_debug(shlex.join(command))
-        ended = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 (our own)
+        with tempfile.TemporaryDirectory() as cache:  # zig's would be in the home directory
+            ended = subprocess.run(  # noqa: S603 (our own command)
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache},
+            )
         if ended.returncode:
             message = f"compiling Ostraca's C files failed: {shlex.join(command)}\n{ended.stderr}"
             raise RuntimeError(message)
