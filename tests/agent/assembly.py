@@ -236,10 +236,10 @@ class Assembly:
         lengths = np.full(count, length, np.uint32)
         seeds = tag_seeds(self.volume.identity, spans, lengths)
         slots = np.arange(count, dtype=np.uint64) * SLOT_BYTES
-        contents = [content_of(number, length) for number in numbers]
-        for slot, block in zip(slots.tolist(), contents, strict=True):
-            worker.peer.bytes[slot : slot + length] = block
-        tags = tags_of([memoryview(block) for block in contents], seeds)
+        for slot, number in zip(slots.tolist(), numbers, strict=True):
+            worker.peer.bytes[slot : slot + length] = content_of(number, length)
+        arena = np.frombuffer(worker.peer.bytes, np.uint8)
+        tags = tags_of(arena, slots.astype(np.int64), lengths, seeds)
         self.requests += 1
         return Put(
             self.requests,
