@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ostraca.client import Client, connect
     from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
+    from ostraca.shells.done import Done
+    from ostraca.shells.driver import Ticket
     from ostraca.views import BlockViews, SlotLease
     from ostraca.volume import Volume
     from ostraca_fabric.chain import Chain
@@ -48,6 +50,7 @@ __all__ = [
     "ClientSettings",
     "ClosedError",
     "ConnectError",
+    "Done",
     "GetResult",
     "KvGroup",
     "Layout",
@@ -61,6 +64,7 @@ __all__ = [
     "Reason",
     "RefusedError",
     "SlotLease",
+    "Ticket",
     "TransportError",
     "UnknownVolumeError",
     "UsageError",
@@ -73,6 +77,8 @@ _HOMES = {
     "ostraca.client": ("Client", "connect"),
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
+    "ostraca.shells.done": ("Done",),
+    "ostraca.shells.driver": ("Ticket",),
     "ostraca.views": ("BlockViews", "SlotLease"),
     "ostraca.volume": ("Volume",),
     "ostraca_fabric.chain": ("Chain",),

@@ -18,6 +18,8 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.slots import SlotPool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -43,6 +45,9 @@ class Arena:
         self.chunk_bytes = settings.chunk_bytes
         self._pid = os.getpid()
         self.changed = threading.Condition(threading.Lock())
+        self.on_changed: Callable[[], None] = _nobody
+        """Called with ``changed`` held, and must not block."""
+
         slots = SlotPool(size_bytes, settings.chunk_bytes)
         self.ledger = Ledger(slots, quarantine_bytes_max=settings.quarantine_bytes_max)
         """Hold ``changed`` to use it."""
@@ -105,7 +110,12 @@ class Arena:
             return
         with self.changed:
             self.ledger.give(offsets)
-            self.changed.notify_all()
+            self.tell_changed()
+
+    def tell_changed(self) -> None:
+        """Slots or requests may have become free. Hold ``changed``."""
+        self.changed.notify_all()
+        self.on_changed()
 
     def close(self) -> None:
         """Stop offering the memory, and unmap it unless something may still land there.
@@ -123,6 +133,10 @@ class Arena:
             self._memory.close()
         else:
             self._memory.leak()
+
+
+def _nobody() -> None:
+    """Nobody waits but those that wait for ``changed``."""
 
 
 def _end(name: str, memory: HugeMemory, slots: SlotPool) -> ArenaEnd:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostraca.core.events import Answer, Effect, Event
-    from ostraca.session import Mailbox, Session
+    from ostraca.session import Session
     from ostraca_fabric.wire.messages import Message
 
 
@@ -27,7 +27,7 @@ def ask(session: Session, question: Callable[[int], Message], *, until_s: float)
     """
     request = session.next_request()
     operation = Question(question(request), request=request, until_s=until_s)
-    mail: Mailbox = SimpleQueue()
+    mail: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     effects = operation.start(time.monotonic())
     try:
         while True:
@@ -46,7 +46,9 @@ def ask(session: Session, question: Callable[[int], Message], *, until_s: float)
         session.leave(request)
 
 
-def _next_effects(session: Session, operation: Question, mail: Mailbox, until_s: float) -> list[Effect]:
+def _next_effects(
+    session: Session, operation: Question, mail: SimpleQueue[tuple[int, Event]], until_s: float
+) -> list[Effect]:
     try:
         _, event = mail.get(timeout=max(0.0, until_s - time.monotonic()))
     except Empty:

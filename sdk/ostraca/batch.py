@@ -1,8 +1,13 @@
-"""Batches: many blocks in one call, as requests that the agent accepts, in the caller's own thread.
+"""Batches: many blocks in one operation, as requests that the agent accepts.
 
-A batch keeps up to ``windows_inflight`` requests under way and takes what happens to them from one mailbox.
-Verifying, copying and tagging happen here, in the thread that called, while the agent works on what comes
-next.
+A batch keeps up to ``windows_inflight`` requests under way. It owns no thread and never waits: a *shell* (see
+``ostraca.shells``) gives it what comes from the agent, and lets it go on::
+
+    batch.advance()                 start what there is room for
+    batch.on(request, event)        from the batch's mailbox; verifies, copies and tags in the shell's thread
+    batch.tick()                    the deadline may have passed
+    batch.cancel()                  nobody wants the rest
+    batch.close()                   always, once, at the end
 
 A batch always ends: by its answers, by its deadline, or by the loss of its session, whose reasons its
 outcomes then carry.
@@ -12,12 +17,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca.core.events import Disconnected, Finished, Rejected, Replied, Send, Ticked, Verify
+from ostraca.core.events import Cancelled, Disconnected, Finished, Rejected, Replied, Send, Ticked, Verify
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.outcome import BlockState, Reason
 from ostraca_fabric.wire.messages import Cancel
@@ -36,14 +40,12 @@ if TYPE_CHECKING:
 
     BlockOperation = LookupOperation | PrefetchOperation | GetOperation | PutOperation
 
-_ROOM_RECHECK_S = 0.05
-"""Longest sleep while waiting for other callers' slots: a session that is lost meanwhile is then noticed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A volume as one session knows it."""
+    """A volume as one session knows it, and where one batch hears of its requests."""
 
+    mail: Mailbox
     session: Session
     arena: Arena
     settings: ClientSettings
@@ -62,7 +64,7 @@ class Under:
 
 
 class Batch:
-    """What all batches have in common. Call ``run`` once, then read ``states``, ``reasons`` and ``note``."""
+    """What all batches have in common. Read ``states``, ``reasons`` and ``note`` when it is over."""
 
     _late: int = BlockState.LATE
     _declined: int = BlockState.DECLINED
@@ -75,7 +77,7 @@ class Batch:
         self._until_s = until_s
         self._states = np.full(blocks, self._late, np.uint8)
         self._reasons = np.full(blocks, Reason.DEADLINE, np.uint8)
-        self._mail: Mailbox = SimpleQueue()
+        self._first = 0
         self._under: dict[int, Under] = {}
 
     @property
@@ -88,86 +90,36 @@ class Batch:
         """One reason per block."""
         return self._reasons.tobytes()
 
-    def run(self) -> None:
-        """Do it all. Raises RefusedError when the agent says that it can't be done as asked."""
-        first = 0
-        try:
-            while first < self._blocks or self._under:
-                first = self._begin_more(first)
-                if self._under:
-                    self._take_one()
-        finally:
-            # Something raised, maybe an interrupt: nobody waits any more, and the slots must not stay with
-            # us.
-            for request in list(self._under):
-                self._session.cancel(request)
-                self._drop(request)
+    @property
+    def is_over(self) -> bool:
+        """Whether every block has its outcome and nothing is under way."""
+        return self._first >= self._blocks and not self._under
 
-    def _begin(self, request: int, first: int) -> int:
-        """Start a request for blocks from *first* on; return how many, 0 when there is no room now."""
-        raise NotImplementedError
+    @property
+    def is_starved(self) -> bool:
+        """Whether it can only go on when slots or requests of others have ended."""
+        return self._first < self._blocks and not self._under
 
-    def _verify(self, under: Under, wanted: Verify) -> Verified:
-        """Check and hand over what landed."""
-        raise NotImplementedError
-
-    def _begin_more(self, first: int) -> int:
-        """Start requests as long as there is room; return the first block that is in none."""
-        while first < self._blocks and len(self._under) < self._target.settings.windows_inflight:
+    def advance(self) -> None:
+        """Start requests as long as there is room for them."""
+        while self._first < self._blocks and len(self._under) < self._target.settings.windows_inflight:
             ending = self._why_not_begin()
             if ending is not None:
-                self._states[first:], self._reasons[first:] = ending
-                return self._blocks
+                self._end_rest(*ending)
+                return
             request = self._session.reserve()
-            begun = 0 if request is None else self._begin(request, first)
+            begun = 0 if request is None else self._begin(request, self._first)
             if request is not None and not begun:
                 self._session.unreserve(request)
             if not begun:
-                if self._under:
-                    break
-                self._wait_for_room()
-            first += begun
-        return first
+                return
+            self._first += begun
 
-    def _why_not_begin(self) -> tuple[int, Reason] | None:
-        """Tell what becomes of blocks that can't be asked for any more."""
-        if time.monotonic() >= self._until_s:
-            return self._late, Reason.DEADLINE
-        if not self._session.is_alive:
-            return self._declined, Reason.DISCONNECTED
-        return None
+    def on(self, request: int, event: Event) -> None:
+        """Take what happened to a request.
 
-    def _wait_for_room(self) -> None:
-        """Wait until slots or requests of others may have ended, at most until the deadline."""
-        changed = self._target.arena.changed
-        with changed:
-            changed.wait(min(_ROOM_RECHECK_S, max(0.0, self._until_s - time.monotonic())))
-
-    def _submit(self, operation: BlockOperation, first: int, slots: NDArray[np.int64] | None = None) -> None:
-        self._under[operation.request] = Under(operation, first, slots)
-        effects = operation.start(time.monotonic())
-        if not any(isinstance(effect, Send) for effect in effects):
-            self._session.unreserve(operation.request)
-            if slots is not None:
-                self._target.arena.give(slots)
-        self._do(operation.request, effects)
-
-    def _take_one(self) -> None:
-        """Take one event, or find that time has run out."""
-        step_s = self._session.progress_s
-        left_s = max(0.0, self._until_s - time.monotonic())
-        try:
-            request, event = self._mail.get(timeout=left_s if step_s is None else min(step_s, left_s))
-        except Empty:
-            if step_s is not None:
-                self._session.progress()
-        else:
-            self._on(request, event)
-        if time.monotonic() >= self._until_s:
-            for late in list(self._under):
-                self._on(late, Ticked())
-
-    def _on(self, request: int, event: Event) -> None:
+        Raises RefusedError when the agent says that the batch can't be done as asked; close it then.
+        """
         under = self._under.get(request)
         if under is None:
             return
@@ -179,6 +131,56 @@ class Batch:
             effects = under.operation.on(Disconnected(), now_s)
         self._do(request, effects)
 
+    def tick(self) -> None:
+        """End what is under way if the deadline has passed."""
+        if time.monotonic() >= self._until_s:
+            for request in list(self._under):
+                self.on(request, Ticked())
+
+    def cancel(self) -> None:
+        """End the batch: what has not been handed over by now is LATE, because of CANCELLED."""
+        for request in list(self._under):
+            self.on(request, Cancelled())
+        self._end_rest(self._late, Reason.CANCELLED)
+
+    def close(self) -> None:
+        """Let go of everything. When something raised, an interrupt say, requests may be under way."""
+        for request in list(self._under):
+            self._session.cancel(request)
+            self._drop(request)
+
+    # What the kinds of batches do.
+
+    def _begin(self, request: int, first: int) -> int:
+        """Start a request for blocks from *first* on; return how many, 0 when there is no room now."""
+        raise NotImplementedError
+
+    def _verify(self, under: Under, wanted: Verify) -> Verified:
+        """Check and hand over what landed."""
+        raise NotImplementedError
+
+    def _why_not_begin(self) -> tuple[int, Reason] | None:
+        """Tell what becomes of blocks that can't be asked for any more."""
+        if time.monotonic() >= self._until_s:
+            return self._late, Reason.DEADLINE
+        if not self._session.is_alive:
+            return self._declined, Reason.DISCONNECTED
+        return None
+
+    def _end_rest(self, state: int, reason: Reason) -> None:
+        """Begin no more requests: blocks that are in none have this outcome."""
+        self._states[self._first :], self._reasons[self._first :] = state, reason
+        self._first = self._blocks
+
+    def _submit(self, operation: BlockOperation, first: int, slots: NDArray[np.int64] | None = None) -> None:
+        self._under[operation.request] = Under(operation, first, slots)
+        effects = operation.start(time.monotonic())
+        if not any(isinstance(effect, Send) for effect in effects):
+            self._session.unreserve(operation.request)
+            if slots is not None:
+                self._target.arena.give(slots)
+        self._do(operation.request, effects)
+
     def _do(self, request: int, effects: Sequence[Effect]) -> None:
         under = self._under[request]
         for effect in effects:
@@ -186,7 +188,7 @@ class Batch:
                 case Send(message=Cancel()):
                     self._session.cancel(request)
                 case Send(message=message):
-                    self._session.submit(request, message, self._mail, under.slots)
+                    self._session.submit(request, message, self._target.mail, under.slots)
                 case Verify():
                     self._do(request, under.operation.on(self._verify(under, effect), time.monotonic()))
                 case Finished():

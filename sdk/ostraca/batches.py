@@ -172,13 +172,12 @@ class GetViewsBatch(GetBatch):
         self.views: list[memoryview | None] = [None] * len(chain)
         self.held: list[int] = []
 
-    def run(self) -> None:
-        """Do it all; when it raises, nothing is held."""
-        try:
-            super().run()
-        except BaseException:
+    def close(self) -> None:
+        """Let go of everything; of the views too when the batch is not over."""
+        is_over = self.is_over
+        super().close()
+        if not is_over:
             self.let_go()
-            raise
 
     def let_go(self) -> None:
         """Give the slots back. Nobody may look at ``views`` any more."""
@@ -288,12 +287,10 @@ class PutSlotsBatch(PutBatch):
         self._slots = slots
         self._begun = 0
 
-    def run(self) -> None:
-        """Do it all."""
-        try:
-            super().run()
-        finally:
-            self._target.arena.give(self._slots[self._begun :])
+    def close(self) -> None:
+        """Let go of everything, the slots that were never sent too."""
+        super().close()
+        self._target.arena.give(self._slots[self._begun :])
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
         view = self._target.arena.view

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -28,10 +28,14 @@ from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import Caller, checked_token, chosen_addresses, dial
 from ostraca.session import Session
 from ostraca.settings import ClientSettings
+from ostraca.shells import blocking
+from ostraca.shells.done import Done, DoneQueue
+from ostraca.shells.driver import Deliver, Driver, Ticket
 from ostraca.volume import Volume
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.ids import TenantId, checked_name
 from ostraca_fabric.layout import Layout
+from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.messages import OpenVolume, Status, StatusDone, VolumeOpened
@@ -40,7 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
+    from ostraca.jobs import Job
+    from ostraca.session import Mailbox
     from ostraca_fabric.wire.address import Address
+
+_Result = TypeVar("_Result")
 
 _CLOSE_S = 5.0
 """How long ``close`` waits for calls of other threads; they end at once when the session does."""
@@ -107,7 +115,12 @@ class Client:
         self._session: Session | None = None
         self._redial_at_s = 0.0
         self._is_closed = False
-        self._running = 0  # calls under way; under the arena's lock
+        self._running = 0  # operations under way; under the arena's lock
+        self._tickets = itertools.count(1)
+        self._submitted = 0  # not yet taken; under the arena's lock
+        self._driver = Driver(self)
+        arena.on_changed = self._driver.room_made
+        self._done = DoneQueue()
         _alive.add(self)
 
     @property
@@ -174,10 +187,39 @@ class Client:
             raise ProtocolError(f"{type(answer).__name__} is no answer to a Status")
         return msgspec.msgpack.decode(answer.body, type=AgentStatus)
 
+    def take_done(self) -> list[Done]:
+        """Return what has become of submitted operations since the last call. Never blocks.
+
+        Usable from any thread, and after ``close``.
+        """
+        self._check_process()
+        taken = self._done.take()
+        if taken:
+            with self.arena.changed:
+                self._submitted -= len(taken)
+        return taken
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while ``take_done`` has something: for select, poll or epoll.
+
+        Only look at it; ``take_done`` is what reads it. It is closed with the client.
+        """
+        return self._done.fileno()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Want no more of a submitted operation. Never blocks.
+
+        It still ends, soon, and ``take_done`` tells how: blocks handed over before are HITs, others LATE with
+        reason CANCELLED. Of a ticket that has ended it does nothing.
+        """
+        self._check_process()
+        self._driver.cancel(ticket)
+
     def close(self) -> None:
         """End the connection and let the arena go. A second time does nothing.
 
-        Calls of other threads end as DISCONNECTED. Memory that an agent may still write to stays mapped.
+        Calls of other threads, and what was submitted, end as DISCONNECTED. Memory that an agent may still
+        write to stays mapped.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
@@ -187,8 +229,10 @@ class Client:
                 self._is_closed = True
             if self._session is not None:
                 self._session.close()
+        self._driver.close()
         with changed:
             changed.wait_for(lambda: not self._running, timeout=_CLOSE_S)
+        self._done.close()
         self.arena.close()
         _alive.discard(self)
 
@@ -204,30 +248,66 @@ class Client:
 
     # For the SDK's own modules.
 
+    @property
+    def live_session(self) -> Session | None:
+        """The session there is now, if it is alive."""
+        session = self._session
+        return session if session is not None and session.is_alive else None
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep the arena from being let go meanwhile.
 
         Raises ClosedError after close, and in a forked child.
         """
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "this client was made before a fork, and the child has neither its thread nor its memory: "
-                "connect in the child, "
-                "or start workers with spawn"
-            )
-        with self.arena.changed:
-            if self._is_closed:
-                raise ClosedError("this client is closed: connect again")
-            self._running += 1
+        self._enter()
         try:
             yield
         finally:
-            with self.arena.changed:
-                self._running -= 1
-                self.arena.changed.notify_all()
+            self._leave()
 
-    def target(self, volume: Volume, until_s: float) -> Target | None:
+    def run(self, job: Job[_Result]) -> _Result:
+        """Do a job in this thread, and return its result."""
+        with self.running():
+            return blocking.run(self, job)
+
+    def submit(self, job: Job[Any]) -> Ticket:
+        """Begin a job; ``take_done`` tells what became of it."""
+
+        def deliver(ticket: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (of any job)
+            self._done.put(Done(ticket, result, error))
+
+        with self.arena.changed:
+            is_full = self._submitted >= self.settings.submitted_max
+            self._submitted += 1
+        if not is_full:
+            return self.carry(job, deliver)
+        ticket = self._next_ticket()
+        full = job.ended(job.declined, Reason.OVERLOADED, "too much is submitted and not taken")
+        deliver(ticket, job.skipped(full), None)
+        return ticket
+
+    def carry(self, job: Job[Any], deliver: Deliver) -> Ticket:
+        """Begin a job whose result *deliver* is called with, in the driver's thread; it must not block."""
+        ticket = self._next_ticket()
+        self._enter()
+
+        def end(ended: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (of any job)
+            self._leave()
+            deliver(ended, result, error)
+
+        self._driver.submit(ticket, job, end)
+        return ticket
+
+    def target_at_hand(self, volume: Volume, mail: Mailbox) -> Target | None:
+        """Return the volume on the live session, if there is one that it is open on. Never blocks."""
+        session = self.live_session
+        handle = None if session is None else session.handles.get(volume.key)
+        if session is None or handle is None:
+            return None
+        return self._target(mail, session, volume, handle)
+
+    def target(self, volume: Volume, mail: Mailbox, until_s: float) -> Target | None:
         """Return the volume on a live session; None when there is none and none can be had by *until_s*."""
         try:
             session = self.reach(min(until_s, time.monotonic() + self.settings.handshake_s_max))
@@ -240,15 +320,15 @@ class Client:
                 raise
             self.unreachable_because = f"{error.code}: {error}"
             return None
-        return Target(session, self.arena, self.settings, volume.identity, volume.record, handle)
+        return self._target(mail, session, volume, handle)
 
     def reach(self, until_s: float) -> Session:
         """Return a live session, dialling when there is none.
 
         Raises ConnectError, ProtocolError or ClosedError.
         """
-        session = self._session
-        if session is not None and session.is_alive:
+        session = self.live_session
+        if session is not None:
             return session
         if not self._dialling.acquire(timeout=max(0.0, until_s - time.monotonic())):
             raise ConnectError("another call is still dialling")
@@ -256,6 +336,32 @@ class Client:
             return self._dial(until_s)
         finally:
             self._dialling.release()
+
+    def _target(self, mail: Mailbox, session: Session, volume: Volume, handle: int) -> Target:
+        return Target(mail, session, self.arena, self.settings, volume.identity, volume.record, handle)
+
+    def _next_ticket(self) -> Ticket:
+        return Ticket(next(self._tickets))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "this client was made before a fork, and the child has neither its thread nor its memory: "
+                "connect in the child, "
+                "or start workers with spawn"
+            )
+
+    def _enter(self) -> None:
+        self._check_process()
+        with self.arena.changed:
+            if self._is_closed:
+                raise ClosedError("this client is closed: connect again")
+            self._running += 1
+
+    def _leave(self) -> None:
+        with self.arena.changed:
+            self._running -= 1
+            self.arena.tell_changed()
 
     def _dial(self, until_s: float) -> Session:
         if self._is_closed:
@@ -278,8 +384,7 @@ class Client:
 
     def _opened(self, session: Session, volume: Volume, until_s: float) -> int:
         """Return the volume's handle on a session, opening it there the first time. Raises as ``ask``."""
-        key = (volume.name, volume.identity.layout_digest, volume.block_bytes)
-        handle = session.handles.get(key)
+        handle = session.handles.get(volume.key)
         if handle is None:
             record = volume.record
             answer = ask(
@@ -291,7 +396,7 @@ class Client:
             )
             if not isinstance(answer, VolumeOpened):
                 raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
-            handle = session.handles[key] = answer.handle
+            handle = session.handles[volume.key] = answer.handle
         return handle
 
 

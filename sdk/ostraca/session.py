@@ -6,7 +6,7 @@ come free even when nobody waits for the answer any more. Its books are under th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from ostraca_fabric.wire.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from queue import SimpleQueue
 
     from numpy.typing import NDArray
 
@@ -41,10 +40,15 @@ if TYPE_CHECKING:
     from ostraca.settings import ClientSettings
     from ostraca_fabric.wire.messages import Message
 
-    Mailbox = SimpleQueue[tuple[int, Event]]
-    """Where a caller waits: (request, what happened to it)."""
 
 _NONE_UNSETTLED = np.empty(0, np.uint32)
+
+
+class Mailbox(Protocol):
+    """Where a caller waits."""
+
+    def put(self, item: tuple[int, Event], /) -> None:
+        """Take what happened to a request, from the pump's thread; never blocks."""
 
 
 class Session:
@@ -79,7 +83,7 @@ class Session:
         )
         with arena.changed:
             arena.ledger.met(self.agent, self._start_id)
-            arena.changed.notify_all()
+            arena.tell_changed()
         self._pump.start()
 
     @property
@@ -107,7 +111,7 @@ class Session:
         """Give back a reserved request that was never submitted."""
         with self._arena.changed:
             self._inflight.discard(request)
-            self._arena.changed.notify_all()
+            self._arena.tell_changed()
 
     def submit(
         self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None
@@ -156,7 +160,7 @@ class Session:
             self._mailboxes.pop(request, None)
             self._arena.ledger.left(request)
             is_due = self._arena.ledger.is_due
-            self._arena.changed.notify_all()
+            self._arena.tell_changed()
         if is_due and self._end.needs_progress:
             self._pump.wake()
 
@@ -193,7 +197,7 @@ class Session:
             case Settled(request=request):
                 with self._arena.changed:
                     self._arena.ledger.settled(request)
-                    self._arena.changed.notify_all()
+                    self._arena.tell_changed()
             case Fetch():
                 if not isinstance(self._end, InlineArenaEnd):
                     raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
@@ -224,7 +228,7 @@ class Session:
             )
             self._arena.ledger.answered(request, positions)
             self._inflight.discard(request)
-            self._arena.changed.notify_all()
+            self._arena.tell_changed()
         self._deliver(request, message)
 
     def _deliver(self, request: int, event: Event) -> None:
@@ -240,6 +244,6 @@ class Session:
             self._arena.ledger.lost(is_drained=isinstance(self._end, InlineArenaEnd))
             waiting = list(self._mailboxes.items())
             self._inflight.clear()
-            self._arena.changed.notify_all()
+            self._arena.tell_changed()
         for request, mailbox in waiting:
             mailbox.put((request, Disconnected()))

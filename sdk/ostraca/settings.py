@@ -54,6 +54,10 @@ class ClientSettings:
     windows_inflight: int = 4
     """How many requests one get or put may have under way at once."""
 
+    submitted_max: int = 4096
+    """Operations submitted and not yet taken. More are declined at once as OVERLOADED, so that a caller that
+    never takes what is done does not fill memory."""
+
     deadline_s_max: float = 3600.0
     """A longer deadline is a UsageError: it is a mistake in units."""
 
@@ -90,6 +94,7 @@ class ClientSettings:
             "batch_blocks_max": self.batch_blocks_max,
             "put_window_bytes": self.put_window_bytes,
             "windows_inflight": self.windows_inflight,
+            "submitted_max": self.submitted_max,
             "deadline_s_max": self.deadline_s_max,
             "handshake_s_max": self.handshake_s_max,
             "progress_s": self.progress_s,

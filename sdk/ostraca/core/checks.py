@@ -6,11 +6,16 @@ import math
 from numbers import Real
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca_fabric.chain import Chain
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.outcome import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 
 def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
@@ -65,3 +70,23 @@ def check_batch(blocks: int, *, blocks_max: int) -> None:
             "slice the chain, "
             "chain[first:last], and make several calls"
         )
+
+
+def checked_lengths(lengths: int | Sequence[int], *, count: int, block_bytes: int) -> NDArray[np.uint32]:
+    """Return a length for each of *count* blocks. Raises UsageError."""
+    listed = [lengths] * count if isinstance(lengths, int) else list(lengths)
+    if len(listed) != count:
+        raise UsageError(
+            f"{len(listed)} lengths for {count} blocks: pass one for each, or one number for all"
+        )
+    if any(not 1 <= length <= block_bytes for length in listed):
+        raise UsageError(f"blocks of this volume have 1 to {block_bytes} bytes: pass lengths in that range")
+    return np.array(listed, np.uint32)
+
+
+def checked_ack(ack: object) -> Ack:
+    """Return the state to acknowledge a put at. Raises UsageError."""
+    try:
+        return Ack(ack)  # type: ignore[arg-type]  # whether it is one is what is asked
+    except ValueError as error:
+        raise UsageError(f"ack is {ack!r}: pass Ack.STAGED or Ack.COMMITTED") from error

@@ -44,8 +44,13 @@ class Disconnected:
     """The connection is gone: nothing more will be said about this request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The caller wants no more of it."""
+
+
 Answer = VolumeOpened | LookupDone | GetProgress | GetDone | PutDone | PrefetchDone | StatusDone | Failed
-Event = Answer | Verified | Ticked | Disconnected
+Event = Answer | Verified | Ticked | Disconnected | Cancelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca.core.events import Disconnected, Finished, Rejected, Replied, Send, Ticked, Verified, Verify
+from ostraca.core.events import (
+    Cancelled,
+    Disconnected,
+    Finished,
+    Rejected,
+    Replied,
+    Send,
+    Ticked,
+    Verified,
+    Verify,
+)
 from ostraca_fabric.errors import (
     ConnectError,
     LayoutMismatchError,
@@ -93,10 +103,11 @@ class _BlockOperation:
         Raises MalformedError when the agent's answer does not fit the request.
         """
         match event:
-            case Ticked():
-                if now_s < self._until_s:
-                    return []
-                return [Send(Cancel(self.request)), self._ended(self._late, Reason.DEADLINE)]
+            case Ticked() if now_s < self._until_s:
+                return []
+            case Ticked() | Cancelled():
+                why = Reason.CANCELLED if isinstance(event, Cancelled) else Reason.DEADLINE
+                return [Send(Cancel(self.request)), self._ended(self._late, why)]
             case Disconnected():
                 return [self._ended(self._lost, Reason.DISCONNECTED)]
             case Failed(code=code) if code in CALLER_CODES:
