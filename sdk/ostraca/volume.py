@@ -180,6 +180,27 @@ class Volume:
         """Begin a ``put``. *source* must not change until the ticket is done."""
         return self._client.submit(put_job(self, chain, source=source, deadline_s=deadline_s, ack=ack))
 
+    def submit_get_views(
+        self,
+        chain: Chain,
+        *,
+        lengths: int | Sequence[int],
+        deadline_s: float,
+        recompute_s: float | None = None,
+    ) -> Ticket:
+        """Begin a ``get_views``. Whoever takes what is done releases the views."""
+        return self._client.submit(
+            get_views_job(self, chain, lengths=lengths, deadline_s=deadline_s, recompute_s=recompute_s)
+        )
+
+    def submit_put_slots(
+        self, chain: Chain, lease: SlotLease, *, deadline_s: float, ack: Ack = Ack.STAGED
+    ) -> Ticket:
+        """Begin a ``put_slots``. The lease is over."""
+        with self._client.running():
+            job = put_slots_job(self, chain, lease, deadline_s=deadline_s, ack=ack)
+        return self._client.submit(job)
+
     # For the SDK's own modules.
 
     @property

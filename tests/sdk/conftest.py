@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.sdk.scripted_agent import ScriptedAgent, agent_at
+from tests.sdk.shells import SHELLS
 
 import ostraca
 
@@ -42,6 +43,9 @@ def client(agent: ScriptedAgent) -> Iterator[ostraca.Client]:
         yield connected
 
 
-@pytest.fixture
-def volume(client: ostraca.Client) -> ostraca.Volume:
-    return client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+@pytest.fixture(params=sorted(SHELLS))
+def volume(client: ostraca.Client, request: pytest.FixtureRequest) -> Iterator[ostraca.Volume]:
+    """A volume, in each of the shells: whoever uses this is a behaviour of all three."""
+    opened = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+    with SHELLS[request.param](client, opened) as shell:
+        yield shell

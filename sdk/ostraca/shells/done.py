@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.shells.driver import Ticket
+    from ostraca.views import BlockViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Done:
     """A submitted operation has ended: with what the blocking call would return, or would raise."""
 
     ticket: Ticket
-    result: LookupResult | GetResult | PutResult | PrefetchResult | None
+    result: LookupResult | GetResult | PutResult | PrefetchResult | BlockViews | None
     error: BaseException | None = None
 
 
