@@ -65,8 +65,8 @@ lock: $(READY) ## Write the two lock files anew (LOCK_ARGS=--upgrade for newer v
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist fabric/ostraca_fabric/native/*.so
-	find $(CODE) tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
+	find $(CODE) tests benchmarks demo __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup
