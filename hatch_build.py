@@ -21,7 +21,18 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ZIG = "ziglang>=0.13"
 FOLDER = Path("fabric", "ostraca_fabric", "native")
-FLAGS = ["-O3", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared", "-s"]
+FLAGS = [
+    "-O3",
+    "-std=c11",
+    "-ffp-contract=off",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-shared",
+    "-s",
+]
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # its configuration has no type of ours

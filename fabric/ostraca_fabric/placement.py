@@ -13,8 +13,8 @@ blocks at one shard.
 
 Agents on different processors must agree on every draw, so draws use only operations that IEEE 754 and two's
 complement define to the last bit: integer multiply, xor and shift, and single float64 additions,
-multiplications and divisions, in this order. ``numpy.log`` is not among them: its last bit differs between
-libraries and vector units.
+multiplications and divisions, in a fixed order (``native/winners.c``). ``log`` is not among them: its last
+bit differs between libraries and vector units.
 
 Only weights count. An enclosure's state does not: it may change without a new placement epoch.
 """
@@ -33,17 +33,13 @@ from numpy.typing import NDArray
 from ostraca_fabric.chain import Span
 from ostraca_fabric.fabric_map import EnclosureRecord, FabricMap
 from ostraca_fabric.ids import AgentId, PlacementEpoch, ShardId
+from ostraca_fabric.native import at, library
 from ostraca_fabric.rows import blake2b_rows
 
 NOWHERE = -1
 """The index of "no shard": the fabric has no weight at all."""
 
-_LN_2 = 0.6931471805599453
-_SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
-"""The float64 nearest to the square root of one half, as bits."""
-_MANTISSA_BITS = 52
-_ATANH_TERMS = 10
-"""With |s| below 0.172 the first term left out is below 3e-17 of the sum."""
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +51,9 @@ class Placement:
     """Every shard of the fabric, those without weight too, sorted: what indexes point into."""
 
     _enclosure_hashes: NDArray[np.uint64]
-    """Shape (enclosures,): enclosures with weight only, sorted by id."""
+    """Shape (1, enclosures): enclosures with weight only, sorted by id."""
     _enclosure_shares: NDArray[np.float64]
-    """Shape (enclosures,): one divided by the enclosure's weight."""
+    """Shape (1, enclosures): one divided by the enclosure's weight."""
     _shard_hashes: NDArray[np.uint64]
     """Shape (enclosures, most shards of one)."""
     _shard_shares: NDArray[np.float64]
@@ -92,8 +88,8 @@ class Placement:
         return cls(
             epoch,
             shard_ids,
-            np.array([_member_hash(enclosure) for enclosure, _ in rows], np.uint64),
-            np.array([1.0 / sum(weight for _, weight in members) for _, members in rows], np.float64),
+            np.array([[_member_hash(enclosure) for enclosure, _ in rows]], np.uint64),
+            np.array([[1.0 / sum(weight for _, weight in members) for _, members in rows]], np.float64),
             hashes,
             shares,
             indexes,
@@ -105,15 +101,14 @@ class Placement:
         *secret* is the volume's placement secret. Every index is NOWHERE when no shard has weight.
         """
         unit_blocks = [count for span in spans for count in span.unit_blocks]
-        if not len(self._enclosure_hashes) or not unit_blocks:
+        if not self._enclosure_hashes.size or not unit_blocks:
             return np.full(sum(unit_blocks), NOWHERE, np.intp)
         unit_hashes = _unit_hashes(secret, spans)
-        parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
-        part_of_unit = np.repeat(_mixed(parts), [len(span.unit_blocks) for span in spans])
-        rows = _winners(unit_hashes[:, 0], self._enclosure_hashes, self._enclosure_shares)
-        columns = _winners(
-            unit_hashes[:, 1] ^ part_of_unit, self._shard_hashes[rows], self._shard_shares[rows]
-        )
+        parts = np.array([_mixed(span.rank << 32 | span.group) for span in spans], np.uint64)
+        part_of_unit = np.repeat(parts, [len(span.unit_blocks) for span in spans])
+        only_row = np.zeros(len(unit_hashes), np.int64)
+        rows = _winners(unit_hashes[:, 0], only_row, self._enclosure_hashes, self._enclosure_shares)
+        columns = _winners(unit_hashes[:, 1] ^ part_of_unit, rows, self._shard_hashes, self._shard_shares)
         return np.repeat(self._shard_indexes[rows, columns], unit_blocks)
 
 
@@ -149,51 +144,25 @@ def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint64]:
 
 
 def _winners(
-    things: NDArray[np.uint64], members: NDArray[np.uint64], shares: NDArray[np.float64]
-) -> NDArray[np.intp]:
-    """Return for each thing, shape (n,), the column of the member that wins it.
+    things: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+    members: NDArray[np.uint64],
+    shares: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """Return for each thing, shape (n,), the column of the member that wins it in its row.
 
-    *members* and *shares* have shape (m,) or (n, m). Of equal draws the first wins, but 53 bits hardly ever
-    tie.
+    *members* and *shares* have shape (rows, m). Of equal draws the first wins, but 53 bits hardly ever tie.
     """
-    draws = _exponential(_mixed(things[:, np.newaxis] ^ members))
-    draws *= shares
-    winners: NDArray[np.intp] = draws.argmin(axis=1)
+    winners = np.empty(len(things), np.int64)
+    things = np.ascontiguousarray(things)
+    library.ostraca_winners(
+        at(things), at(rows), at(members), at(shares), members.shape[1], at(winners), len(things)
+    )
     return winners
 
 
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's finaliser of each number (Steele, Lea and Flood 2014, with Stafford's mix 13)."""
-    mixed = numbers ^ (numbers >> np.uint64(30))
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
-def _exponential(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return -ln(u), to about 4e-16 of itself, where u is the odd number of the top 53 bits divided by 2**53.
-
-    So u is never 0 nor 1 and the result is positive and finite. u * 2**53 is split into m * 2**e with m
-    between the square roots of 1/2 and 2, and ln(m) is 2 * atanh((m - 1) / (m + 1)), by its series.
-    """
-    bits = ((numbers >> np.uint64(11)) | np.uint64(1)).astype(np.float64).view(np.uint64)
-    exponent = (bits - np.uint64(_SQRT_HALF_BITS)) >> np.uint64(_MANTISSA_BITS)
-    bits -= exponent << np.uint64(_MANTISSA_BITS)
-    mantissa = bits.view(np.float64)
-    # In place from here on: fresh memory would cost more in page faults than the arithmetic.
-    s = mantissa - 1.0
-    mantissa += 1.0
-    s /= mantissa
-    square = np.multiply(s, s, out=mantissa)
-    series = np.full_like(square, 1.0 / (2 * _ATANH_TERMS - 1))
-    for term in range(_ATANH_TERMS - 2, -1, -1):
-        series *= square
-        series += 1.0 / (2 * term + 1)
-    series *= s
-    series *= 2.0
-    variate = 53.0 - exponent.astype(np.float64)
-    variate *= _LN_2
-    variate -= series
-    return variate
+def _mixed(number: int) -> int:
+    """Return SplitMix64's finaliser of a number (Steele, Lea and Flood 2014, with Stafford's mix 13)."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _WORD
+    return number ^ number >> 31

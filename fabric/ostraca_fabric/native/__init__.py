@@ -44,6 +44,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _at, _bytes, _count],
     ),
+    # things, the row of each, members by row, shares by row, columns, winners, things
+    "ostraca_winners": (None, [_at, _at, _at, _at, _count, _at, _count]),
+    # numbers, variates, numbers
+    "ostraca_variates": (None, [_at, _at, _count]),
     # slots, mask, keys by row, keys wanted, rows found, how many
     "ostraca_table_find": (None, [_at, c_uint64, _at, _at, _at, _count]),
     # slots, mask, keys by row, rows, rows that hold the keys, how many
