@@ -26,7 +26,7 @@ class KeyTable:
         assert 0 < rows < 1 << 31, f"a table for {rows} rows"
         self._keys = keys
         self._places = np.zeros(1 << rows.bit_length() + 1, np.uint64)
-        self._mask = len(self._places) - 1
+        self._at = at(self._places), len(self._places) - 1, at(keys)
         self._count = 0
 
     def __len__(self) -> int:
@@ -37,10 +37,26 @@ class KeyTable:
         """Return the row of each key of *wanted*, shape (n, 16); -1 where there is none."""
         wanted = np.ascontiguousarray(wanted)
         rows = np.empty(len(wanted), np.int64)
-        library.ostraca_table_find(
-            at(self._places), self._mask, at(self._keys), at(wanted), at(rows), len(rows)
-        )
+        library.ostraca_table_find(*self._at, at(wanted), at(rows), len(rows))
         return rows
+
+    def match(
+        self, wanted: NDArray[np.uint8], numbers: NDArray[np.uint32], wanted_numbers: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find keys whose row has a certain number: return their positions in *wanted*, and their rows.
+
+        *numbers* has one for each row, *wanted_numbers* one for each key of *wanted*, shape (n, 16).
+        """
+        wanted = np.ascontiguousarray(wanted)
+        wanted_numbers = np.ascontiguousarray(wanted_numbers, np.uint32)
+        assert len(wanted) == len(wanted_numbers), "a number is wanted for each key"
+        assert numbers.dtype == np.uint32
+        assert len(numbers) == len(self._keys), "each row has a number"
+        found = np.empty((2, len(wanted)), np.int64)
+        count = library.ostraca_table_match(
+            *self._at, at(numbers), at(wanted), at(wanted_numbers), at(found), len(wanted)
+        )
+        return found[0, :count], found[1, :count]
 
     def enter(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Enter rows whose keys are written. A row whose key another has, also of this call, stays out.
@@ -49,9 +65,7 @@ class KeyTable:
         """
         holders = np.empty(len(rows), np.int64)
         rows = np.ascontiguousarray(rows, np.int64)
-        library.ostraca_table_enter(
-            at(self._places), self._mask, at(self._keys), at(rows), at(holders), len(rows)
-        )
+        library.ostraca_table_enter(*self._at, at(rows), at(holders), len(rows))
         is_entered: NDArray[np.bool_] = holders == rows
         self._count += int(np.count_nonzero(is_entered))
         assert 2 * self._count <= len(self._places), "more rows were entered than there are"
@@ -60,8 +74,6 @@ class KeyTable:
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Take rows out, each entered and named once, and their keys not changed since."""
         rows = np.ascontiguousarray(rows, np.int64)
-        removed = library.ostraca_table_remove(
-            at(self._places), self._mask, at(self._keys), at(rows), len(rows)
-        )
+        removed = library.ostraca_table_remove(*self._at, at(rows), len(rows))
         self._count -= removed
         assert removed == len(rows), "a row was taken out that was not in the table"

@@ -293,7 +293,7 @@ class Assembly:
         assert staging.quarantined_bytes == 0
         staging._pool.check()
         staging.cache.check()
-        assert all(block.users == 0 for block in staging.cache._blocks.values())
+        assert staging.cache.held_blocks == 0
         self.shard.core.check()
         # An owner's answer that came too late for its mover is given back when it comes.
         counts = self.shard.core.counts

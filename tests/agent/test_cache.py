@@ -1,70 +1,143 @@
 from __future__ import annotations
 
-from hypothesis import given
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.mover.cache import BlockCache, CachedBlock
+from ostraca_dpu_agent.mover.cache import BlockCache, Offer
 
-
-def block(number: int, slot_bytes: int = 4096) -> CachedBlock:
-    return CachedBlock(number.to_bytes(16, "big"), b"t" * 16, slot_bytes, number * slot_bytes, slot_bytes)
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(16, "big")
+PAGE = 4096
 
 
-def test_the_least_recently_used_block_makes_room() -> None:
-    cache = BlockCache(2 * 4096)
-    assert cache.put(block(1)) == []
-    assert cache.put(block(2)) == []
-    used = cache.take(key(1))
-    assert used is not None
-    cache.give_back([used])
-    assert cache.put(block(3)) == [(2 * 4096, 4096)]
-    assert key(1) in cache
-    assert key(2) not in cache
+def cache_of(pages: int) -> BlockCache:
+    return BlockCache(pages * PAGE, protected_share=0.5)
+
+
+def keys(*numbers: int) -> NDArray[np.uint8]:
+    column = np.zeros((len(numbers), 16), np.uint8)
+    column[:, 15] = numbers
+    return column
+
+
+def offered(*numbers: int, length: int = PAGE) -> Offer:
+    count = len(numbers)
+    return Offer(keys(*numbers), keys(*numbers), np.full(count, length, np.uint32), np.ones(count, np.bool_))
+
+
+def put(cache: BlockCache, number: int, *, at: int | None = None) -> list[int]:
+    """Put one block of a page; returns what is freed."""
+    offset = number * PAGE if at is None else at
+    freed: list[int] = cache.put(offered(number), np.array([offset]), PAGE).tolist()
+    return freed
+
+
+def found(cache: BlockCache, *numbers: int, length: int = PAGE) -> NDArray[np.int64]:
+    return cache.find(keys(*numbers), np.full(len(numbers), length, np.uint32))[1]
+
+
+def test_the_block_that_was_not_used_for_longest_makes_room() -> None:
+    cache = cache_of(2)
+    assert put(cache, 1) == put(cache, 2) == []
+    rows = found(cache, 1)
+    cache.take(rows)
+    cache.give_back(rows)
+    assert put(cache, 3) == [2 * PAGE]
+    assert cache.contains(keys(1, 2, 3)).tolist() == [True, False, True]
 
 
 def test_a_block_under_a_transfer_is_never_dropped() -> None:
-    cache = BlockCache(4096)
-    cache.put(block(1))
-    held = cache.take(key(1))
-    assert held is not None
-    assert cache.put(block(2)) == [(2 * 4096, 4096)], "the newcomer does not fit while the old one is in use"
-    assert cache.shrink(0) == []
-    cache.give_back([held])
-    assert cache.shrink(0) == [(1 * 4096, 4096)]
+    cache = cache_of(1)
+    put(cache, 1)
+    rows = found(cache, 1)
+    cache.take(rows)
+    assert put(cache, 2) == [2 * PAGE], "the newcomer does not fit while the old one is in use"
+    assert cache.shrink(0).tolist() == []
+    cache.give_back(rows)
+    assert cache.shrink(0).tolist() == [PAGE]
+    cache.check()
 
 
 def test_a_block_that_is_there_already_is_not_kept_twice() -> None:
-    cache = BlockCache(10 * 4096)
-    cache.put(block(1))
-    again = CachedBlock(key(1), b"t" * 16, 4096, 5 * 4096, 4096)
-    assert cache.put(again) == [(5 * 4096, 4096)]
+    cache = cache_of(2)
+    put(cache, 1)
+    put(cache, 2)
+    assert put(cache, 1, at=5 * PAGE) == [5 * PAGE]
+    twice = cache.put(offered(3, 3), np.array([6, 7]) * PAGE, PAGE).tolist()
+    assert twice == [PAGE, 7 * PAGE]
+    cache.check()
 
 
-@given(st.lists(st.tuples(st.sampled_from("ptgs"), st.integers(0, 9)), max_size=60))
-def test_every_slot_is_in_the_cache_or_given_back_exactly_once(steps: list[tuple[str, int]]) -> None:
-    cache = BlockCache(4 * 4096)
-    inside: set[int] = set()
-    held: list[CachedBlock] = []
-    for serial, (step, number) in enumerate(steps):
-        if step == "p":
-            new = CachedBlock(key(number), b"t" * 16, 4096, serial * 4096, 4096)
-            freed = cache.put(new)
-            inside.add(new.offset)
-        elif step == "t":
-            taken = cache.take(key(number))
-            held += [taken] if taken is not None else []
-            freed = []
-        elif step == "g":
-            cache.give_back([held.pop()] if held else [])
-            freed = []
-        else:
-            freed = cache.shrink(number * 1024)
-        for offset, _ in freed:
-            assert offset not in {block.offset for block in held}
-            inside.remove(offset)
+def test_a_block_of_another_length_is_not_found_and_says_so_by_its_absence() -> None:
+    cache = cache_of(4)
+    cache.put(offered(1, 2, length=100), np.array([0, PAGE]), PAGE)
+    positions, rows = cache.find(keys(2, 3, 1), np.array([100, 100, 99], np.uint32))
+    assert positions.tolist() == [0]
+    assert cache.offsets[rows].tolist() == [PAGE]
+    assert cache.tags(rows) == keys(2).tobytes()
+
+
+def test_of_more_than_fits_as_much_is_kept_as_fits() -> None:
+    cache = cache_of(3)
+    offer = offered(*range(1, 6))
+    offer.is_kept[0] = False
+    assert sorted(cache.put(offer, np.arange(5) * PAGE, PAGE).tolist()) == [0, 4 * PAGE]
+    assert cache.contains(keys(1, 2, 3, 4, 5)).tolist() == [False, True, True, True, False]
+    assert cache.put(offered(9), np.array([9 * PAGE]), 4 * PAGE).tolist() == [9 * PAGE], "larger than it all"
+    assert len(cache) == 3
+
+
+def test_it_grows_with_its_blocks_and_finds_them_all() -> None:
+    cache = BlockCache(5000 * PAGE, protected_share=0.3)
+    column = np.random.default_rng(1).integers(0, 256, (5000, 16)).astype(np.uint8)
+    lengths = np.full(5000, PAGE, np.uint32)
+    for first in range(0, 5000, 700):
+        part = slice(first, first + 700)
+        kept = np.ones(len(column[part]), np.bool_)
+        offsets = np.arange(5000)[part] * PAGE
+        assert cache.put(Offer(column[part], column[part], lengths[part], kept), offsets, PAGE).tolist() == []
         cache.check()
-        assert len(inside) == len(cache)
+    _, rows = cache.find(column, lengths)
+    assert cache.offsets[rows].tolist() == (np.arange(5000) * PAGE).tolist()
+    assert cache.tags(rows) == column.tobytes()
+
+
+blocks = st.lists(st.integers(0, 9), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ptgs"), blocks, st.integers(1, 3)), max_size=60))
+@settings(deadline=None, max_examples=200)
+def test_every_slot_is_in_the_cache_or_given_back_exactly_once(
+    steps: list[tuple[str, list[int], int]],
+) -> None:
+    cache = cache_of(6)
+    inside: dict[int, int] = {}
+    """Bytes by offset."""
+    held: list[NDArray[np.int64]] = []
+    serial = 0
+    for step, named, pages in steps:
+        freed: list[int] = []
+        if step == "p":
+            offsets = [(serial + at) * 3 * PAGE for at in range(len(named))]
+            serial += len(named)
+            inside |= dict.fromkeys(offsets, pages * PAGE)
+            freed = cache.put(offered(*named), np.array(offsets), pages * PAGE).tolist()
+        elif step == "t":
+            rows = found(cache, *named)
+            cache.take(rows)
+            held.append(rows)
+        elif step == "g" and held:
+            cache.give_back(held.pop(0))
+        elif step == "s":
+            freed = cache.shrink(named[0] * 1000).tolist()
+        in_use = {offset for rows in held for offset in cache.offsets[rows].tolist()}
+        assert max(Counter(freed).values(), default=1) == 1
+        for offset in freed:
+            assert offset not in in_use
+            del inside[offset]
+        cache.check()
+        assert cache.held_blocks == len(in_use)
+        assert cache.used_bytes == sum(inside.values())
+        assert sorted(cache.offsets[cache._order.entered].tolist()) == sorted(inside)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.mover.cache import CachedBlock
+from ostraca_dpu_agent.mover.cache import Offer
 from ostraca_dpu_agent.mover.staging import Lease, NoRoom, Purpose, Staging
 from ostraca_dpu_agent.settings import MemorySettings
 
@@ -26,8 +27,12 @@ def staging() -> Staging:
     return Staging(SETTINGS)
 
 
-def always(block: CachedBlock, _row: int) -> CachedBlock:
-    return block
+def key(number: int) -> NDArray[np.uint8]:
+    return np.frombuffer(number.to_bytes(16, "big"), np.uint8)[None]
+
+
+def offered(number: int, length: int) -> Offer:
+    return Offer(key(number), key(number), np.array([length], np.uint32), np.ones(1, np.bool_))
 
 
 async def leased(staging: Staging, count: int, purpose: Purpose = Purpose.GET) -> Lease:
@@ -97,15 +102,13 @@ async def test_memory_in_quarantine_comes_back_only_with_its_release(staging: St
 async def test_cached_blocks_make_room_for_staging(staging: Staging) -> None:
     for number in range(4):
         lease = await leased(staging, 1)
-        offset = int(lease.offsets[0])
-        block = CachedBlock(bytes([number]) * 16, b"t" * 16, MIB, offset, MIB)
-        staging.release(lease, keep=partial(always, block))
+        staging.release(lease, keep=offered(number, MIB))
     assert len(staging.cache) == 4
     await leased(staging, 4)
     assert len(staging.cache) == 4, "the reserve is not the cache's"
     await leased(staging, 3)
     assert len(staging.cache) == 1, "and what staging needs beyond it, the cache lends"
-    assert bytes([3]) * 16 in staging.cache
+    assert staging.cache.contains(key(3)).all()
 
 
 async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
@@ -113,9 +116,7 @@ async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
     for number in range(4 * MIB // 4096):
         lease = await staging.lease(1, 4096, Purpose.GET, holder=None, within_s=0)
         assert isinstance(lease, Lease)
-        offset = int(lease.offsets[0])
-        block = CachedBlock(number.to_bytes(16, "big"), b"t" * 16, 4096, offset, 4096)
-        staging.release(lease, keep=partial(always, block))
+        staging.release(lease, keep=offered(number, 4096))
     for _ in range(4):
         await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=0)
     assert staging.held_bytes == 8 * MIB

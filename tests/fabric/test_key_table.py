@@ -45,6 +45,10 @@ def test_it_knows_what_a_dict_knows(steps: list[tuple[bool, list[bytes]]]) -> No
         wanted = [*model, *named, bytes(16), b"absent" + bytes(10)]
         assert table.find(column(wanted)).tolist() == [model.get(key, -1) for key in wanted]
         assert len(table) == len(model)
+        lengths = np.arange(ROWS, dtype=np.uint32) % 2
+        positions, found = table.match(column(wanted), lengths, np.ones(len(wanted), np.uint32))
+        matching = [(at, model[key]) for at, key in enumerate(wanted) if model.get(key, 0) % 2]
+        assert list(zip(positions.tolist(), found.tolist(), strict=True)) == matching
 
 
 def test_a_table_as_full_as_it_gets_finds_every_row() -> None:

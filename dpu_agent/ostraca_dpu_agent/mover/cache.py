@@ -1,94 +1,193 @@
 """The DRAM cache: blocks kept in staging memory after they passed through.
 
 Keys are derived under a volume's secret, so an entry answers its own tenant alone. Blocks are immutable, so
-an entry is never stale. Least recently used entries go first; an entry in use by a transfer stays until that
+an entry is never stale. ``segmented_lru`` says which go first; an entry in use by a transfer stays until that
 has ended, however full the cache is. Pure bookkeeping: it owns slots, it does not know memory.
+
+A block is a row of a few columns, and calls are for many of them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.key_table import KeyTable
+from ostraca_fabric.keys import KEY_BYTES
+from ostraca_fabric.segmented_lru import SegmentedLru
+from ostraca_fabric.tags import TAG_BYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from numpy.typing import NDArray
+
+_ROWS_AT_FIRST = 1024
+_TAG = np.dtype((np.void, TAG_BYTES))
 
 
-@dataclass(slots=True)
-class CachedBlock:
-    """One block in the cache and where it lies."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Blocks that lie in slots of one size, for the cache to keep: a row for each."""
 
-    key: bytes
-    tag: bytes
-    length: int
-    offset: int
-    """Of its staging slot."""
+    keys: NDArray[np.uint8]
+    """Shape (n, 16)."""
 
-    slot_bytes: int
-    users: int = 0
-    """Transfers that read it now."""
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    lengths: NDArray[np.uint32]
+    is_kept: NDArray[np.bool_]
+    """Which ones may be kept. Looked at when the offer is taken up, not before."""
+
+    uses: int = 1
+    """What brought them: 1 a get or a put, 0 a prefetch, of which nobody knows yet whether it was of use."""
 
 
 class BlockCache:
     """Blocks by key, bounded in bytes of slots.
 
-    ``put`` and ``shrink`` return slots (offset, slot_bytes) that are the caller's to free.
+    ``put`` and ``shrink`` return the offsets of slots that are the caller's to free.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Begin empty; a limit of 0 keeps nothing."""
+    def __init__(self, limit_bytes: int, *, protected_share: float) -> None:
+        """Begin empty; a limit of 0 keeps nothing. *protected_share* is protected's part of the limit."""
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._blocks: OrderedDict[bytes, CachedBlock] = OrderedDict()
+        rows = max(1, min(_ROWS_AT_FIRST, limit_bytes // PAGE_BYTES))
+        self._order = SegmentedLru(rows, protected_max_bytes=int(protected_share * limit_bytes))
+        self._keys = np.zeros((rows, KEY_BYTES), np.uint8)
+        self._tags = np.zeros(rows, _TAG)
+        self.lengths = np.zeros(rows, np.uint32)
+        """Of each row; read only."""
+        self.offsets = np.zeros(rows, np.int64)
+        """Of each row's slot; read only."""
+        self._table = KeyTable(self._keys)
+        self._free = np.arange(rows)
+        """Rows without a block; the first ``_free_rows`` count."""
+        self._free_rows = rows
 
     def __len__(self) -> int:
         """Count the blocks."""
-        return len(self._blocks)
+        return len(self._table)
 
-    def __contains__(self, key: bytes) -> bool:
-        """Whether the block is here; does not count as a use."""
-        return key in self._blocks
+    @property
+    def slot_bytes(self) -> NDArray[np.int64]:
+        """Of each row's slot; read only."""
+        return self._order.bytes
 
-    def take(self, key: bytes) -> CachedBlock | None:
-        """Return a block and hold it until ``give_back``."""
-        block = self._blocks.get(key)
-        if block is not None:
-            self._blocks.move_to_end(key)
-            block.users += 1
-        return block
+    def contains(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Tell of each of *keys*, shape (n, 16), whether its block is here. That is no use of it."""
+        is_here: NDArray[np.bool_] = self._table.find(keys) >= 0
+        return is_here
 
-    def give_back(self, blocks: Iterable[CachedBlock]) -> None:
+    def find(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the blocks that are here in the length asked for: their positions in *keys*, and their rows.
+
+        Rows are valid until the next ``put`` or ``shrink``, and those given to ``take`` until given back.
+        """
+        return self._table.match(keys, self.lengths, lengths)
+
+    def tags(self, rows: NDArray[np.int64]) -> bytes:
+        """Return the tags of these blocks, one after another."""
+        return self._tags[rows].tobytes()
+
+    def take(self, rows: NDArray[np.int64]) -> None:
+        """Use blocks and hold them until ``give_back``."""
+        self._order.hold(rows)
+
+    def give_back(self, rows: NDArray[np.int64]) -> None:
         """End a use of each of these blocks."""
-        for block in blocks:
-            assert block.users > 0, "a cached block was given back twice"
-            block.users -= 1
+        self._order.let_go(rows)
 
-    def put(self, block: CachedBlock) -> list[tuple[int, int]]:
-        """Keep a block, and return the slots this frees: the block's own when it is not kept."""
-        if block.key in self._blocks or block.slot_bytes > self.limit_bytes:
-            return [(block.offset, block.slot_bytes)]
-        freed = self.shrink(self.limit_bytes - block.slot_bytes)
-        if self.used_bytes + block.slot_bytes > self.limit_bytes:
-            return [*freed, (block.offset, block.slot_bytes)]
-        self._blocks[block.key] = block
-        self.used_bytes += block.slot_bytes
-        return freed
+    def put(self, offer: Offer, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int64]:
+        """Keep the blocks offered, which lie at *offsets*, as far as there is room for them beside those in
+        use; returns the slots this frees: of blocks that go, and of those not kept.
+        """
+        chosen = np.flatnonzero(offer.is_kept)[: self.limit_bytes // slot_bytes]
+        if not len(chosen):
+            return offsets
+        rows, is_new = self._enter(offer.keys[chosen])
+        if len(rows) < len(chosen):
+            chosen = chosen[is_new]
+        freed = self.shrink(self.limit_bytes - len(rows) * slot_bytes)
+        room = (self.limit_bytes - self.used_bytes) // slot_bytes
+        if room < len(rows):
+            self._leave(rows[room:])
+            rows, chosen = rows[:room], chosen[:room]
+        self._tags[rows] = offer.tags[chosen].view(_TAG)[:, 0]
+        self.lengths[rows] = offer.lengths[chosen]
+        self.offsets[rows] = offsets[chosen]
+        self._order.enter(rows, slot_bytes, uses=offer.uses)
+        if len(rows) == len(offsets):
+            return freed
+        is_left = np.ones(len(offsets), np.bool_)
+        is_left[chosen] = False
+        return np.concatenate((freed, offsets[is_left]))
 
-    def shrink(self, to_bytes: int) -> list[tuple[int, int]]:
-        """Drop least recently used blocks until at most *to_bytes* are used, as far as none is in use."""
-        freed = []
-        while self.used_bytes > to_bytes:
-            victim = next((block for block in self._blocks.values() if block.users == 0), None)
-            if victim is None:
-                break
-            del self._blocks[victim.key]
-            self.used_bytes -= victim.slot_bytes
-            freed.append((victim.offset, victim.slot_bytes))
-        return freed
+    def shrink(self, to_bytes: int) -> NDArray[np.int64]:
+        """Drop blocks until at most *to_bytes* are used, as far as none is in use; returns their slots."""
+        rows = self._order.evict(self.used_bytes - to_bytes)
+        if len(rows):
+            self._leave(rows)
+        return self.offsets[rows]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slots of all blocks."""
+        return self._order.entered_bytes
+
+    @property
+    def held_blocks(self) -> int:
+        """Count the blocks in use by transfers."""
+        return len(self._order.held)
 
     def check(self) -> None:
         """Assert what must hold after every call."""
-        assert self.used_bytes == sum(block.slot_bytes for block in self._blocks.values())
+        self._order.check()
+        rows = self._order.entered
         assert self.used_bytes <= self.limit_bytes
-        assert all(block.users >= 0 for block in self._blocks.values())
+        assert self._table.find(self._keys[rows]).tolist() == rows.tolist()
+        assert len(self._table) == len(rows)
+        assert len(set(self.offsets[rows].tolist())) == len(rows)
+        free = self._free[: self._free_rows].tolist()
+        assert sorted([*free, *rows.tolist()]) == list(range(len(self._keys)))
+
+    def _leave(self, rows: NDArray[np.int64]) -> None:
+        """Forget the keys of rows, which are free then."""
+        self._table.remove(rows)
+        self._free[self._free_rows : self._free_rows + len(rows)] = rows
+        self._free_rows += len(rows)
+
+    def _enter(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Give a row to each of *keys* that has none yet; says which got one."""
+        if self._free_rows < len(keys):
+            self._grow(len(keys))
+        first = self._free_rows - len(keys)
+        rows = self._free[first : self._free_rows].copy()
+        self._keys[rows] = keys
+        is_new = self._table.enter(rows)
+        if not is_new.all():
+            left_over = rows[~is_new]
+            self._free[first : first + len(left_over)] = left_over
+            rows = rows[is_new]
+        self._free_rows -= len(rows)
+        return rows, is_new
+
+    def _grow(self, wanted: int) -> None:
+        """Make room for *wanted* more rows at least: the double, so that it costs little for each."""
+        old = len(self._keys)
+        new = max(2 * old, old + wanted)
+        added = new - old
+        self._keys = np.concatenate((self._keys, np.zeros((added, KEY_BYTES), np.uint8)))
+        self._tags = np.concatenate((self._tags, np.zeros(added, _TAG)))
+        self.lengths = np.concatenate((self.lengths, np.zeros(added, np.uint32)))
+        self.offsets = np.concatenate((self.offsets, np.zeros(added, np.int64)))
+        free = np.concatenate((self._free[: self._free_rows], np.arange(old, new)))
+        self._free, self._free_rows = np.zeros(new, np.int64), len(free)
+        self._free[: len(free)] = free
+        self._order.grow(new)
+        self._table = KeyTable(self._keys)
+        self._table.enter(self._order.entered)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.locate import Located
-from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper, of_one_size
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import BlockState, Reason
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.mover.cache import CachedBlock
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.mover.request import Worker
     from ostraca_dpu_agent.volumes import ServedVolume
@@ -104,7 +103,7 @@ class GetRun:
         try:
             held = self._take_cached()
             self._waves_left = len(held) + 1
-            waves += [mover.tasks.spawn(self._cached_wave(positions, blocks)) for positions, blocks in held]
+            waves += [mover.tasks.spawn(self._cached_wave(positions, rows)) for positions, rows in held]
             located = await self._locate(held)
             self._waiting.extend(self._to_load(located))
             self._waves_left += len(self._waiting) - 1
@@ -119,43 +118,32 @@ class GetRun:
     def _say_settled(self, _bringing: asyncio.Task[None]) -> None:
         self._worker.send(Settled(self._request.request))
 
-    def _take_cached(self) -> list[tuple[NDArray[np.intp], list[CachedBlock]]]:
-        """Hold what the DRAM cache has, in waves of one slot size."""
-        cache = self._mover.staging.cache
+    def _take_cached(self) -> list[tuple[NDArray[np.intp], NDArray[np.int64]]]:
+        """Hold what the DRAM cache has, in waves of one slot size: positions and rows of the cache."""
+        mover = self._mover
+        cache = mover.staging.cache
         if not len(cache):
             return []
-        keys, lengths = self._blocks.keys.tobytes(), self._blocks.lengths.tolist()
-        by_size: dict[int, tuple[list[int], list[CachedBlock]]] = {}
-        for position, length in enumerate(lengths):
-            block = cache.take(keys[position * 16 : position * 16 + 16])
-            if block is None:
-                continue
-            if block.length != length:
-                cache.give_back([block])
-                continue
-            positions, blocks = by_size.setdefault(block.slot_bytes, ([], []))
-            positions.append(position)
-            blocks.append(block)
-        waves = []
-        for slot_bytes, (positions, blocks) in by_size.items():
-            step = self._mover.blocks_per_wave(slot_bytes)
-            for part in cut(np.arange(len(positions)), step):
-                chosen = slice(int(part[0]), int(part[-1]) + 1)
-                waves.append((np.array(positions[chosen], np.intp), blocks[chosen]))
-        return waves
+        positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
+        if not len(rows):
+            return []
+        cache.take(rows)
+        waves = of_one_size(cache.slot_bytes[rows], mover.blocks_per_wave)
+        return [(positions[wave], rows[wave]) for wave in waves]
 
-    async def _cached_wave(self, positions: NDArray[np.intp], blocks: list[CachedBlock]) -> None:
+    async def _cached_wave(self, positions: NDArray[np.intp], rows: NDArray[np.int64]) -> None:
+        cache = self._mover.staging.cache
         try:
             if not self._clocked.is_over():
-                offsets = np.array([block.offset for block in blocks], np.int64)
-                tags = b"".join(block.tag for block in blocks)
-                if await self._deliver(positions, offsets, blocks[0].slot_bytes, tags):
-                    self._mover.counters.get_hits_from_cache += len(blocks)
+                slot_bytes = int(cache.slot_bytes[rows[0]])
+                tags = cache.tags(rows)
+                if await self._deliver(positions, cache.offsets[rows], slot_bytes, tags):
+                    self._mover.counters.get_hits_from_cache += len(rows)
         finally:
             self._waves_left -= 1
-            self._mover.staging.cache.give_back(blocks)
+            cache.give_back(rows)
 
-    async def _locate(self, held: list[tuple[NDArray[np.intp], list[CachedBlock]]]) -> Located:
+    async def _locate(self, held: list[tuple[NDArray[np.intp], NDArray[np.int64]]]) -> Located:
         wanted = np.ones(len(self._blocks), np.bool_)
         for positions, _ in held:
             wanted[positions] = False
@@ -214,7 +202,7 @@ class GetRun:
             return
         self._leases.add(lease)
         is_good = np.zeros(len(positions), np.bool_)
-        keep = keeper(self._blocks, located.tags, positions, lease, is_good)
+        keep = keeper(self._blocks, located.tags, positions, is_good)
         try:
             reasons = await mover.load(located, self._blocks, positions, lease)
             is_good[:] = reasons == Reason.NONE

@@ -12,7 +12,6 @@ import numpy as np
 
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, Reason
-from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import LookupDone
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class LookupRun:
         reasons = np.full(count, Reason.DEADLINE, np.uint8)
         within_s = self._clocked.left_s
         if within_s > 0:
-            is_cached = self._cached()
+            is_cached = self._mover.staging.cache.contains(self._keys)
             located = await self._mover.locator.locate(
                 self._mover.routes(),
                 self._volume,
@@ -54,12 +53,3 @@ class LookupRun:
             states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)
             reasons[:] = np.where(is_hit, Reason.NONE, located.reasons)
         return LookupDone(self._request.request, states.tobytes(), reasons.tobytes())
-
-    def _cached(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        cache, width = self._mover.staging.cache, columns.KEY_BYTES
-        if not len(cache):
-            return np.zeros(len(self._keys), np.bool_)
-        keys = self._keys.tobytes()
-        return np.fromiter(
-            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
-        )

@@ -11,7 +11,6 @@ from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, Reason
-from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PrefetchDone
 
 if TYPE_CHECKING:
@@ -46,12 +45,15 @@ class PrefetchRun:
         elif self._clocked.left_s > 0:
             await self._clocked.wait([mover.tasks.spawn(self._bring())])
             # Later waves, or others, may have taken the place of what came first.
-            gone = np.flatnonzero((self._states == BlockState.HIT) & ~self._is_cached())
+            gone = np.flatnonzero(
+                (self._states == BlockState.HIT) & ~mover.staging.cache.contains(self._keys)
+            )
             self._end(gone, BlockState.DECLINED, Reason.NO_SPACE)
         return PrefetchDone(self._request.request, self._states.tobytes(), self._reasons.tobytes())
 
     async def _bring(self) -> None:
-        mover, is_cached = self._mover, self._is_cached()
+        mover = self._mover
+        is_cached = mover.staging.cache.contains(self._keys)
         self._end(np.flatnonzero(is_cached), BlockState.HIT, Reason.NONE)
         left_s = self._clocked.left_s
         located = await mover.locator.locate(
@@ -92,7 +94,7 @@ class PrefetchRun:
                 self._end(positions, BlockState.DECLINED, NO_ROOM_REASONS[lease])
             return
         is_good = np.zeros(len(positions), np.bool_)
-        keep = keeper(blocks, located.tags, positions, lease, is_good)
+        keep = keeper(blocks, located.tags, positions, is_good, uses=0)
         try:
             reasons = await mover.load(located, blocks, positions, lease)
             is_good[:] = reasons == Reason.NONE
@@ -101,12 +103,6 @@ class PrefetchRun:
         if not self._clocked.is_over():
             self._end(positions[is_good], BlockState.HIT, Reason.NONE)
             self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
-
-    def _is_cached(self) -> NDArray[np.bool_]:
-        width, keys, cache = columns.KEY_BYTES, self._keys.tobytes(), self._mover.staging.cache
-        return np.fromiter(
-            (keys[at : at + width] in cache for at in range(0, len(keys), width)), np.bool_, len(self._keys)
-        )
 
     def _end(
         self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]

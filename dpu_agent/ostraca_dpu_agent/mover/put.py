@@ -189,7 +189,7 @@ class PutRun:
         """Take one wave from the arena to the summary."""
         mover = self._mover
         kept = np.zeros(len(positions), np.bool_)
-        keep = keeper(self._blocks, self._tags, positions, lease, kept)
+        keep = keeper(self._blocks, self._tags, positions, kept)
         try:
             good = await self._fetch(positions, lease)
             self._space.release(positions[~good])

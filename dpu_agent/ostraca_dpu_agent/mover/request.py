@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ostraca_dpu_agent.mover.cache import CachedBlock
+from ostraca_dpu_agent.mover.cache import Offer
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.keys import derive_keys
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.mover.staging import Lease
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
     from ostraca_fabric.ports.transport import Peer
@@ -150,31 +149,31 @@ def keeper(
     blocks: Blocks,
     tags: NDArray[np.uint8],
     positions: NDArray[np.intp],
-    lease: Lease,
     is_kept: NDArray[np.bool_],
-) -> Callable[[int], CachedBlock | None]:
-    """Say which slots of a wave's lease stay in the DRAM cache, for ``Staging.release``.
+    *,
+    uses: int = 1,
+) -> Offer:
+    """Offer the blocks of a wave to the DRAM cache, for ``Staging.release``.
 
     *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request;
     *is_kept* says it for each block of the wave and is looked at only at the release.
     """
-    offsets = lease.offsets
-
-    def keep(row: int) -> CachedBlock | None:
-        if not is_kept[row]:
-            return None
-        position = positions[row]
-        return CachedBlock(
-            key=blocks.keys[position].tobytes(),
-            tag=tags[position].tobytes(),
-            length=int(blocks.lengths[position]),
-            offset=int(offsets[row]),
-            slot_bytes=lease.slot_bytes,
-        )
-
-    return keep
+    return Offer(blocks.keys[positions], tags[positions], blocks.lengths[positions], is_kept, uses)
 
 
 def cut(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:
     """Cut positions into waves, in order."""
     return [positions[at : at + blocks_per_wave] for at in range(0, len(positions), max(1, blocks_per_wave))]
+
+
+def of_one_size(slot_bytes: NDArray[np.int64], per_wave: Callable[[int], int]) -> list[NDArray[np.intp]]:
+    """Cut blocks, at least one, into waves whose slots have one size; *per_wave* says how many of a size make
+    one. Each wave is indexes into *slot_bytes*.
+    """
+    everything, size = np.arange(len(slot_bytes)), int(slot_bytes[0])
+    if len(everything) == 1:
+        return [everything]
+    if (slot_bytes == size).all():
+        return cut(everything, per_wave(size))
+    sizes = np.unique(slot_bytes).tolist()
+    return [wave for size in sizes for wave in cut(everything[slot_bytes == size], per_wave(size))]

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ostraca_dpu_agent.mover.cache import BlockCache, CachedBlock
+from ostraca_dpu_agent.mover.cache import BlockCache
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.slots import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.mover.cache import Offer
     from ostraca_dpu_agent.settings import MemorySettings
 
 
@@ -89,7 +89,7 @@ class Staging:
         wanted = max(settings.staging_bytes, settings.cache_bytes + settings.reserve_bytes)
         total = rounded_up(wanted, settings.chunk_bytes)
         self.memory = HugeMemory(total, prefault=True)
-        self.cache = BlockCache(settings.cache_bytes)
+        self.cache = BlockCache(settings.cache_bytes, protected_share=settings.cache_protected_share)
         self._pool = SlotPool(total, settings.chunk_bytes)
         self._held = dict.fromkeys(Purpose, 0)
         self._held_by: Counter[Hashable] = Counter()
@@ -142,10 +142,10 @@ class Staging:
             self._quarantined_by[lease.holder] += len(lease.offsets) * lease.slot_bytes
             self._pool.quarantine(lease, lease.offsets)
 
-    def release(self, lease: Lease, *, keep: Callable[[int], CachedBlock | None] | None = None) -> None:
+    def release(self, lease: Lease, *, keep: Offer | None = None) -> None:
         """End a lease: no I/O and no transfer touches its slots any more.
 
-        *keep* is asked for each slot, by its position in the lease, whether it stays as a cached block.
+        *keep* offers what lies in them, slot by slot, to the DRAM cache.
         """
         offsets, lease.offsets = lease.offsets, lease.offsets[:0]
         lease_bytes = len(offsets) * lease.slot_bytes
@@ -157,18 +157,8 @@ class Staging:
         elif keep is None or self.cache.limit_bytes == 0:
             self._pool.give(offsets)
         else:
-            freed = [self._kept(offset, keep(position)) for position, offset in enumerate(offsets.tolist())]
-            self._give_back([offset for several in freed for offset in several])
+            self._pool.give(self.cache.put(keep, offsets, lease.slot_bytes))
         self._serve_waiters()
-
-    def _kept(self, offset: int, block: CachedBlock | None) -> list[int]:
-        if block is None:
-            return [offset]
-        return [freed for freed, _ in self.cache.put(block)]
-
-    def _give_back(self, offsets: list[int]) -> None:
-        if offsets:
-            self._pool.give(np.asarray(offsets, np.int64))
 
     def _limit(self, purpose: Purpose) -> int:
         whole = self._settings.staging_bytes
@@ -201,9 +191,9 @@ class Staging:
         while offsets is None and self.cache.used_bytes:
             before = self.cache.used_bytes
             freed = self.cache.shrink(max(0, before - wanted))
-            if not freed:
+            if not len(freed):
                 break
-            self._give_back([offset for offset, _ in freed])
+            self._pool.give(freed)
             offsets = self._pool.take(count, slot_bytes)
         if offsets is None:
             return None

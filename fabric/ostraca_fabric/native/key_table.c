@@ -35,6 +35,23 @@ PUBLIC void ostraca_table_find(const uint64_t *slots, uint64_t mask, const uint8
         rows[each] = row_of(slots[place_of(slots, mask, keys, wanted + KEY_BYTES * each)]);
 }
 
+/* As `find`, but a row counts only where numbers[row] is wanted_numbers[i] as well. Names those that count alone:
+ * found[..] = their positions in `wanted`, found[count + ..] = their rows. Returns how many. */
+PUBLIC int64_t ostraca_table_match(const uint64_t *slots, uint64_t mask, const uint8_t *keys, const uint32_t *numbers,
+                                   const uint8_t *wanted, const uint32_t *wanted_numbers, int64_t *found,
+                                   int64_t count)
+{
+    int64_t matched = 0;
+    for (int64_t each = 0; each < count; each++) {
+        int64_t row = row_of(slots[place_of(slots, mask, keys, wanted + KEY_BYTES * each)]);
+        if (row < 0 || numbers[row] != wanted_numbers[each])
+            continue;
+        found[matched] = each;
+        found[count + matched++] = row;
+    }
+    return matched;
+}
+
 /* Enters rows whose keys are in `keys`. holders[i] = rows[i] when it was entered, else the row that has its key. */
 PUBLIC void ostraca_table_enter(uint64_t *slots, uint64_t mask, const uint8_t *keys, const int64_t *rows,
                                 int64_t *holders, int64_t count)

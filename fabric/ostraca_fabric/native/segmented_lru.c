@@ -1,0 +1,120 @@
+/* Which rows of a cache give way first. `segmented_lru.py` says what the two queues mean. A row that somebody holds is
+ * in neither, so that whatever is popped may go: no step looks at a row twice. */
+
+#include "ostraca.h"
+
+enum { OUTSIDE, HELD, PROBATION, PROTECTED };
+enum { USES_MAX = 2 }; /* more than one use is all that matters */
+
+/* As in `segmented_lru.ROW` and `segmented_lru.STATE`. Rows are numbers, -1 for none. */
+struct row {
+    int64_t bytes;
+    int32_t next, previous;
+    int32_t users;
+    uint8_t uses, where, unused[2];
+};
+
+struct queue {
+    int64_t first, last, bytes;
+};
+
+struct state {
+    struct queue probation, protected;
+    int64_t entered_bytes, protected_max_bytes;
+};
+
+static struct queue *queue_of(struct state *state, const struct row *row)
+{
+    return row->where == PROTECTED ? &state->protected : &state->probation;
+}
+
+static void append(struct state *state, struct row *rows, int64_t number, uint8_t where)
+{
+    struct row *row = &rows[number];
+    row->where = where;
+    struct queue *queue = queue_of(state, row);
+    row->previous = (int32_t)queue->last;
+    row->next = -1;
+    if (queue->last < 0)
+        queue->first = number;
+    else
+        rows[queue->last].next = (int32_t)number;
+    queue->last = number;
+    queue->bytes += row->bytes;
+}
+
+static void unlink_row(struct state *state, struct row *rows, int64_t number, uint8_t where)
+{
+    struct row *row = &rows[number];
+    struct queue *queue = queue_of(state, row);
+    if (row->previous < 0)
+        queue->first = row->next;
+    else
+        rows[row->previous].next = row->next;
+    if (row->next < 0)
+        queue->last = row->previous;
+    else
+        rows[row->next].previous = row->previous;
+    queue->bytes -= row->bytes;
+    row->where = where;
+}
+
+/* Enters rows whose `bytes` and `uses` are written. */
+PUBLIC void ostraca_lru_enter(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+{
+    for (int64_t each = 0; each < count; each++) {
+        rows[numbers[each]].users = 0;
+        state->entered_bytes += rows[numbers[each]].bytes;
+        append(state, rows, numbers[each], PROBATION);
+    }
+}
+
+/* Holds rows, each as often as it is named; numbers below 0 are passed over. */
+PUBLIC void ostraca_lru_hold(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+{
+    for (int64_t each = 0; each < count; each++) {
+        if (numbers[each] < 0)
+            continue;
+        struct row *row = &rows[numbers[each]];
+        if (row->users++ == 0)
+            unlink_row(state, rows, numbers[each], HELD);
+        if (row->uses < USES_MAX)
+            row->uses++;
+    }
+}
+
+/* Lets go of rows. Returns how many: fewer than `count` when the next one was not held. */
+PUBLIC int64_t ostraca_lru_let_go(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+{
+    for (int64_t each = 0; each < count; each++) {
+        struct row *row = &rows[numbers[each]];
+        if (row->where != HELD)
+            return each;
+        if (--row->users == 0)
+            append(state, rows, numbers[each], row->uses < USES_MAX ? PROBATION : PROTECTED);
+    }
+    while (state->protected.bytes > state->protected_max_bytes) {
+        int64_t oldest = state->protected.first;
+        unlink_row(state, rows, oldest, OUTSIDE);
+        append(state, rows, oldest, PROBATION);
+    }
+    return count;
+}
+
+/* Takes rows out, the first to go first, until they have `wanted_bytes` or none is left. Returns how many;
+ * `numbers` has room for `most`. */
+PUBLIC int64_t ostraca_lru_evict(struct state *state, struct row *rows, int64_t wanted_bytes, int64_t *numbers,
+                                 int64_t most)
+{
+    int64_t count = 0;
+    while (wanted_bytes > 0 && count < most) {
+        int64_t oldest = state->probation.first < 0 ? state->protected.first : state->probation.first;
+        if (oldest < 0)
+            break;
+        unlink_row(state, rows, oldest, OUTSIDE);
+        wanted_bytes -= rows[oldest].bytes;
+        state->entered_bytes -= rows[oldest].bytes;
+        numbers[count++] = oldest;
+    }
+    return count;
+}

@@ -1,0 +1,125 @@
+"""The order in which rows give way, against a model of ordered dicts."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ostraca_fabric.segmented_lru import SegmentedLru
+
+PAGE = 4096
+PROTECTED_MAX = 4 * PAGE
+ROWS = 12
+
+
+class Model:
+    """What is promised, row by row."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, int] = {}
+        self.uses: Counter[int] = Counter()
+        self.users: Counter[int] = Counter()
+        self.probation: OrderedDict[int, None] = OrderedDict()
+        self.protected: OrderedDict[int, None] = OrderedDict()
+
+    def enter(self, row: int, row_bytes: int, uses: int) -> None:
+        self.bytes[row], self.uses[row] = row_bytes, uses
+        self.probation[row] = None
+
+    def hold(self, row: int) -> None:
+        self.probation.pop(row, None)
+        self.protected.pop(row, None)
+        self.users[row] += 1
+        self.uses[row] += 1
+
+    def let_go(self, rows: list[int]) -> None:
+        for row in rows:
+            self.users[row] -= 1
+            if not self.users[row]:
+                (self.protected if self.uses[row] > 1 else self.probation)[row] = None
+        while sum(self.bytes[row] for row in self.protected) > PROTECTED_MAX:
+            self.probation[self.protected.popitem(last=False)[0]] = None
+
+    def evict(self, wanted_bytes: int) -> list[int]:
+        gone = []
+        while wanted_bytes > 0 and (self.probation or self.protected):
+            row, _ = (self.probation or self.protected).popitem(last=False)
+            wanted_bytes -= self.bytes.pop(row)
+            gone.append(row)
+        return gone
+
+
+def array(rows: list[int]) -> NDArray[np.int64]:
+    return np.array(rows, np.int64)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "hold", "let go", "evict", "grow"]),
+        st.lists(st.integers(0, ROWS - 1), max_size=5),
+        st.integers(1, 3),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+@settings(deadline=None, max_examples=300)
+def test_rows_give_way_as_two_queues_say(steps: list[tuple[str, list[int], int]]) -> None:
+    order, model = SegmentedLru(ROWS, protected_max_bytes=PROTECTED_MAX), Model()
+    size, held = ROWS, list[int]()
+    for step, named, number in steps:
+        if step == "enter":
+            rows = [row for row in dict.fromkeys(named) if row not in model.bytes]
+            order.enter(array(rows), number * PAGE, uses=number % 2)
+            for row in rows:
+                model.enter(row, number * PAGE, number % 2)
+        elif step == "hold":
+            rows = [row for row in named if row in model.bytes]
+            order.hold(array(rows))
+            for row in rows:
+                model.hold(row)
+            held += rows
+        elif step == "let go":
+            rows, held = held[:number], held[number:]
+            order.let_go(array(rows))
+            model.let_go(rows)
+        elif step == "evict":
+            assert order.evict((number - 1) * 2 * PAGE + 1).tolist() == model.evict(
+                (number - 1) * 2 * PAGE + 1
+            )
+        else:
+            size += number
+            order.grow(size)
+        order.check()
+        assert order.entered.tolist() == sorted(model.bytes)
+        assert order.held.tolist() == sorted(set(held))
+        assert order.entered_bytes == sum(model.bytes.values())
+
+
+def test_blocks_that_pass_once_do_not_push_out_those_used_again() -> None:
+    order = SegmentedLru(1000, protected_max_bytes=3 * PAGE)
+    used_again = array([0, 1, 2])
+    order.enter(used_again, PAGE, uses=1)
+    order.hold(used_again)
+    order.let_go(used_again)
+    for row in range(3, 1000):
+        order.enter(array([row]), PAGE, uses=1)
+        if row >= 10:
+            assert order.evict(PAGE).tolist() == [row - 7]
+    assert set(used_again) <= set(order.entered.tolist())
+
+
+def test_the_first_use_of_what_was_prefetched_is_no_second_use() -> None:
+    order = SegmentedLru(4, protected_max_bytes=PAGE)
+    prefetched, got = array([0]), array([1])
+    order.enter(prefetched, PAGE, uses=0)
+    order.enter(got, PAGE, uses=1)
+    for row in (got, prefetched):
+        order.hold(row)
+        order.let_go(row)
+    assert order.evict(2 * PAGE).tolist() == [0, 1]
