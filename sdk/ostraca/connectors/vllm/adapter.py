@@ -1,0 +1,219 @@
+"""The class that vLLM loads, for vLLM 0.28 to 0.33. Everything that differs between them is in this file.
+
+What differs, as far as a tier sees it:
+
+=====  ==========================================================================================
+0.28   the first with ``module_path``; a job names rows as ``block_ids``
+0.29   block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set)
+0.30   rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
+0.31   requests tell where their keys end; back-pressure detectors; results tell bytes
+0.32   hits are attributed to a tier by its medium
+0.33   a tier may be called from another thread, never from two at once
+=====  ==========================================================================================
+
+vLLM publishes no events of this tier: a pool's block that is announced as one worker's own would draw
+requests to that worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import vllm
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from ostraca.connectors.vllm.core.verdicts import Verdict
+from ostraca.connectors.vllm.counters import METRICS
+from ostraca.connectors.vllm.settings import TierSettings
+from ostraca.connectors.vllm.shape import EngineShape, GroupShape
+from ostraca.connectors.vllm.tier import Job, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ostraca.connectors.vllm.core.transfers import Finished
+
+log = logging.getLogger(__name__)
+
+_LOOKUP_RESULTS = {
+    Verdict.THERE: LookupResult.HIT,
+    Verdict.MISSING: LookupResult.MISS,
+    Verdict.ASKED: LookupResult.RETRY,
+}
+_POSITIONS = "_offload_key_positions"
+"""Where a request keeps its keys and their end tokens. vLLM's accessor gives the position of a known key
+only, and the first key of a stripe unit is asked for by nobody when it lies in GPU memory."""
+
+_TELLS_POSITIONS = _POSITIONS in {field.name for field in dataclasses.fields(ReqContext)}
+_RESULT_FIELDS = {field.name for field in dataclasses.fields(JobResult)}
+
+
+class OstracaTier(SecondaryTierManager):
+    """A secondary tier of vLLM's TieringOffloadingSpec. vLLM makes it and calls it from its scheduler."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,  # noqa: ANN401 (vLLM's classes have no types here)
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: object = None,
+        **config: object,
+    ) -> None:
+        """Raises UsageError when the tier's entry in the configuration is wrong."""
+        detector = () if backpressure_detector is None else (backpressure_detector,)
+        super().__init__(offloading_spec, primary_kv_view, tier_type, *detector)
+        settings = TierSettings.of(config)
+        self.locality = Locality(settings.locality)
+        rows = np.asarray(primary_kv_view).view(np.uint8)
+        self._tier = Tier(engine_shape(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401
+        """A request begins. It is offloaded chunk by chunk, as vLLM does by default."""
+        self._tier.begin_request(req_context.req_id, _positions(req_context))
+        return RequestOffloadingContext()
+
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401
+        """Tell whether a chunk can be loaded, or RETRY until that is known."""
+        return _LOOKUP_RESULTS[self._tier.look_up(key, req_context.req_id)]
+
+    def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401
+        """Begin to fill rows."""
+        self._tier.load(_job(job_metadata))
+
+    def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401
+        """Begin to store rows."""
+        self._tier.store(_job(job_metadata))
+
+    def get_finished_jobs(self) -> list[JobResult]:
+        """Return the jobs that are over."""
+        return [self._result(finished) for finished in self._tier.take_finished()]
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping for this tier."""
+        return self._tier.has_work
+
+    def on_schedule_end(self, context: object) -> None:
+        """Send what this step has asked."""
+        del context
+        self._tier.end_step()
+
+    def on_request_finished(self, req_context: Any) -> None:  # noqa: ANN401
+        """Forget a request."""
+        self._tier.end_request(req_context.req_id)
+
+    def drain_jobs(self) -> None:
+        """Wait until no job is under way; their deadlines bound it."""
+        self._tier.drain()
+
+    def shutdown(self) -> None:
+        """End the connection and let go of vLLM's memory, which it unmaps next."""
+        self._tier.close()
+        self._primary_kv_view = memoryview(b"")
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Declare the tier's metrics among vLLM's."""
+        del extra_config
+        kinds = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
+        return {
+            metric.name: kinds[metric.kind](
+                documentation=metric.help, labelnames=(metric.label,) if metric.label else ()
+            )
+            for metric in METRICS
+        }
+
+    def get_stats(self) -> Any:  # noqa: ANN401
+        """Return what was counted since the last time, in vLLM's form."""
+        # Not at the top: vLLM's connector imports its tiers.
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (  # noqa: PLC0415
+            OffloadingConnectorStats,
+        )
+
+        stats = OffloadingConnectorStats()
+        for metric, label, value in self._tier.samples():
+            labels = (label,) if metric.label else ()
+            if metric.kind == "counter":
+                stats.increase_counter(metric.name, value, labels)
+            else:
+                stats.set_gauge(metric.name, value, labels)
+        return stats
+
+    def _result(self, finished: Finished) -> JobResult:
+        told: dict[str, Any] = {"transfer_time": finished.seconds}
+        if "transfer_bytes" in _RESULT_FIELDS:
+            told["transfer_bytes"] = len(finished.succeeded) * self._tier.row_bytes
+        if finished.is_load and finished.failed:
+            told["successful_keys"] = finished.succeeded
+        return JobResult(finished.job_id, not finished.failed, **told)
+
+
+def engine_shape(offloading_spec: Any, *, row_bytes: int) -> EngineShape:  # noqa: ANN401
+    """Read what vLLM tells of its KV cache."""
+    config = offloading_spec.config
+    parallel = config.parallel
+    chunk = config.cache.blocks_per_chunk
+    groups = tuple(
+        GroupShape(
+            number=getattr(group, "group_id", index),
+            tokens_per_chunk=group.tokens_per_block * chunk,
+            layers=tuple(group.layer_names),
+        )
+        for index, group in enumerate(config.groups)
+    )
+    return EngineShape(
+        model=config.model.name,
+        dtype=config.model.dtype,
+        groups=groups,
+        row_bytes=row_bytes,
+        tensor_parallel=parallel.tp_size,
+        pipeline_parallel=parallel.pp_size,
+        context_parallel=parallel.pcp_size * parallel.dcp_size,
+        packing=_packing(config, offloading_spec),
+        tells_positions=_TELLS_POSITIONS,
+    )
+
+
+def _packing(config: Any, offloading_spec: Any) -> str:  # noqa: ANN401
+    """Name how bytes lie in a row.
+
+    vLLM's release is part of it: none promises the next one's packing.
+    """
+    release = ".".join(vllm.__version__.split(".")[:2])
+    is_single_copy = getattr(offloading_spec, "replicated_layout", False)
+    parts = (
+        f"vllm-{release}",
+        str(current_platform.device_type),
+        str(getattr(config, "kv_cache_layout", None) or "unnamed"),
+        "canonical" if config.canonical_layout else "direct",
+        "one copy" if is_single_copy else "each worker's",
+    )
+    return "/".join(parts)
+
+
+def _positions(req_context: Any) -> Mapping[bytes, int] | None:  # noqa: ANN401
+    return getattr(req_context, _POSITIONS) if _TELLS_POSITIONS else None
+
+
+def _job(metadata: Any) -> Job:  # noqa: ANN401
+    rows: Iterable[int] = metadata.chunk_ids if hasattr(metadata, "chunk_ids") else metadata.block_ids
+    return Job(
+        metadata.job_id,
+        metadata.req_context.req_id,
+        tuple(metadata.keys),
+        tuple(int(row) for row in rows),
+    )

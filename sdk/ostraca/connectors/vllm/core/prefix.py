@@ -1,0 +1,155 @@
+"""Where a chunk is placed: from vLLM's keys to chains.
+
+A key is an engine hash followed by four bytes that name a KV group. Writer and reader must place a block
+alike, or the reader never finds it. So the stripe unit of a key is used when the whole unit before it is
+known, and a key that can't be placed that way is not asked for and not stored: another engine would look
+elsewhere.
+
+vLLM from 0.31 on tells where in its request each key ends; earlier versions tell nothing that is the same for
+every engine (whatever lies in GPU or host memory is never asked for, so the order of questions starts
+anywhere). There each block is placed by its own hash.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from ostraca_fabric.chain import STRIPE_UNIT_BLOCKS, Chain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+GROUP_BYTES = 4
+
+
+class Run(NamedTuple):
+    """Chunks that can be named by one chain, and which of the caller's keys they are, in order."""
+
+    chain: Chain
+    keys: tuple[bytes, ...]
+
+
+class _Place(NamedTuple):
+    group: int
+    nth: int
+    """How many chunks of the group come before it in the prefix."""
+    is_whole: bool
+    """False for the last, partly filled chunk of a prefix."""
+
+
+def engine_hash(key: bytes) -> bytes:
+    """Return what vLLM calls the block hash."""
+    return key[:-GROUP_BYTES]
+
+
+def group_of(key: bytes) -> int:
+    """Return the KV group's number."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+class Prefix:
+    """What one request has shown of its chains."""
+
+    def __init__(self, tokens_per_chunk: Mapping[int, int], positions: Mapping[bytes, int] | None) -> None:
+        """Remember where to look.
+
+        *tokens_per_chunk* is by KV group. *positions* is the engine's own record, key to the token at which
+        it ends, which may grow meanwhile; None when the engine keeps none.
+        """
+        self._tokens_per_chunk = tokens_per_chunk
+        self._positions = positions
+        self._seen = 0
+        self._by_place: dict[tuple[int, int], bytes] = {}
+
+    def runs(self, keys: Iterable[bytes]) -> tuple[list[Run], list[bytes]]:
+        """Cut *keys* into runs, first things first; return them and the keys that can't be placed."""
+        if self._positions is None:
+            return list(_each_by_itself(keys)), []
+        self._learn()
+        placed: list[tuple[_Place, bytes]] = []
+        strays: list[bytes] = []
+        for key in keys:
+            place = self._place(key)
+            if place is None:
+                strays.append(key)
+            else:
+                placed.append((place, key))
+        placed.sort()
+        runs = []
+        for part in _consecutive(placed):
+            run = self._run(part)
+            if run is None:
+                strays.extend(key for _, key in part)
+            else:
+                runs.append(run)
+        return runs, strays
+
+    def _learn(self) -> None:
+        """Take in what the engine recorded since the last time: it only ever adds."""
+        assert self._positions is not None
+        if len(self._positions) <= self._seen:
+            return
+        for key in islice(self._positions, self._seen, None):
+            place = self._place(key)
+            if place is not None and place.is_whole:
+                self._by_place[place.group, place.nth] = key
+        self._seen = len(self._positions)
+
+    def _place(self, key: bytes) -> _Place | None:
+        assert self._positions is not None
+        group = group_of(key)
+        end_token = self._positions.get(key)
+        tokens = self._tokens_per_chunk.get(group)
+        if end_token is None or tokens is None or end_token < 1:
+            return None
+        return _Place(group, (end_token - 1) // tokens, end_token % tokens == 0)
+
+    def _run(self, part: Sequence[tuple[_Place, bytes]]) -> Run | None:
+        """Name consecutive chunks by a chain that begins where their first stripe unit does.
+
+        Units are counted from the root of the prefix, so a chain that begins at any unit places alike.
+        """
+        first = part[0][0]
+        begin = first.nth - first.nth % STRIPE_UNIT_BLOCKS
+        before = [self._by_place.get((first.group, index)) for index in range(begin, first.nth)]
+        known = [key for key in before if key is not None]
+        if len(known) < len(before):
+            return None
+        keys = tuple(key for _, key in part)
+        hashes = [engine_hash(key) for key in (*known, *keys)]
+        chain = Chain(
+            b"".join(hashes),
+            len(hashes[0]),
+            group=first.group,
+            start=len(known),
+            stop=len(hashes),
+        )
+        return Run(chain, keys)
+
+
+def _consecutive(placed: Sequence[tuple[_Place, bytes]]) -> Iterator[list[tuple[_Place, bytes]]]:
+    """Cut sorted places where the group changes, a chunk is missing, or two share an index."""
+    part: list[tuple[_Place, bytes]] = []
+    for place, key in placed:
+        if part:
+            last = part[-1][0]
+            if (place.group, place.nth) != (last.group, last.nth + 1) or not last.is_whole:
+                yield part
+                part = []
+        part.append((place, key))
+    if part:
+        yield part
+
+
+def _each_by_itself(keys: Iterable[bytes]) -> Iterator[Run]:
+    """Name chunks whose order is not known: one run for each group."""
+    by_group: dict[int, list[bytes]] = {}
+    for key in keys:
+        by_group.setdefault(group_of(key), []).append(key)
+    for group, listed in sorted(by_group.items()):
+        hashes = [engine_hash(key) for key in listed]
+        chain = Chain(
+            b"".join(hashes), len(hashes[0]), group=group, start=0, stop=len(hashes), is_chained=False
+        )
+        yield Run(chain, tuple(listed))

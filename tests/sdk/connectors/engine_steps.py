@@ -1,0 +1,161 @@
+"""A tier driven as vLLM's scheduler drives it, step by step, without vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca.connectors.vllm.core.transfers import Finished
+from ostraca.connectors.vllm.core.verdicts import Verdict
+from ostraca.connectors.vllm.counters import REQUESTS, Metric
+from ostraca.connectors.vllm.settings import TierSettings
+from ostraca.connectors.vllm.shape import EngineShape, GroupShape
+from ostraca.connectors.vllm.tier import Job, Tier
+
+_Result = TypeVar("_Result")
+
+MIB = 1 << 20
+ROW_BYTES = 64 << 10
+TOKENS = 16
+PATIENCE_S = 20.0
+TURNS_MAX = 10_000
+SHAPE = EngineShape(
+    model="test/model",
+    dtype="bf16",
+    groups=(GroupShape(0, TOKENS, ("layer.0",)),),
+    row_bytes=ROW_BYTES,
+    tensor_parallel=1,
+    pipeline_parallel=1,
+    context_parallel=1,
+    packing="none",
+    tells_positions=True,
+)
+
+
+def settings(address: str, **changes: object) -> TierSettings:
+    plain = {
+        "agents": [address],
+        "arena_bytes": 32 * MIB,
+        "transports": ["inline"],
+        "lookup_deadline_s": 2.0,
+        "load_deadline_s": 5.0,
+        "store_deadline_s": 5.0,
+        "pause_s": 0.1,
+        "pause_s_max": 0.2,
+        "connect_retry_s": 0.05,
+    }
+    return TierSettings.of(plain | changes)
+
+
+def prompt(chunks: int, seed: str = "prompt", hash_bytes: int = 32) -> list[bytes]:
+    """The keys of a prompt's chunks."""
+    return [
+        hashlib.sha256(f"{seed} {number}".encode()).digest()[:hash_bytes] + bytes(4)
+        for number in range(chunks)
+    ]
+
+
+class EngineSteps:
+    """An engine's rows and its tier. Use it as a context manager."""
+
+    def __init__(self, tier_settings: TierSettings, *, rows: int = 256, shape: EngineShape = SHAPE) -> None:
+        self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
+        self.tier = Tier(shape, tier_settings, self.rows)
+        self._tells_positions = shape.tells_positions
+        self._jobs = itertools.count()
+        self.slowest_call_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.tier.close()
+
+    def wait_for_the_fabric(self) -> Self:
+        self._until(lambda: self.tier.is_linked)
+        return self
+
+    def begin(self, request: str, keys: Sequence[bytes]) -> None:
+        """A request begins whose prompt is these chunks."""
+        record = {key: (n + 1) * TOKENS for n, key in enumerate(keys)}
+        self.tier.begin_request(request, record if self._tells_positions else None)
+
+    def ask(self, request: str, keys: Sequence[bytes]) -> list[Verdict]:
+        """Ask at every step until everything is known."""
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            self._step()
+            verdicts = self._timed(lambda: [self.tier.look_up(key, request) for key in keys])
+            self._timed(self.tier.end_step)
+            if Verdict.ASKED not in verdicts:
+                return verdicts
+            assert time.monotonic() < until_s, "a request waits for ever"
+            threading.Event().wait(0.001)
+
+    def load(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> Finished:
+        """Load into rows from *first_row* on."""
+        return self._move(request, keys, first_row, is_load=True)
+
+    def store(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> Finished:
+        """Store rows from *first_row* on."""
+        return self._move(request, keys, first_row, is_load=False)
+
+    def store_prompt(self, request: str, keys: Sequence[bytes], content: NDArray[np.uint8]) -> Finished:
+        """Compute a prompt and offload it; return when what was stored can be found.
+
+        A store is over when the agent has the bytes, and they are found a few milliseconds later.
+        """
+        self.rows[: len(keys)] = content
+        self.begin(request, keys)
+        finished = self.store(request, keys)
+        self.tier.end_request(request)
+        for turn in itertools.count():
+            self.begin(f"{request} {turn}", keys)
+            found = self.ask(f"{request} {turn}", finished.succeeded)
+            self.tier.end_request(f"{request} {turn}")
+            if Verdict.MISSING not in found:
+                return finished
+            assert turn < TURNS_MAX, "what was stored is not found"
+        raise AssertionError
+
+    def count(self, metric: Metric, label: str = "") -> int:
+        return self.tier.counters.total[metric, label]
+
+    def requests_sent(self) -> int:
+        return sum(self.count(REQUESTS, operation) for operation in ("lookup", "load", "store"))
+
+    def _move(self, request: str, keys: Sequence[bytes], first_row: int, *, is_load: bool) -> Finished:
+        number = next(self._jobs)
+        job = Job(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
+        self._timed(lambda: (self.tier.load if is_load else self.tier.store)(job))
+        until_s = time.monotonic() + PATIENCE_S
+        while not (found := self._step()):
+            assert time.monotonic() < until_s, "a job is never over"
+            threading.Event().wait(0.001)
+        assert [each.job_id for each in found] == [number]
+        return found[0]
+
+    def _step(self) -> list[Finished]:
+        return self._timed(self.tier.take_finished)
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < until_s, "it did not come to be"
+            threading.Event().wait(0.001)
+
+    def _timed(self, call: Callable[[], _Result]) -> _Result:
+        begun_s = time.monotonic()
+        result = call()
+        self.slowest_call_s = max(self.slowest_call_s, time.monotonic() - begun_s)
+        return result

@@ -1,0 +1,244 @@
+"""What the vLLM tier decides: where chunks are placed, what is known of them, when to pause."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraca.connectors.vllm.core.pause import Pause
+from ostraca.connectors.vllm.core.prefix import Prefix, Run, engine_hash
+from ostraca.connectors.vllm.core.transfers import Finished, Transfers
+from ostraca.connectors.vllm.core.verdicts import Verdict, Verdicts
+from ostraca_fabric.chain import STRIPE_UNIT_BLOCKS, Chain
+
+TOKENS = {0: 16, 1: 32}
+
+
+def key(number: int, group: int = 0) -> bytes:
+    return hashlib.sha256(f"{group} {number}".encode()).digest() + group.to_bytes(4, "big")
+
+
+def positions(chunks: int, *groups: int) -> dict[bytes, int]:
+    """The engine's record of a prompt: each group's chunks, and where they end."""
+    return {
+        key(number, group): (number + 1) * TOKENS[group]
+        for group in groups or (0,)
+        for number in range(chunks)
+    }
+
+
+def placement(runs: list[Run]) -> dict[bytes, bytes]:
+    """The placement hash of each key."""
+    found: dict[bytes, bytes] = {}
+    for run in runs:
+        span = run.chain.span()
+        units = [
+            span.units[n * span.hash_bytes : (n + 1) * span.hash_bytes]
+            for n, blocks in enumerate(span.unit_blocks)
+            for _ in range(blocks)
+        ]
+        assert span.hashes == b"".join(map(engine_hash, run.keys))
+        found.update(zip(run.keys, units, strict=True))
+    return found
+
+
+def test_a_chunk_is_placed_by_its_stripe_units_first_chunk_even_if_that_is_never_asked_for() -> None:
+    prefix = Prefix(TOKENS, positions(100))
+    runs, strays = prefix.runs([key(40), key(41), key(70)])
+    assert strays == []
+    assert placement(runs) == {
+        key(40): engine_hash(key(32)),
+        key(41): engine_hash(key(32)),
+        key(70): engine_hash(key(64)),
+    }
+
+
+@given(st.sets(st.integers(0, 150), min_size=1), st.randoms(use_true_random=False))
+def test_however_keys_are_asked_for_they_are_placed_as_the_whole_chain_places_them(
+    asked: set[int], shuffle: object
+) -> None:
+    listed = [key(number) for number in asked]
+    shuffle.shuffle(listed)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+    runs, strays = Prefix(TOKENS, positions(151)).runs(listed)
+    whole = Chain.of([engine_hash(key(number)) for number in range(151)], hash_bytes=32)
+    by_whole = placement([Run(whole, tuple(key(number) for number in range(151)))])
+    assert strays == []
+    assert placement(runs) == {each: by_whole[each] for each in listed}
+
+
+def test_groups_are_chains_of_their_own() -> None:
+    runs, strays = Prefix(TOKENS, positions(3, 0, 1)).runs([key(1, 1), key(0, 0), key(0, 1)])
+    assert strays == []
+    assert [(run.chain.group, run.keys) for run in runs] == [(0, (key(0, 0),)), (1, (key(0, 1), key(1, 1)))]
+
+
+def test_a_key_whose_position_is_not_known_is_not_placed() -> None:
+    runs, strays = Prefix(TOKENS, positions(2)).runs([key(0), key(7)])
+    assert [run.keys for run in runs] == [(key(0),)]
+    assert strays == [key(7)]
+
+
+def test_a_record_that_grows_is_taken_in() -> None:
+    record = positions(2)
+    prefix = Prefix(TOKENS, record)
+    prefix.runs([key(0)])
+    record.update(positions(40))
+    runs, strays = prefix.runs([key(39)])
+    assert strays == []
+    assert placement(runs) == {key(39): engine_hash(key(32))}
+
+
+def test_a_partly_filled_chunk_is_placed_with_its_stripe_unit_and_ends_its_run() -> None:
+    record = positions(34)
+    tail = b"t" * 32 + bytes(4)
+    record[tail] = 33 * 16 + 5
+    runs, strays = Prefix(TOKENS, record).runs([key(32), key(33), tail])
+    assert strays == []
+    assert placement(runs) == {
+        key(32): engine_hash(key(32)),
+        key(33): engine_hash(key(32)),
+        tail: engine_hash(key(32)),
+    }
+
+
+def test_without_positions_each_chunk_is_placed_by_its_own_hash() -> None:
+    listed = [key(5), key(3, 1), key(4)]
+    runs, strays = Prefix(TOKENS, None).runs(listed)
+    assert strays == []
+    assert placement(runs) == {each: engine_hash(each) for each in listed}
+
+
+def table(*, entries_max: int = 100, failed_max: int = 100) -> Verdicts:
+    return Verdicts(entries_max=entries_max, failed_max=failed_max, failed_hold_s=10.0)
+
+
+def ask(verdicts: Verdicts, number: int, request: str = "r", now_s: float = 0.0) -> Verdict:
+    return verdicts.of(request, key(number), now_s=now_s, until_s=now_s + 1.0)
+
+
+def test_a_chunk_is_asked_for_once_and_then_known() -> None:
+    verdicts = table()
+    assert [ask(verdicts, 0), ask(verdicts, 0), ask(verdicts, 1)] == [Verdict.ASKED] * 3
+    assert verdicts.take_questions(10) == [("r", [key(0), key(1)])]
+    verdicts.answered([(key(0), True), (key(1), False)])
+    assert [ask(verdicts, 0), ask(verdicts, 1)] == [Verdict.THERE, Verdict.MISSING]
+    assert verdicts.take_questions(10) == []
+
+
+def test_two_requests_share_a_question() -> None:
+    verdicts = table()
+    ask(verdicts, 0, "a")
+    ask(verdicts, 0, "b")
+    assert verdicts.take_questions(10) == [("a", [key(0)])]
+    verdicts.answered([(key(0), True)])
+    assert ask(verdicts, 0, "a") is ask(verdicts, 0, "b") is Verdict.THERE
+
+
+def test_a_question_outlives_the_request_that_asked_first() -> None:
+    verdicts = table()
+    ask(verdicts, 0, "a")
+    ask(verdicts, 0, "b")
+    verdicts.forget("a")
+    assert verdicts.take_questions(10) == [("b", [key(0)])]
+    verdicts.answered([(key(0), True)])
+    assert ask(verdicts, 0, "b") is Verdict.THERE
+
+
+def test_questions_beyond_the_limit_wait_for_the_next_step() -> None:
+    verdicts = table()
+    for number in range(5):
+        ask(verdicts, number)
+    assert verdicts.take_questions(3) == [("r", [key(0), key(1), key(2)])]
+    assert verdicts.take_questions(3) == [("r", [key(3), key(4)])]
+
+
+def test_an_answer_that_never_comes_is_a_miss() -> None:
+    verdicts = table()
+    assert ask(verdicts, 0, now_s=0.0) is Verdict.ASKED
+    assert ask(verdicts, 0, now_s=0.9) is Verdict.ASKED
+    assert ask(verdicts, 0, now_s=1.0) is Verdict.MISSING
+
+
+def test_a_chunk_whose_load_failed_is_a_miss_for_its_request_as_long_as_that_lives() -> None:
+    verdicts = table()
+    ask(verdicts, 0)
+    verdicts.answered([(key(0), True)])
+    verdicts.failed("r", [key(0)])
+    assert ask(verdicts, 0, now_s=1e6) is Verdict.MISSING
+    assert ask(verdicts, 0, "another") is Verdict.ASKED
+
+
+def test_a_chunk_that_was_gone_is_a_miss_for_everybody_for_a_while() -> None:
+    verdicts = table()
+    verdicts.hold([key(0)], 0.0)
+    assert ask(verdicts, 0, "a", now_s=9.9) is Verdict.MISSING
+    assert ask(verdicts, 0, "b", now_s=10.0) is Verdict.ASKED
+
+
+def test_the_tables_are_bounded() -> None:
+    verdicts = table(entries_max=2, failed_max=2)
+    assert [ask(verdicts, n) for n in range(3)] == [Verdict.ASKED, Verdict.ASKED, Verdict.FULL]
+    verdicts.forget("r")
+    assert len(verdicts) == 0
+    verdicts.hold([key(n) for n in range(3)], 0.0)
+    assert [ask(verdicts, n, str(n)) for n in (0, 1)] == [Verdict.ASKED, Verdict.MISSING]
+
+
+def test_a_job_is_over_when_all_its_pieces_are_and_tells_each_chunks_fate() -> None:
+    transfers = Transfers()
+    transfers.begin(7, request="r", is_load=True, now_s=1.0)
+    transfers.refused(7, [key(0)])
+    transfers.sent(7, "one", [key(1), key(2)])
+    transfers.sent(7, "two", [key(3)])
+    assert transfers.sealed(7, 1.0) is None
+    assert (transfers.loading, transfers.storing) == (3, 0)
+    assert transfers.ended("two", [True], 2.0) is None
+    assert transfers.ended("one", [True, False], 3.0) == Finished(
+        7, "r", is_load=True, succeeded=(key(3), key(1)), failed=(key(0), key(2)), seconds=2.0
+    )
+    assert (transfers.loading, transfers.storing, len(transfers)) == (0, 0, 0)
+
+
+def test_a_job_of_which_nothing_was_sent_is_over_at_once() -> None:
+    transfers = Transfers()
+    transfers.begin(7, request="r", is_load=False, now_s=1.0)
+    transfers.refused(7, [key(0)])
+    assert transfers.sealed(7, 1.0) == Finished(
+        7, "r", is_load=False, succeeded=(), failed=(key(0),), seconds=0.0
+    )
+
+
+def test_a_pause_doubles_with_each_failure_in_a_row_and_ends_with_a_success() -> None:
+    pause = Pause(first_s=1.0, longest_s=3.0, lates_max=2)
+    pause.failed(0.0)
+    pause.failed(0.5)
+    assert (pause.holds(0.9), pause.holds(1.0)) == (True, False)
+    pause.failed(1.0)
+    assert (pause.holds(2.9), pause.holds(3.0)) == (True, False)
+    pause.failed(3.0)
+    assert (pause.holds(5.9), pause.holds(6.0)) == (True, False)
+    pause.failed(6.0)
+    pause.succeeded()
+    assert not pause.holds(6.0)
+    pause.failed(7.0)
+    assert (pause.holds(7.9), pause.holds(8.0)) == (True, False)
+
+
+def test_one_late_answer_begins_no_pause_and_two_in_a_row_do() -> None:
+    pause = Pause(first_s=1.0, longest_s=3.0, lates_max=2)
+    pause.late(0.0)
+    assert not pause.holds(0.0)
+    pause.succeeded()
+    pause.late(1.0)
+    assert not pause.holds(1.0)
+    pause.late(1.1)
+    assert pause.holds(1.1)
+
+
+def test_a_stripe_unit_is_what_the_fabric_takes_for_one() -> None:
+    runs, _ = Prefix(TOKENS, positions(STRIPE_UNIT_BLOCKS + 1)).runs(
+        [key(n) for n in range(STRIPE_UNIT_BLOCKS + 1)]
+    )
+    assert [run.chain.span().unit_blocks for run in runs] == [(STRIPE_UNIT_BLOCKS, 1)]

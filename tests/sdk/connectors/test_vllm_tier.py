@@ -1,0 +1,200 @@
+"""The vLLM tier on a real fabric, driven as vLLM's scheduler drives it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.e2e.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite, small_plan
+from tests.sdk.connectors.engine_steps import ROW_BYTES, SHAPE, EngineSteps, prompt, settings
+
+from ostraca.connectors.vllm.core.verdicts import Verdict
+from ostraca.connectors.vllm.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
+
+KEYS = prompt(40)
+STEP_S = 0.5
+"""No call of the scheduler takes longer, on a machine as busy as may be; a call that waits takes seconds."""
+
+
+def pages(chunks: int = len(KEYS)) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return content(chunks, block_bytes=ROW_BYTES)
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[FabricThread]:
+    with FabricThread(small_plan(tmp_path / "fabric")) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(fabric: FabricThread) -> Iterator[EngineSteps]:
+    with EngineSteps(settings(fabric.addresses[0])) as steps:
+        yield steps.wait_for_the_fabric()
+
+
+def test_what_one_engine_stores_another_finds_and_loads(fabric: FabricThread, engine: EngineSteps) -> None:
+    stored = engine.store_prompt("a", KEYS, pages())
+    assert (set(stored.succeeded), stored.failed) == (set(KEYS), ())
+    with EngineSteps(settings(fabric.addresses[0])) as other:
+        other.wait_for_the_fabric().begin("b", [*KEYS, *prompt(3, "more")])
+        assert other.ask("b", KEYS) == [Verdict.THERE] * len(KEYS)
+        assert other.ask("b", prompt(3, "more")) == [Verdict.MISSING] * 3
+        loaded = other.load("b", KEYS, first_row=100)
+        assert (set(loaded.succeeded), loaded.failed) == (set(KEYS), ())
+        assert np.array_equal(other.rows[100 : 100 + len(KEYS)], pages())
+        assert other.count(LOAD_BYTES) == len(KEYS) * ROW_BYTES
+
+
+def test_an_engine_that_has_the_beginning_itself_finds_the_rest(engine: EngineSteps) -> None:
+    engine.store_prompt("a", KEYS, pages())
+    engine.begin("b", KEYS)
+    assert engine.ask("b", KEYS[35:]) == [Verdict.THERE] * 5
+
+
+def test_chunks_asked_for_in_one_step_are_one_request(engine: EngineSteps) -> None:
+    for request in "abc":
+        engine.begin(request, KEYS)
+        for key in KEYS:
+            engine.tier.look_up(key, request)
+    engine.tier.end_step()
+    assert engine.count(REQUESTS, "lookup") == 1
+
+
+def test_a_chunk_damaged_on_flash_is_computed_and_not_tried_again(
+    fabric: FabricThread, engine: EngineSteps
+) -> None:
+    engine.store_prompt("a", KEYS, pages())
+    engine.begin("b", KEYS)
+    assert engine.ask("b", KEYS) == [Verdict.THERE] * len(KEYS)
+    overwrite(*find_on_flash(fabric.plan, pages()[3]), b"\x00" * 64)
+    before = engine.rows[100:140].copy()
+    loaded = engine.load("b", KEYS, first_row=100)
+    assert loaded.failed == (KEYS[3],)
+    assert np.array_equal(engine.rows[103], before[3]), "the row of a chunk that failed is not touched"
+    assert np.array_equal(engine.rows[104:140], pages()[4:])
+    assert engine.ask("b", KEYS[:5]) == [Verdict.THERE] * 3 + [Verdict.MISSING, Verdict.THERE]
+    engine.begin("c", KEYS)
+    assert engine.ask("c", KEYS[3:4]) == [Verdict.MISSING], "nor by others, for a while"
+
+
+def test_another_revision_of_the_weights_finds_nothing(fabric: FabricThread, engine: EngineSteps) -> None:
+    engine.store_prompt("a", KEYS, pages())
+    with EngineSteps(settings(fabric.addresses[0], revision="2")) as other:
+        other.wait_for_the_fabric().begin("b", KEYS)
+        assert other.ask("b", KEYS) == [Verdict.MISSING] * len(KEYS)
+
+
+def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:
+    blind = replace(SHAPE, tells_positions=False)
+    with (
+        EngineSteps(settings(fabric.addresses[0]), shape=blind) as writer,
+        EngineSteps(settings(fabric.addresses[0]), shape=blind) as reader,
+    ):
+        writer.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        reader.wait_for_the_fabric().begin("b", KEYS)
+        assert reader.ask("b", KEYS[7:]) == [Verdict.THERE] * 33
+
+
+def test_hashes_of_another_length_have_a_volume_of_their_own(engine: EngineSteps) -> None:
+    short = prompt(4, hash_bytes=16)
+    engine.begin("a", short)
+    assert engine.ask("a", short) == [Verdict.MISSING] * 4
+    engine.wait_for_the_fabric()
+    assert not engine.store_prompt("b", short, pages(4)).failed
+    engine.begin("c", short)
+    assert engine.ask("c", short) == [Verdict.THERE] * 4
+
+
+def test_stores_beyond_the_limit_are_dropped_from_the_end_and_counted(fabric: FabricThread) -> None:
+    with EngineSteps(settings(fabric.addresses[0], stores_inflight_chunks_max=10)) as engine:
+        stored = engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        assert set(stored.succeeded) == set(KEYS[:10])
+        assert engine.count(STORE_CHUNKS, "too_many") == 30
+
+
+def test_loads_beyond_the_limit_are_computed(fabric: FabricThread) -> None:
+    with EngineSteps(settings(fabric.addresses[0], loads_inflight_chunks_max=10)) as engine:
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        engine.begin("b", KEYS)
+        assert engine.load("b", KEYS).failed == tuple(KEYS)
+        assert engine.count(LOAD_CHUNKS, "too_many") == 40
+
+
+def test_a_load_that_would_take_longer_than_computing_is_declined(fabric: FabricThread) -> None:
+    with EngineSteps(settings(fabric.addresses[0], prefill_tokens_per_s=1e12)) as engine:
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        engine.begin("b", KEYS)
+        assert not engine.load("b", KEYS).failed, "until something was loaded, nobody knows how long it takes"
+        engine.begin("c", KEYS)
+        assert engine.load("c", KEYS).failed == tuple(KEYS)
+        assert engine.count(LOAD_CHUNKS, "too_slow") == 40
+
+
+def test_draining_leaves_nothing_under_way(engine: EngineSteps) -> None:
+    engine.store_prompt("a", KEYS, pages())
+    engine.begin("b", KEYS)
+    engine.tier.drain()
+    assert not engine.tier.has_work
+
+
+def test_an_engine_starts_without_a_fabric_and_uses_it_once_it_is_there(tmp_path: Path) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric"))
+    address = f"unix://{tmp_path}/fabric/agent-0.sock"
+    with EngineSteps(settings(address)) as engine:
+        engine.begin("a", KEYS)
+        assert engine.ask("a", KEYS) == [Verdict.MISSING] * len(KEYS)
+        assert engine.store("a", KEYS).failed == tuple(KEYS)
+        assert engine.count(STORE_CHUNKS, "no_fabric") == engine.count(LOOKUP_CHUNKS, "no_fabric") == 40
+        with host:
+            engine.wait_for_the_fabric()
+            assert not engine.store_prompt("b", KEYS, pages()).failed
+
+
+def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(tmp_path: Path) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric")).start()
+    with EngineSteps(settings(host.addresses[0])) as engine:
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        host.stop()
+        sent = engine.requests_sent()
+        for turn in range(200):
+            engine.begin(f"gone {turn}", KEYS)
+            assert Verdict.THERE not in engine.ask(f"gone {turn}", KEYS)
+            engine.tier.end_request(f"gone {turn}")
+        assert engine.requests_sent() - sent < 20, "a storm of requests to a fabric that is gone"
+        with host:
+            found = [Verdict.MISSING]
+            turn = 0
+            while Verdict.MISSING in found:
+                turn += 1
+                engine.begin(f"back {turn}", KEYS)
+                found = engine.ask(f"back {turn}", KEYS)
+            assert np.array_equal(engine.rows[:40], pages())
+            loaded = engine.load(f"back {turn}", KEYS, first_row=100)
+            assert not loaded.failed
+            assert np.array_equal(engine.rows[100:140], pages())
+
+
+@pytest.mark.slow
+def test_a_stopped_agent_holds_no_step_of_the_scheduler_up(tmp_path: Path) -> None:
+    shape = ("--drives", "2", "--capacity", "520MiB", "--dram", "0", "--transport", "inline")
+    changes = {"lookup_deadline_s": 0.2, "load_deadline_s": 0.5, "store_deadline_s": 0.5}
+    with (
+        FabricProcess(tmp_path / "fabric", *shape) as host,
+        EngineSteps(settings(host.address, **changes)) as engine,
+    ):
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        engine.begin("b", KEYS)
+        host.signal(signal.SIGSTOP)
+        engine.slowest_call_s = 0.0
+        assert engine.load("b", KEYS, first_row=100).failed == tuple(KEYS)
+        assert engine.store("b", KEYS).failed == tuple(KEYS)
+        for turn in range(20):
+            engine.begin(f"c {turn}", KEYS)
+            assert engine.ask(f"c {turn}", KEYS) == [Verdict.MISSING] * len(KEYS)
+        assert engine.slowest_call_s < STEP_S
+        host.signal(signal.SIGCONT)
+        assert not engine.rows[100:140].any(), "nothing of the late load reached the engine's memory"
