@@ -35,7 +35,7 @@ class KeyTable:
 
     def find(self, wanted: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the row of each key of *wanted*, shape (n, 16); -1 where there is none."""
-        wanted = np.ascontiguousarray(wanted)
+        wanted = _whole(wanted)
         rows = np.empty(len(wanted), np.int64)
         library.ostraca_table_find(*self._at, at(wanted), at(rows), len(rows))
         return rows
@@ -47,7 +47,7 @@ class KeyTable:
 
         *numbers* has one for each row, *wanted_numbers* one for each key of *wanted*, shape (n, 16).
         """
-        wanted = np.ascontiguousarray(wanted)
+        wanted = _whole(wanted)
         wanted_numbers = np.ascontiguousarray(wanted_numbers, np.uint32)
         assert len(wanted) == len(wanted_numbers), "a number is wanted for each key"
         assert numbers.dtype == np.uint32
@@ -77,3 +77,17 @@ class KeyTable:
         removed = library.ostraca_table_remove(*self._at, at(rows), len(rows))
         self._count -= removed
         assert removed == len(rows), "a row was taken out that was not in the table"
+
+
+def first_of_each(keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Say which of these keys, shape (n, 16), have no equal before them."""
+    if len(keys) <= 1:
+        return np.ones(len(keys), np.bool_)
+    return KeyTable(_whole(keys)).enter(np.arange(len(keys)))
+
+
+def _whole(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return keys as C reads them: one after another, of 16 bytes each."""
+    whole = np.ascontiguousarray(keys, np.uint8)
+    assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
+    return whole

@@ -7,7 +7,7 @@ passed it by because it was full. A lookup goes on to the next bucket only where
 most end in the first, and removing leaves no tombstones.
 
 The table is 78 % full at the limit of blocks; all of it together takes at most 48 bytes per block. Memory
-that was never used is never touched. Not thread-safe.
+that was never used is never touched. The loops over rows are in C. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.key_table import first_of_each
+from ostraca_fabric.native import at, library
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -75,10 +77,13 @@ class BlockIndex:
         self._slots = np.zeros((buckets, BUCKET_SLOTS), np.uint32)
         self._passed = np.zeros(buckets, np.uint32)
         self._next_chunk = np.zeros(chunks, np.int32)  # of the same segment, or of the free ones
-        self._segment_chunk = np.full(segments, _NO_CHUNK, np.int32)
-        self._segment_fill = np.full(segments, CHUNK_ROWS, np.uint8)
-        self._free_chunk = _NO_CHUNK
-        self._chunks_touched = 0
+        self._segment_chunk = np.full(segments, _NO_CHUNK, np.int32)  # its newest
+        self._segment_rows = np.zeros(segments, np.uint32)
+        self._free_chunks = np.array(
+            [_NO_CHUNK, 0], np.int32
+        )  # the first given back; how many were ever taken
+        self._table = (at(self._prints), at(self._slots), at(self._passed), buckets, at(self._keys))
+        self._columns = (at(self._pages), at(self._lengths), at(self._tags))
         self._used = 0
         self._blocks = 0
         self._block_bytes = 0
@@ -104,32 +109,26 @@ class BlockIndex:
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.intp]:
         """Return the row of each key, -1 where it is not listed. *keys*: shape (n, 16)."""
-        words = _words(keys)
-        rows = np.full(len(words), -1, np.intp)
-        buckets, prints = self._home(words)
-        # Measured: taking 16 bytes as one item is several times faster than indexing rows of an array.
-        lines, slots, listed = (
-            self._prints.view("V16").ravel(),
-            self._slots.ravel(),
-            self._keys.view("V16").ravel(),
-        )
-        asked = np.arange(len(words))
-        while len(asked):
-            is_candidate = lines.take(buckets).view(np.uint8).reshape(-1, BUCKET_SLOTS) == prints[:, None]
-            spots = np.flatnonzero(is_candidate)
-            at = spots // BUCKET_SLOTS
-            candidates = slots.take(buckets.take(at) * BUCKET_SLOTS + spots % BUCKET_SLOTS)
-            found = listed.take(candidates).view(np.uint64)
-            wanted = words.view("V16").ravel().take(asked.take(at)).view(np.uint64)
-            is_word_same = found == wanted
-            is_same = is_word_same[0::2] & is_word_same[1::2]
-            hits = at[is_same]
-            rows[asked[hits]] = candidates[is_same]
-            goes_on = self._passed.take(buckets) > 0
-            goes_on[hits] = False
-            left = np.flatnonzero(goes_on)
-            asked, prints, buckets = asked[left], prints[left], self._after(buckets[left])
+        wanted = np.ascontiguousarray(keys, np.uint8)
+        assert wanted.shape == (len(wanted), KEY_BYTES), "C reads whole keys"
+        rows = np.empty(len(wanted), np.intp)
+        library.ostraca_index_find(*self._table, at(wanted), at(rows), len(rows))
         return rows
+
+    def read(
+        self, rows: NDArray[np.intp]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint8]]:
+        """Return (offsets, lengths, tags) of the blocks of these rows, and set their read bits.
+
+        *rows* are what ``find`` returned: the values of row -1 are zero.
+        """
+        count = len(rows)
+        offsets, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
+        tags = np.empty((count, KEY_BYTES), np.uint8)
+        library.ostraca_index_read(
+            *self._columns, at(rows), PAGE_BYTES, at(offsets), at(lengths), at(tags), count
+        )
+        return offsets, lengths, tags
 
     def offsets(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return where in the shard the blocks of these rows lie, in bytes."""
@@ -142,10 +141,6 @@ class BlockIndex:
     def tags(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the blocks' tags, shape (n, 16)."""
         return self._tags[rows].view(np.uint8).reshape(-1, KEY_BYTES)
-
-    def mark_read(self, rows: NDArray[np.intp]) -> None:
-        """Set the read bit of these rows."""
-        self._lengths[rows] |= _READ
 
     def insert(
         self,
@@ -162,18 +157,17 @@ class BlockIndex:
         """
         assert not len(lengths) or 0 < int(lengths.min()) <= int(lengths.max()) <= int(_LENGTH)
         assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
-        words = _words(keys)
-        new = np.flatnonzero(_is_first(words) & (self.find(keys) < 0))
-        states = np.full(len(words), Insertion.KNOWN, np.uint8)
+        new = np.flatnonzero(first_of_each(keys) & (self.find(keys) < 0))
+        states = np.full(len(keys), Insertion.KNOWN, np.uint8)
         states[new] = Insertion.FULL
         new = new[: self.room]
         states[new] = Insertion.TAKEN
         rows = self._take_rows(segment, len(new))
-        self._keys[rows] = words[new]
+        self._keys[rows] = _words(keys)[new]
         self._tags[rows] = _words(tags)[new]
         self._pages[rows] = offsets[new] // PAGE_BYTES
         self._lengths[rows] = lengths[new]
-        self._place(rows, words[new])
+        library.ostraca_index_place(*self._table, at(rows), len(rows))
         self._used += len(new)
         self._blocks += len(new)
         self._block_bytes += int(lengths[new].sum(dtype=np.uint64))
@@ -181,7 +175,10 @@ class BlockIndex:
 
     def remove(self, rows: NDArray[np.intp]) -> None:
         """Take single blocks out. *rows* come from ``find``, each once."""
-        self._unplace(rows)
+        rows = np.ascontiguousarray(rows, np.intp)
+        assert not len(rows) or int(rows.min()) >= 0, "a key that was not found has no row"
+        emptied = library.ostraca_index_unplace(*self._table, at(rows), len(rows))
+        assert emptied == len(rows), "a row was taken out that was not listed"
         self._blocks -= len(rows)
         self._block_bytes -= int(self.lengths(rows).sum(dtype=np.uint64))
         self._lengths[rows] = 0
@@ -196,18 +193,15 @@ class BlockIndex:
         )
         self.remove(rows)
         self._used -= len(taken)
-        self._give_chunks(segment)
+        self._give_rows(segment, taken)
         return removed
 
     def rows_of(self, segment: int) -> NDArray[np.intp]:
         """Return the rows taken by a segment, those of blocks removed alone included."""
-        chunk = int(self._segment_chunk[segment])
-        rows: list[NDArray[np.intp]] = []
-        fill = int(self._segment_fill[segment])
-        while chunk != _NO_CHUNK:
-            rows.append(np.arange(chunk * CHUNK_ROWS, chunk * CHUNK_ROWS + fill))
-            chunk, fill = int(self._next_chunk[chunk]), CHUNK_ROWS
-        return np.concatenate(rows) if rows else np.zeros(0, np.intp)
+        count = int(self._segment_rows[segment])
+        rows = np.empty(count, np.intp)
+        library.ostraca_index_rows_of(at(self._next_chunk), self._segment_chunk[segment], count, at(rows))
+        return rows
 
     def check(self) -> None:
         """Assert that what the arrays say of each other is true. Looks at every block."""
@@ -233,93 +227,34 @@ class BlockIndex:
         assert (passed == self._passed).all(), "each bucket counts the keys that passed it by"
 
     def _home(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """Return each key's first bucket, and its byte for the slot, 1 to 255."""
+        """Return each key's first bucket, and its byte for the slot, 1 to 255, as the C says."""
         mixed = (words[:, 0] ^ (words[:, 1] * _MIX_SECOND)) * _MIX_FIRST
         high = mixed >> np.uint64(32)
         buckets = ((high * np.uint64(len(self._passed))) >> np.uint64(32)).astype(np.intp)
         return buckets, np.maximum((mixed >> np.uint64(24)).astype(np.uint8), np.uint8(1))
 
-    def _after(self, buckets: NDArray[np.intp]) -> NDArray[np.intp]:
-        following = buckets + 1
-        following[following == len(self._passed)] = 0
-        return following
-
-    def _place(self, rows: NDArray[np.intp], words: NDArray[np.uint64]) -> None:
-        """Give each row a slot, in the first bucket from its home on that has one empty."""
-        buckets, prints = self._home(words)
-        while len(rows):
-            order = np.argsort(buckets, kind="stable")
-            rows, prints, buckets = rows[order], prints[order], buckets[order]
-            # Rows bound for one bucket take its empty slots one after another.
-            position = np.arange(len(rows))
-            begins = np.ones(len(rows), np.bool_)
-            begins[1:] = buckets[1:] != buckets[:-1]
-            rank = position - np.maximum.accumulate(np.where(begins, position, 0))
-            is_empty = self._prints[buckets] == 0
-            is_own = is_empty & (np.cumsum(is_empty, axis=1) == rank[:, None] + 1)
-            fits = is_own.any(axis=1)
-            where = (buckets[fits], is_own[fits].argmax(axis=1))
-            self._prints[where] = prints[fits]
-            self._slots[where] = rows[fits]
-            rows, prints, buckets = rows[~fits], prints[~fits], buckets[~fits]
-            np.add.at(self._passed, buckets, 1)
-            buckets = self._after(buckets)
-
-    def _unplace(self, rows: NDArray[np.intp]) -> None:
-        """Empty each row's slot."""
-        buckets, _ = self._home(self._keys[rows])
-        while len(rows):
-            is_own = (self._slots[buckets] == rows[:, None]) & (self._prints[buckets] > 0)
-            is_here = is_own.any(axis=1)
-            self._prints[buckets[is_here], is_own[is_here].argmax(axis=1)] = 0
-            rows, buckets = rows[~is_here], buckets[~is_here]
-            np.subtract.at(self._passed, buckets, 1)
-            buckets = self._after(buckets)
-
     def _take_rows(self, segment: int, count: int) -> NDArray[np.intp]:
-        rows: list[NDArray[np.intp]] = []
-        left = count
-        while left:
-            if self._segment_fill[segment] == CHUNK_ROWS:
-                self._take_chunk(segment)
-            fill = int(self._segment_fill[segment])
-            take = min(left, CHUNK_ROWS - fill)
-            first = int(self._segment_chunk[segment]) * CHUNK_ROWS + fill
-            rows.append(np.arange(first, first + take))
-            self._segment_fill[segment] = fill + take
-            left -= take
-        return np.concatenate(rows) if rows else np.zeros(0, np.intp)
+        rows = np.empty(count, np.intp)
+        of_segment = slice(segment, segment + 1)
+        library.ostraca_index_take_rows(
+            at(self._next_chunk),
+            at(self._free_chunks),
+            at(self._segment_chunk[of_segment]),
+            at(self._segment_rows[of_segment]),
+            at(rows),
+            count,
+        )
+        return rows
 
-    def _take_chunk(self, segment: int) -> None:
-        chunk = self._free_chunk
-        if chunk == _NO_CHUNK:
-            chunk = self._chunks_touched
-            self._chunks_touched += 1
-        else:
-            self._free_chunk = int(self._next_chunk[chunk])
-        self._next_chunk[chunk] = self._segment_chunk[segment]
-        self._segment_chunk[segment] = chunk
-        self._segment_fill[segment] = 0
-
-    def _give_chunks(self, segment: int) -> None:
-        chunk = int(self._segment_chunk[segment])
-        while chunk != _NO_CHUNK:
-            following = int(self._next_chunk[chunk])
-            self._next_chunk[chunk] = self._free_chunk
-            self._free_chunk, chunk = chunk, following
+    def _give_rows(self, segment: int, rows: NDArray[np.intp]) -> None:
+        """Give a segment's chunks back in one piece: *rows* are all it took, its oldest chunk's last."""
+        if len(rows):
+            self._next_chunk[rows[-1] // CHUNK_ROWS] = self._free_chunks[0]
+            self._free_chunks[0] = self._segment_chunk[segment]
         self._segment_chunk[segment] = _NO_CHUNK
-        self._segment_fill[segment] = CHUNK_ROWS
+        self._segment_rows[segment] = 0
 
 
 def _words(rows16: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """View keys or tags of shape (n, 16) as two numbers each."""
     return np.ascontiguousarray(rows16).view(np.uint64).reshape(-1, 2)
-
-
-def _is_first(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Say which keys have no equal before them."""
-    order = np.lexsort((words[:, 1], words[:, 0]))
-    ordered = words[order]
-    is_first = np.ones(len(words), np.bool_)
-    is_first[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return is_first

@@ -5,14 +5,14 @@ moving to and from flash, finding by key) is one call into this library for all 
 this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why.
 
 Only the modules that give these calls their meaning import this one: ``tags``, ``keys``, ``key_table``,
-``segmented_lru``, the SDK's ``parts`` and the file drive. They pass addresses, so they keep what lies there
-alive during the call.
+``flash.index``, ``segmented_lru``, the SDK's ``parts`` and the file drive. They pass addresses, so they keep
+what lies there alive during the call.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import addressof, c_char, c_double, c_int, c_int64, c_uint64, c_void_p
+from ctypes import addressof, c_char, c_double, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ FILE_NAME = "libostraca.so"
 _at = c_void_p  # an array's first byte
 _bytes = c_uint64
 _count = c_int64
+
+_index = [_at, _at, _at, c_uint64, _at]  # prints, slots, passed, buckets, keys by row
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # memory, its size, offsets, lengths, seeds, tags made, blocks
@@ -63,6 +65,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_lru_let_go": (_count, [_at, _at, _at, _count]),
     # state, rows, bytes wanted, numbers, room for how many
     "ostraca_lru_evict": (_count, [_at, _at, c_int64, _at, _count]),
+    # the index, keys wanted, rows found, how many
+    "ostraca_index_find": (None, [*_index, _at, _at, _count]),
+    # the index, rows, how many
+    "ostraca_index_place": (None, [*_index, _at, _count]),
+    "ostraca_index_unplace": (_count, [*_index, _at, _count]),
+    # pages, lengths and tags by row, rows, bytes of a page, offsets, lengths and tags made, how many
+    "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _at, _at, _at, _count]),
+    # next chunks, free chunks, a segment's newest chunk, its rows, rows taken, how many
+    "ostraca_index_take_rows": (None, [_at, _at, _at, _at, _at, _count]),
+    # next chunks, a segment's newest chunk, its rows, rows listed
+    "ostraca_index_rows_of": (None, [_at, c_int32, c_uint32, _at]),
 }
 
 _XXH3 = (

@@ -73,7 +73,7 @@ def test_a_segment_leaves_with_its_blocks_and_says_how_many_were_never_read() ->
     index = BlockIndex(blocks_max=1000, segments=2)
     insert(index, list(range(100)), segment=0, length=10)
     insert(index, list(range(100, 300)), segment=1)
-    index.mark_read(index.find(keys_of([5, 6, 6])))
+    index.read(index.find(keys_of([5, 6, 6, 999])))
     assert index.lengths(index.find(keys_of([5]))).tolist() == [10]
     removed = index.remove_segment(0)
     assert (removed.blocks, removed.unread, removed.block_bytes) == (100, 98, 1000)
@@ -114,6 +114,22 @@ def test_keys_of_one_bucket_overflow_into_the_next_and_are_found() -> None:
     assert (index.find(keys) >= 0).tolist() == [False] * 20 + [True] * 40
     index.remove_segment(0)
     assert not index._passed.any()
+
+
+def test_a_key_that_is_not_there_is_looked_for_once_around_when_every_bucket_was_passed_by() -> None:
+    index = BlockIndex(blocks_max=24, segments=2)
+    candidates = np.random.default_rng(3).integers(0, 256, (200, 16)).astype(np.uint8)
+    home, _ = index._home(candidates.view(np.uint64).reshape(-1, 2))
+    first, last = candidates[home == 0], candidates[home == 1]
+    for keys, segment in ((last[:16], 0), (last[16:17], 1)):
+        count = len(keys)
+        index.insert(keys, keys, np.zeros(count, np.uint64), np.ones(count, np.uint32), segment=segment)
+    index.remove_segment(0)
+    index.insert(first[:16], first[:16], np.zeros(16, np.uint64), np.ones(16, np.uint32), segment=0)
+    assert index._passed.tolist() == [1, 1]
+    assert (index.find(np.concatenate([first[16:], last[:16], last[17:]])) == -1).all()
+    assert (index.find(np.concatenate([first[:16], last[16:17]])) >= 0).all()
+    index.check()
 
 
 def test_a_full_index_takes_at_most_48_bytes_per_block() -> None:
@@ -163,7 +179,11 @@ class IndexMachine(RuleBasedStateMachine):
     def find_and_mark(self, wanted: list[int]) -> None:
         rows = self.index.find(keys_of(wanted))
         assert (rows >= 0).tolist() == [number in self.model for number in wanted]
-        self.index.mark_read(rows[rows >= 0])
+        offsets, lengths, tags = self.index.read(rows)
+        listed = [number if number in self.model else None for number in wanted]
+        assert offsets.tolist() == [0 if number is None else number * PAGE_BYTES for number in listed]
+        assert lengths.tolist() == [0 if number is None else 5000 for number in listed]
+        assert (tags == np.where(rows[:, None] >= 0, keys_of(wanted)[:, ::-1], 0)).all()
         for number in wanted:
             if number in self.model:
                 self.model[number] = (self.model[number][0], True)

@@ -116,20 +116,17 @@ class ShardCore:
         rows = self.index.find(keys)
         if pin_s > 0 and len(self.pins) >= self.settings.pins_max:
             rows[:] = -1
-        count, found, hits = len(rows), rows >= 0, rows[rows >= 0]
-        offsets, lengths = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
-        generations, tags = np.zeros(count, np.uint64), np.zeros((count, KEY_BYTES), np.uint8)
-        pin = 0
-        if len(hits):
-            offsets[found] = self.index.offsets(hits)
+        found = rows >= 0
+        offsets, lengths, tags = self.index.read(rows)
+        generations, pin = np.zeros(len(rows), np.uint64), 0
+        hits = int(np.count_nonzero(found))
+        if hits:
             segments = self.ring.segment_of(offsets[found])
-            lengths[found], tags[found] = self.index.lengths(hits), self.index.tags(hits)
             generations[found] = self.ring.generations[segments]
-            self.index.mark_read(hits)
             if pin_s > 0:
                 pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), np.unique(segments))
-        self._counted["keys_asked"] += count
-        self._counted["keys_found"] += len(hits)
+        self._counted["keys_asked"] += len(rows)
+        self._counted["keys_found"] += hits
         return Resolution(found, offsets, lengths, generations, tags, pin)
 
     def reserve(

@@ -1,0 +1,233 @@
+/* The loops of `flash.index`: whose arrays these are, and what they hold, is said there. Buckets are random
+ * memory, a cache miss each, so the loops ask for those of later keys before they look at this one's. */
+
+#include "ostraca.h"
+
+#include <endian.h>
+#include <string.h>
+
+#define BUCKET_SLOTS 16
+#define CHUNK_ROWS 8
+#define NO_CHUNK (-1)
+#define READ_BIT 0x80000000u
+
+/* Keys ahead whose buckets, and then whose rows, are asked for: enough to have ten misses under way. */
+#define BUCKETS_AHEAD 16
+#define ROWS_AHEAD 8
+
+struct table {
+    uint8_t *prints; /* BUCKET_SLOTS for each bucket; 0: an empty slot */
+    uint32_t *slots;
+    uint32_t *passed;
+    uint64_t buckets;
+    const uint8_t *keys;
+};
+
+struct home {
+    uint64_t bucket;
+    uint8_t print;
+};
+
+static struct home home_of(const struct table *table, const uint8_t *key)
+{
+    uint64_t words[2];
+    memcpy(words, key, sizeof words);
+    uint64_t mixed = (words[0] ^ words[1] * 0xc2b2ae3d27d4eb4f) * 0x9e3779b97f4a7c15;
+    uint8_t print = (uint8_t)(mixed >> 24);
+    return (struct home){(mixed >> 32) * table->buckets >> 32, print ? print : 1};
+}
+
+static uint64_t after(const struct table *table, uint64_t bucket)
+{
+    return bucket + 1 == table->buckets ? 0 : bucket + 1;
+}
+
+/* Sets the high bit of each of 8 bytes that equals `print`, and no other: byte 0 is the lowest. */
+static uint64_t equal_bytes(const uint8_t *prints, uint8_t print)
+{
+    const uint64_t low = 0x7f7f7f7f7f7f7f7f;
+    uint64_t word;
+    memcpy(&word, prints, sizeof word);
+    word = le64toh(word) ^ 0x0101010101010101 * print;
+    return ~(((word & low) + low) | word | low);
+}
+
+/* Returns the first slot of a bucket from `from` on that has this print, BUCKET_SLOTS when none has. */
+static int next_slot(const struct table *table, uint64_t bucket, uint8_t print, int from)
+{
+    const uint8_t *prints = table->prints + BUCKET_SLOTS * bucket;
+    for (int half = from / 8; half < 2; half++, from = 8 * half) {
+        uint64_t equal = equal_bytes(prints + 8 * half, print) >> 8 * (from % 8) << 8 * (from % 8);
+        if (equal)
+            return 8 * half + __builtin_ctzll(equal) / 8;
+    }
+    return BUCKET_SLOTS;
+}
+
+static int64_t find(const struct table *table, const uint8_t *key)
+{
+    struct home home = home_of(table, key);
+    uint64_t bucket = home.bucket;
+    /* Every bucket can have been passed by, in a small table: it ends where it began. */
+    for (uint64_t seen = 0; seen < table->buckets; seen++, bucket = after(table, bucket)) {
+        int slot = next_slot(table, bucket, home.print, 0);
+        for (; slot < BUCKET_SLOTS; slot = next_slot(table, bucket, home.print, slot + 1)) {
+            uint32_t row = table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot];
+            if (memcmp(table->keys + KEY_BYTES * (uint64_t)row, key, KEY_BYTES) == 0)
+                return row;
+        }
+        if (!table->passed[bucket])
+            break;
+    }
+    return -1;
+}
+
+static void ask_for_bucket(const struct table *table, const uint8_t *key)
+{
+    uint64_t bucket = home_of(table, key).bucket;
+    __builtin_prefetch(table->prints + BUCKET_SLOTS * bucket);
+    __builtin_prefetch(table->passed + bucket);
+    __builtin_prefetch(table->slots + BUCKET_SLOTS * bucket);
+    __builtin_prefetch(table->slots + BUCKET_SLOTS * bucket + BUCKET_SLOTS - 1); /* they may lie on two lines */
+}
+
+static void ask_for_row(const struct table *table, const uint8_t *key)
+{
+    struct home home = home_of(table, key);
+    int slot = next_slot(table, home.bucket, home.print, 0);
+    if (slot < BUCKET_SLOTS)
+        __builtin_prefetch(table->keys +
+                           KEY_BYTES * (uint64_t)table->slots[BUCKET_SLOTS * home.bucket + (uint64_t)slot]);
+}
+
+/* rows[i] = the row of wanted[i], -1 where it is not listed. */
+PUBLIC void ostraca_index_find(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
+                               const uint8_t *keys, const uint8_t *wanted, int64_t *rows, int64_t count)
+{
+    const struct table table = {prints, slots, passed, buckets, keys};
+    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
+        if (each + BUCKETS_AHEAD < count)
+            ask_for_bucket(&table, wanted + KEY_BYTES * (each + BUCKETS_AHEAD));
+        if (each + ROWS_AHEAD >= 0 && each + ROWS_AHEAD < count)
+            ask_for_row(&table, wanted + KEY_BYTES * (each + ROWS_AHEAD));
+        if (each >= 0)
+            rows[each] = find(&table, wanted + KEY_BYTES * each);
+    }
+}
+
+static void place(const struct table *table, int64_t row)
+{
+    struct home home = home_of(table, table->keys + KEY_BYTES * row);
+    uint64_t bucket = home.bucket;
+    int slot = next_slot(table, bucket, 0, 0);
+    for (; slot == BUCKET_SLOTS; slot = next_slot(table, bucket, 0, 0)) {
+        table->passed[bucket]++;
+        bucket = after(table, bucket);
+    }
+    table->prints[BUCKET_SLOTS * bucket + (uint64_t)slot] = home.print;
+    table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot] = (uint32_t)row;
+}
+
+/* Gives rows a slot each, in the first bucket from their key's home on that has one empty. Their keys are written,
+ * and in no slot yet; there are empty slots for all of them. */
+PUBLIC void ostraca_index_place(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
+                                const uint8_t *keys, const int64_t *rows, int64_t count)
+{
+    const struct table table = {prints, slots, passed, buckets, keys};
+    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
+        if (each + BUCKETS_AHEAD < count)
+            ask_for_bucket(&table, keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
+        if (each >= 0)
+            place(&table, rows[each]);
+    }
+}
+
+/* Returns whether the row had a slot; nothing is changed when it had none. */
+static int unplace(const struct table *table, int64_t row)
+{
+    struct home home = home_of(table, table->keys + KEY_BYTES * row);
+    uint64_t bucket = home.bucket;
+    for (uint64_t seen = 0; seen < table->buckets; seen++, bucket = after(table, bucket)) {
+        int slot = next_slot(table, bucket, home.print, 0);
+        for (; slot < BUCKET_SLOTS; slot = next_slot(table, bucket, home.print, slot + 1)) {
+            if (table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot] != (uint32_t)row)
+                continue;
+            table->prints[BUCKET_SLOTS * bucket + (uint64_t)slot] = 0;
+            for (uint64_t by = home.bucket; by != bucket; by = after(table, by))
+                table->passed[by]--;
+            return 1;
+        }
+        if (!table->passed[bucket])
+            break;
+    }
+    return 0;
+}
+
+/* Empties the slots of rows whose keys are still written. Returns how many had one. */
+PUBLIC int64_t ostraca_index_unplace(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
+                                     const uint8_t *keys, const int64_t *rows, int64_t count)
+{
+    const struct table table = {prints, slots, passed, buckets, keys};
+    int64_t emptied = 0;
+    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
+        if (each + BUCKETS_AHEAD < count)
+            ask_for_bucket(&table, keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
+        if (each >= 0)
+            emptied += unplace(&table, rows[each]);
+    }
+    return emptied;
+}
+
+/* Says where the blocks of rows lie, and sets their read bits. Values of row -1 are zero. */
+PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths, const uint8_t *row_tags,
+                               const int64_t *rows, uint64_t page_bytes, uint64_t *offsets, uint32_t *lengths,
+                               uint8_t *tags, int64_t count)
+{
+    for (int64_t each = -ROWS_AHEAD; each < count; each++) {
+        if (each + ROWS_AHEAD < count && rows[each + ROWS_AHEAD] >= 0) {
+            int64_t later = rows[each + ROWS_AHEAD];
+            __builtin_prefetch(row_pages + later);
+            __builtin_prefetch(row_lengths + later, 1);
+            __builtin_prefetch(row_tags + TAG_BYTES * later);
+        }
+        if (each < 0)
+            continue;
+        int64_t row = rows[each];
+        offsets[each] = row < 0 ? 0 : row_pages[row] * page_bytes;
+        lengths[each] = row < 0 ? 0 : row_lengths[row] & ~READ_BIT;
+        if (row < 0) {
+            memset(tags + TAG_BYTES * each, 0, TAG_BYTES);
+            continue;
+        }
+        memcpy(tags + TAG_BYTES * each, row_tags + TAG_BYTES * row, TAG_BYTES);
+        row_lengths[row] |= READ_BIT;
+    }
+}
+
+/* Hands out rows of one segment, from its newest chunk and then from free ones: free_chunks[0] begins the list of
+ * those given back, free_chunks[1] counts those ever taken. There are enough. */
+PUBLIC void ostraca_index_take_rows(int32_t *next_chunk, int32_t *free_chunks, int32_t *newest, uint32_t *taken,
+                                    int64_t *rows, int64_t count)
+{
+    for (int64_t each = 0; each < count; each++) {
+        if (*taken % CHUNK_ROWS == 0) {
+            int32_t chunk = free_chunks[0];
+            if (chunk == NO_CHUNK)
+                chunk = free_chunks[1]++;
+            else
+                free_chunks[0] = next_chunk[chunk];
+            next_chunk[chunk] = *newest;
+            *newest = chunk;
+        }
+        rows[each] = (int64_t)CHUNK_ROWS * *newest + (*taken)++ % CHUNK_ROWS;
+    }
+}
+
+/* Lists the rows that one segment has taken, those of its oldest chunk last. */
+PUBLIC void ostraca_index_rows_of(const int32_t *next_chunk, int32_t newest, uint32_t taken, int64_t *rows)
+{
+    uint32_t listed = 0, until = (taken - 1) % CHUNK_ROWS + 1;
+    for (int32_t chunk = newest; listed < taken; chunk = next_chunk[chunk], until += CHUNK_ROWS)
+        for (int64_t row = (int64_t)CHUNK_ROWS * chunk; listed < until; row++)
+            rows[listed++] = row;
+}
