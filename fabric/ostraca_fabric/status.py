@@ -19,7 +19,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
     evicted_blocks: int
     is_failing: bool
-    """Whether its drive failed an operation since the shard was opened."""
+    """Whether its drive failed an operation since the shard was opened, or a crash ended its writing."""
 
 
 class AgentCounters(msgspec.Struct):

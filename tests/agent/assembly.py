@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from tests.agent.owned_shard import keys_of, rows16, tag_of
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.mover.mover import Mover
+from ostraca_dpu_agent.owner.core import Reservations
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_dpu_agent.settings import MIB, AgentSettings, FlowSettings, MemorySettings
@@ -335,6 +337,22 @@ async def stop(agent: Agent) -> bool:
     """Stop an agent as a process that runs it alone does; say whether all it began has ended."""
     has_drained = await agent.drain()
     return await agent.leave() and has_drained
+
+
+async def reserved(shard: OwnedShard, numbers: list[int], *, hold_s: float = 5.0) -> Reservations:
+    lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
+    return await shard.reserve(keys_of(numbers), lengths, hold_s=hold_s, within_s=2.0)
+
+
+async def committed(shard: OwnedShard, made: Reservations, numbers: list[int]) -> list[PutState]:
+    tags = rows16([tag_of(number) for number in numbers])
+    states, _ = await shard.commit(made.reservations, tags, epoch=shard.epoch)
+    return [PutState(state) for state in states]
+
+
+def found(fabric: Assembly, numbers: list[int]) -> list[bool]:
+    answer = fabric.shard.core.resolve(time.monotonic(), keys_of(numbers), pin_s=0)
+    return [bool(is_found) for is_found in answer.found]
 
 
 def put_states(done: PutDone) -> list[PutState]:

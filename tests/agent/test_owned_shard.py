@@ -12,17 +12,18 @@ from tests.agent.assembly import (
     SHARD,
     Assembly,
     assembled,
+    committed,
     content_of,
+    found,
     get_states,
     put_states,
     reasons_of,
+    reserved,
     stop,
     until,
 )
 from tests.agent.owned_shard import key, keys_of, rows16, tag_of
 
-from ostraca_dpu_agent.owner.core import Reservations
-from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.ids import AgentId, OwnerEpoch
 from ostraca_fabric.outcome import BlockState, PutState, Reason
@@ -43,22 +44,6 @@ from ostraca_fabric.wire.messages import (
 )
 
 NO_TIMES = [float("nan"), float("inf"), float("-inf"), -1.0, 0.0]
-
-
-async def reserved(shard: OwnedShard, numbers: list[int], *, hold_s: float = 5.0) -> Reservations:
-    lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
-    return await shard.reserve(keys_of(numbers), lengths, hold_s=hold_s, within_s=2.0)
-
-
-async def committed(shard: OwnedShard, made: Reservations, numbers: list[int]) -> list[PutState]:
-    tags = rows16([tag_of(number) for number in numbers])
-    states, _ = await shard.commit(made.reservations, tags, epoch=shard.epoch)
-    return [PutState(state) for state in states]
-
-
-def found(fabric: Assembly, numbers: list[int]) -> list[bool]:
-    answer = fabric.shard.core.resolve(time.monotonic(), keys_of(numbers), pin_s=0)
-    return [bool(is_found) for is_found in answer.found]
 
 
 async def test_commits_of_many_share_one_summary_write() -> None:

@@ -414,6 +414,43 @@ def test_a_segment_is_not_evicted_while_its_summary_is_being_written() -> None:
     shard.core.check()
 
 
+def test_a_shard_that_can_not_write_declines_puts_and_can_still_be_read(shard: OwnedShard) -> None:
+    shard.put([1])
+    committing, held = shard.reserve([2]), shard.reserve([3])
+    shard.commit(committing.reservations, [2])
+    assert shard.core.has_writes_due
+    shard.core.end_writing()
+    lengths = np.array([4096, 4096, 4096, MIB], np.uint32)
+    answer = shard.core.reserve(shard.now_s, keys_of([1, 2, 4, 5]), lengths, hold_s=1.0)
+    assert answer.states.tolist() == [EXISTS, DECLINED, DECLINED, DECLINED]
+    assert answer.reasons.tolist() == [
+        Reason.NONE,
+        Reason.DRIVE_ERROR,
+        Reason.DRIVE_ERROR,
+        Reason.BAD_LENGTH,
+    ]
+    assert shard.commit(held.reservations, [3]) == [Reason.DRIVE_ERROR]
+    shard.pass_time(1000.0)
+    assert shard.core.writes_due() == []
+    assert shard.found([1, 2, 3]) == [1]
+
+
+def test_what_runs_out_at_once_holds_back_each_segment_it_lies_in() -> None:
+    shard = OwnedShard(settings=ShardSettings(late_write_s=50.0))
+    shard.settle()
+    shard.reserve(list(range(100, 112)), hold_s=2.0)
+    shard.settle()
+    first, second = shard.reserve([1], hold_s=4.0), shard.reserve([2, 3, 4, 5, 6], hold_s=3.0)
+    numbers = shard.core.ring.segment_of(np.concatenate([first.offsets, second.offsets]))
+    assert len(np.unique(numbers)) == 2
+    ends_s = dict.fromkeys(numbers.tolist(), shard.now_s + 3.0)
+    ends_s[int(numbers[0])] = shard.now_s + 4.0
+    shard.pass_time(5.0)
+    quiet_at_s = {number: shard.core.ring.segments[number].quiet_at_s for number in ends_s}
+    assert quiet_at_s == {number: end_s + 50.0 for number, end_s in ends_s.items()}
+    assert shard.core.counts().reservations == 0
+
+
 def test_the_counts_say_what_happened(shard: OwnedShard) -> None:
     shard.put([1, 2, 3], length=5000)
     shard.found([1, 2, 9])

@@ -1,7 +1,8 @@
 """One owned shard: the pure core, its drive, and the group commit between them.
 
 A commit waits a few milliseconds for others, then all of them go to flash in one summary write; each is
-answered when that write has ended. Nothing is gettable before.
+answered when that write has ended. Nothing is gettable before. Should writing summaries crash, which is a
+bug, the shard declines puts from then on, says that it is failing, and goes on serving gets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
+from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import PutState, Reason
@@ -78,7 +80,7 @@ class OwnedShard:
         )
         self.is_failing = False
         self._suspects: set[bytes] = set()
-        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
         self._written = asyncio.Event()
         self._closed = asyncio.Event()
@@ -121,18 +123,10 @@ class OwnedShard:
             declined = np.full(len(reservations), PutState.DECLINED, np.uint8)
             return declined, np.full(len(reservations), Reason.NO_OWNER, np.uint8)
         answer = self.core.commit(self._clock(), reservations, tags, epoch=epoch)
-        states, reasons = answer.states.copy(), answer.reasons.copy()
-        listed = np.flatnonzero(states == PutState.STAGED)
-        loop = asyncio.get_running_loop()
-        futures = []
-        for number in reservations[listed].tolist():
-            futures.append(loop.create_future())
-            self._waiting[number] = futures[-1]
-        if futures:
-            self._commits_due.set()
-            ends = np.array(await asyncio.gather(*futures), np.uint8)
-            states[listed], reasons[listed] = ends[:, 0], ends[:, 1]
-        return states, reasons
+        ticket = self._tickets.issue(reservations, answer)
+        self.wake()
+        await ticket.done
+        return ticket.states, ticket.reasons
 
     def check_damage(self, report: Damage) -> None:
         """Read a block that someone found damaged again, and drop it when it is."""
@@ -154,11 +148,11 @@ class OwnedShard:
     async def close(self, *, within_s: float) -> bool:
         """Write what has been committed so far, then stop; say whether every I/O has ended by *within_s*.
 
-        What has not goes on, and its memory stays mapped.
+        What has not goes on, and its memory stays mapped. Where writing has crashed, nobody knows.
         """
         self._closed.set()
         self._commits_due.set()
-        has_ended = await self._tasks.finish(within_s=within_s)
+        has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
         if has_ended:
             self._pages.close()
         else:
@@ -185,6 +179,17 @@ class OwnedShard:
             memory.close()
 
     async def _write_summaries(self) -> None:
+        try:
+            await self._write_until_closed()
+        except Exception:
+            self.is_failing = True
+            self.core.end_writing()
+            self._tickets.decline_all(Reason.DRIVE_ERROR)
+            self._say_written()
+            log.error("shard %s writes no more: it declines puts and serves gets", self.record.id)  # noqa: TRY400 (Tasks logs the crash)
+            raise
+
+    async def _write_until_closed(self) -> None:
         while True:
             await self._commits_due.wait()
             self._commits_due.clear()
@@ -221,11 +226,11 @@ class OwnedShard:
         if not is_ok:
             self.is_failing = True
             log.warning("shard %s could not write its summary; the blocks in it are declined", self.record.id)
-        done = self.core.written(self._clock(), write, is_ok=is_ok)
-        for number, *end in zip(
-            done.reservations.tolist(), done.states.tolist(), done.reasons.tolist(), strict=True
-        ):
-            self._waiting.pop(number).set_result((end[0], end[1]))
+        self._tickets.answer(self.core.written(self._clock(), write, is_ok=is_ok))
+        self._say_written()
+
+    def _say_written(self) -> None:
+        """Let reservations that wait for space look again."""
         written, self._written = self._written, asyncio.Event()
         written.set()
 

@@ -133,8 +133,7 @@ class SummaryLog:
         full_pages = len(pending) // ENTRIES_PER_PAGE
         pieces: list[tuple[int, bytes]] = []
         if full_pages:
-            listed = pending[: full_pages * ENTRIES_PER_PAGE].reshape(full_pages, ENTRIES_PER_PAGE)
-            written = b"".join(self._page(page + number, listed[number]) for number in range(full_pages))
+            written = self._pages(page, pending[: full_pages * ENTRIES_PER_PAGE])
             pieces.append((self.geometry.page_offset(self.segment, page), written))
         self._tail = pending[full_pages * ENTRIES_PER_PAGE :].copy()
         if len(self._tail):
@@ -145,15 +144,25 @@ class SummaryLog:
     def _tail_piece(self, page: int, entries: Entries) -> tuple[int, bytes]:
         offset = self.geometry.tail_offset(self.segment, self._slot)
         self._slot = (self._slot + 1) % TAIL_SLOTS
-        return offset, self._page(page, entries)
+        return offset, self._pages(page, entries)
 
-    def _page(self, number: int, entries: Entries) -> bytes:
-        self._sequence += 1
-        made = np.zeros((), PAGE)
-        made["magic"], made["version"], made["count"] = SUMMARY_MAGIC, SUMMARY_VERSION, len(entries)
+    def _pages(self, first: int, entries: Entries) -> bytes:
+        """Encode entries as pages from *first* on, one at least; only the last may be partly filled."""
+        full, rest = divmod(len(entries), ENTRIES_PER_PAGE)
+        count = max(1, full + (rest > 0))
+        numbers = np.arange(count)
+        made = np.zeros(count, PAGE)
+        made["magic"], made["version"] = SUMMARY_MAGIC, SUMMARY_VERSION
+        made["count"][:full], made["count"][full:] = ENTRIES_PER_PAGE, rest
         made["shard"] = np.frombuffer(self.identity.digest, np.uint8)
-        made["segment"], made["page"], made["generation"] = self.segment, number, self.generation
-        made["sequence"], made["owner_epoch"] = self._sequence, self.epoch
-        made["entries"][: len(entries)] = entries
-        made["checksum"] = page_checksum(memoryview(made.tobytes()), self.identity.seed)
+        made["segment"], made["page"], made["generation"] = self.segment, first + numbers, self.generation
+        made["sequence"], made["owner_epoch"] = self._sequence + 1 + numbers, self.epoch
+        self._sequence += count
+        made["entries"][:full] = entries[: full * ENTRIES_PER_PAGE].reshape(full, ENTRIES_PER_PAGE)
+        if rest:
+            made["entries"][full, :rest] = entries[full * ENTRIES_PER_PAGE :]
+        view = made.view(np.uint8).data
+        for page in range(count):
+            covered = view[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+            made["checksum"][page] = page_checksum(covered, self.identity.seed)
         return made.tobytes()

@@ -16,9 +16,10 @@ from ostraca_dpu_agent.owner.core.answers import (
     CommitsDone,
     Reservations,
     Resolution,
-    ShardCounts,
     SummaryWrite,
 )
+from ostraca_dpu_agent.owner.core.counts import ShardCounts
+from ostraca_dpu_agent.owner.core.holds import slots_in
 from ostraca_dpu_agent.owner.core.segments import SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_dpu_agent.owner.core.shard import ShardCore
@@ -33,4 +34,5 @@ __all__ = [
     "ShardCounts",
     "ShardSettings",
     "SummaryWrite",
+    "slots_in",
 ]

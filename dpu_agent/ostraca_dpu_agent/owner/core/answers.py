@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.owner.core.segments import SegmentState
     from ostraca_fabric.extent import Generation
 
 
@@ -42,7 +39,7 @@ class Reservations:
     """A PutState each: STAGED stands for "reserved"; EXISTS; DECLINED."""
 
     reasons: NDArray[np.uint8]
-    """A Reason each: IN_FLIGHT, NO_SPACE, OVERLOADED or BAD_LENGTH where declined."""
+    """A Reason each: IN_FLIGHT, NO_SPACE, OVERLOADED, BAD_LENGTH or DRIVE_ERROR where declined."""
 
     reservations: NDArray[np.uint64]
     """Zero where nothing was reserved."""
@@ -84,36 +81,3 @@ class CommitsDone:
     """COMMITTED, or DECLINED when the summary could not be written."""
 
     reasons: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardCounts:
-    """What a shard holds and has done since its owner began."""
-
-    blocks: int
-    blocks_max: int
-    block_bytes: int
-    """Bytes of the blocks that can be got."""
-
-    capacity_bytes: int
-    """Data areas of all segments."""
-
-    segments: Mapping[SegmentState, int]
-    pins: int
-    reservations: int
-    """Reservations and commits under way."""
-
-    keys_asked: int
-    keys_found: int
-    blocks_reserved: int
-    blocks_committed: int
-    blocks_evicted: int
-    blocks_evicted_unread: int
-    """Evicted without having been found once: written for nothing."""
-
-    blocks_dropped: int
-    """Damaged, and confirmed so."""
-
-    segments_evicted: int
-    summary_writes: int
-    summary_write_failures: int

@@ -22,14 +22,9 @@ def check(core: ShardCore) -> None:
     _check_ring(core)
     for segment in core.ring.segments:
         _check_segment(core, segment)
-    listed = core.index.find(_keys_in_flight(core)) if core.reservations.in_flight else np.zeros(0)
-    assert not (listed >= 0).any(), "no block that can be got is being written"
+    in_flight = core.reservations.keys[core.reservations.states != FREE]
+    assert not (core.index.find(in_flight) >= 0).any(), "no block that can be got is being written"
     assert len(core.reservations) <= core.index.room, "room in the index is kept for everything under way"
-
-
-def _keys_in_flight(core: ShardCore) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    joined = b"".join(core.reservations.in_flight)
-    return np.frombuffer(joined, np.uint8).reshape(len(core.reservations.in_flight), -1)
 
 
 def _check_ring(core: ShardCore) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_fabric.key_table import KeyTable
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -83,12 +84,13 @@ class ReservationTable:
         self.lengths = np.zeros(slots, np.uint32)
         self.segments = np.zeros(slots, np.intp)
         self.ends_s = np.zeros(slots, np.float64)
-        self.in_flight: dict[bytes, int] = {}
+        self.in_flight = KeyTable(self.keys)
         """The slot of each key that someone is writing."""
 
+        self._named_at = np.zeros(slots, np.intp)  # scratch of ``slots_of``
         self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
         self._free_count = slots
-        self._batches: list[tuple[float, int, NDArray[np.intp], NDArray[np.uint64]]] = []
+        self._batches: list[tuple[float, int, NDArray[np.uint64]]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -114,51 +116,55 @@ class ReservationTable:
         slots = self._free[self._free_count : self._free_count + count].copy()
         counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
         self._count += count
-        self.numbers[slots] = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
+        numbers = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
+        self.numbers[slots] = numbers
         self.states[slots] = HELD
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
         self.segments[slots], self.ends_s[slots] = segments, end_s
-        self.in_flight.update(zip(key_list(keys), slots.tolist(), strict=True))
-        heapq.heappush(self._batches, (end_s, self._count, slots, self.numbers[slots]))
-        return self.numbers[slots]
+        is_new = self.in_flight.enter(slots)
+        assert is_new.all(), "a key that someone is writing was reserved again"
+        heapq.heappush(self._batches, (end_s, self._count, numbers))
+        return numbers.copy()
 
     def slots_of(self, numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the slots of reservations, -1 for those unknown, ended, or named before in the batch."""
-        slots = (numbers & _SLOT_MASK).astype(np.intp)
+        slots = slots_in(numbers)
         slots[slots >= len(self.states)] = 0
-        is_known = (self.numbers[slots] == numbers) & (self.states[slots] != FREE)
-        _, first = np.unique(numbers, return_index=True)
-        is_first = np.zeros(len(numbers), np.bool_)
-        is_first[first] = True
-        return np.where(is_known & is_first, slots, -1)
+        slots[(self.numbers[slots] != numbers) | (self.states[slots] == FREE)] = -1
+        known = np.flatnonzero(slots >= 0)
+        # Of values assigned to one item the last stays, so that of the first position comes last.
+        self._named_at[slots[known][::-1]] = known[::-1]
+        slots[known[self._named_at[slots[known]] != known]] = -1
+        return slots
 
     def end(self, slots: NDArray[np.intp]) -> None:
         """Free these slots, each named once."""
-        for key in key_list(self.keys[slots]):
-            del self.in_flight[key]
+        self.in_flight.remove(slots)
         self.states[slots] = FREE
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
 
     def take_expired(self, now_s: float) -> NDArray[np.intp]:
         """Return the slots of reservations whose time has come, uncommitted. The caller ends them."""
-        expired: list[NDArray[np.intp]] = []
+        ended: list[NDArray[np.uint64]] = []
         while self._batches and self._batches[0][0] <= now_s:
-            _, _, slots, numbers = heapq.heappop(self._batches)
-            expired.append(slots[(self.numbers[slots] == numbers) & (self.states[slots] == HELD)])
-        return np.concatenate(expired) if expired else np.zeros(0, np.intp)
+            ended.append(heapq.heappop(self._batches)[2])
+        if not ended:
+            return np.zeros(0, np.intp)
+        numbers = np.concatenate(ended)
+        slots = slots_in(numbers)
+        is_held = (self.numbers[slots] == numbers) & (self.states[slots] == HELD)
+        return slots[np.flatnonzero(is_held)]
 
     def check(self) -> None:
         """Assert that the columns agree."""
         live = np.flatnonzero(self.states != FREE)
         assert len(live) == len(self), "free slots are counted"
         assert not np.isin(self._free[: self._free_count], live).any(), "no slot in use is free"
-        assert self.in_flight == dict(zip(key_list(self.keys[live]), live.tolist(), strict=True)), (
-            "each key in flight has its slot"
-        )
+        assert len(self.in_flight) == len(live), "keys in flight are counted"
+        assert (self.in_flight.find(self.keys[live]) == live).all(), "each key in flight has its slot"
 
 
-def key_list(keys: NDArray[np.uint8]) -> list[bytes]:
-    """Return keys of shape (n, 16) as bytes."""
-    listed: list[bytes] = np.ascontiguousarray(keys).view("V16").ravel().tolist()
-    return listed
+def slots_in(numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return the slots that reservations of these numbers have, or had: below 2**24, one each at a time."""
+    return (numbers & _SLOT_MASK).astype(np.intp)

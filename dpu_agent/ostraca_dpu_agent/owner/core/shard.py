@@ -12,17 +12,18 @@ from ostraca_dpu_agent.owner.core.answers import (
     CommitsDone,
     Reservations,
     Resolution,
-    ShardCounts,
     SummaryWrite,
 )
 from ostraca_dpu_agent.owner.core.check import check
-from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, ReservationTable, key_list
+from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
+from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, ReservationTable
 from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.flash.summary import entries_of
+from ostraca_fabric.key_table import first_of_each
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.wire.columns import KEY_BYTES
 
@@ -92,12 +93,12 @@ class ShardCore:
         )
         self.pins = Pins(geometry.segments)
         self.reservations = ReservationTable(settings.reservations_max)
+        self.is_writable = True
         self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
         self._queued: dict[int, Segment] = {}
         self._opening_due: Segment | None = None
         self._open_after_s = now_s
-        self._writes_made = 0
-        self._counted: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
         # The newest first, and within a segment the last listed first: of two blocks of one key, that one
         # stays.
         for found in reversed(recovered.segments):
@@ -125,8 +126,8 @@ class ShardCore:
             generations[found] = self.ring.generations[segments]
             if pin_s > 0:
                 pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), np.unique(segments))
-        self._counted["keys_asked"] += len(rows)
-        self._counted["keys_found"] += hits
+        self.counted["keys_asked"] += len(rows)
+        self.counted["keys_found"] += hits
         return Resolution(found, offsets, lengths, generations, tags, pin)
 
     def reserve(
@@ -145,7 +146,11 @@ class ShardCore:
         reasons[is_bad] = Reason.BAD_LENGTH
         exists = self.index.find(keys) >= 0
         states[exists], reasons[exists] = PutState.EXISTS, Reason.NONE
-        wanted = self._not_in_flight(keys, np.flatnonzero(~is_bad & ~exists), reasons)
+        wanted = np.flatnonzero(~is_bad & ~exists)
+        if not self.is_writable:
+            reasons[wanted] = Reason.DRIVE_ERROR
+            return Reservations(states, reasons, numbers, offsets)
+        wanted = self._not_in_flight(keys, wanted, reasons)
         reasons[wanted[self.reservations.room :]] = Reason.OVERLOADED
         wanted = wanted[: self.reservations.room]
         room = max(0, self.index.room - len(self.reservations))
@@ -158,7 +163,7 @@ class ShardCore:
             end_s = now_s + min(hold_s, self.settings.hold_max_s)
             numbers[taken] = self.reservations.add(end_s, keys[taken], lengths[taken], placed, segments)
             offsets[taken], states[taken] = placed, PutState.STAGED
-            self._counted["blocks_reserved"] += len(taken)
+            self.counted["blocks_reserved"] += len(taken)
         self._advance(now_s)
         return Reservations(states, reasons, numbers, offsets)
 
@@ -176,13 +181,15 @@ class ShardCore:
         known = np.flatnonzero(slots >= 0)
         reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
         held = known[table.states[slots[known]] == HELD]
-        for number in np.unique(table.segments[slots[held]]).tolist():
+        segments = table.segments[slots[held]]
+        for number in np.unique(segments).tolist():
             segment = self.ring.segments[number]
-            here = held[table.segments[slots[held]] == number]
+            here = held[segments == number]
             segment.held -= len(here)
-            if segment.is_broken or segment.state is SegmentState.DRAINING:
+            is_broken = segment.is_broken or not self.is_writable
+            if is_broken or segment.state is SegmentState.DRAINING:
                 table.end(slots[here])
-                reasons[here] = Reason.DRIVE_ERROR if segment.is_broken else Reason.EXPIRED
+                reasons[here] = Reason.DRIVE_ERROR if is_broken else Reason.EXPIRED
                 continue
             table.states[slots[here]] = COMMITTING
             table.tags[slots[here]] = tags[here]
@@ -195,8 +202,8 @@ class ShardCore:
     @property
     def has_writes_due(self) -> bool:
         """Whether ``writes_due`` would return anything."""
-        return self._opening_due is not None or any(
-            not segment.is_writing for segment in self._queued.values()
+        return self.is_writable and (
+            self._opening_due is not None or any(not segment.is_writing for segment in self._queued.values())
         )
 
     def writes_due(self) -> list[SummaryWrite]:
@@ -206,6 +213,8 @@ class ShardCore:
         taken must be reported to ``written``. A write has at most 33 pages.
         """
         writes: list[SummaryWrite] = []
+        if not self.is_writable:
+            return writes
         if self._opening_due is not None:
             assert self._opening_due.log is not None, "an opening segment has a summary"
             writes.append(self._write(self._opening_due, _NONE, self._opening_due.log.opening()))
@@ -232,7 +241,7 @@ class ShardCore:
         """
         segment, slots = self._writes.pop(write.number)
         segment.is_writing = False
-        self._counted["summary_write_failures"] += not is_ok
+        self.counted["summary_write_failures"] += not is_ok
         if segment is self.ring.opening:
             self.ring.end_opening(is_ok=is_ok)
             if not is_ok:
@@ -249,7 +258,7 @@ class ShardCore:
                 segment=segment.number,
             )
             assert not insertions.any(), "room was kept, and nobody else could write these keys"
-            self._counted["blocks_committed"] += len(slots)
+            self.counted["blocks_committed"] += len(slots)
         table.end(slots)
         done = CommitsDone(
             table.numbers[slots],
@@ -258,6 +267,13 @@ class ShardCore:
         )
         self._advance(now_s)
         return done
+
+    def end_writing(self) -> None:
+        """Hand out no space and list nothing any more; what can be got stays so.
+
+        For a caller that can't write summaries. What is under way is never reported to ``written``.
+        """
+        self.is_writable = False
 
     def release(self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64]) -> None:
         """End pins and reservations early; unknown or ended ones are ignored.
@@ -275,11 +291,13 @@ class ShardCore:
         """End what has run out, and evict and open segments ahead of need. Call about once a second."""
         self.pins.expire(now_s)
         expired = self.reservations.take_expired(now_s)
-        for slot in expired.tolist():
-            segment = self.ring.segments[self.reservations.segments[slot]]
-            quiet_at_s = float(self.reservations.ends_s[slot]) + self.settings.late_write_s
-            segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
-        self._end_held(expired)
+        if len(expired):
+            segments, ends_s = self.reservations.segments[expired], self.reservations.ends_s[expired]
+            for number in np.unique(segments).tolist():
+                segment = self.ring.segments[number]
+                quiet_at_s = float(ends_s[segments == number].max()) + self.settings.late_write_s
+                segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
+            self._end_held(expired)
         self._advance(now_s)
 
     def is_current(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
@@ -301,7 +319,7 @@ class ShardCore:
         if not self.is_current(key, offset=offset, generation=generation, tag=tag):
             return False
         self.index.remove(self.index.find(np.frombuffer(key, np.uint8).reshape(1, KEY_BYTES)))
-        self._counted["blocks_dropped"] += 1
+        self.counted["blocks_dropped"] += 1
         return True
 
     def check(self) -> None:
@@ -310,49 +328,25 @@ class ShardCore:
 
     def counts(self) -> ShardCounts:
         """Return what the shard holds and has done."""
-        by_state = Counter(segment.state for segment in self.ring.segments)
-        return ShardCounts(
-            blocks=len(self.index),
-            blocks_max=self.index.blocks_max,
-            block_bytes=self.index.block_bytes,
-            capacity_bytes=self.geometry.segments * self.geometry.data_bytes,
-            segments={state: by_state[state] for state in SegmentState},
-            pins=len(self.pins),
-            reservations=len(self.reservations),
-            keys_asked=self._counted["keys_asked"],
-            keys_found=self._counted["keys_found"],
-            blocks_reserved=self._counted["blocks_reserved"],
-            blocks_committed=self._counted["blocks_committed"],
-            blocks_evicted=self._counted["blocks_evicted"],
-            blocks_evicted_unread=self._counted["blocks_evicted_unread"],
-            blocks_dropped=self._counted["blocks_dropped"],
-            segments_evicted=self._counted["segments_evicted"],
-            summary_writes=self._writes_made,
-            summary_write_failures=self._counted["summary_write_failures"],
-        )
+        return counts_of(self)
 
     def _not_in_flight(
         self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]
     ) -> NDArray[np.intp]:
         """Return those of *wanted* that nobody is writing, the first of each key; give others a reason."""
-        seen: set[bytes] = set()
-        new: list[int] = []
-        in_flight = self.reservations.in_flight
-        for position, key in zip(wanted.tolist(), key_list(keys[wanted]), strict=True):
-            if key in in_flight or key in seen:
-                reasons[position] = Reason.IN_FLIGHT
-            else:
-                seen.add(key)
-                new.append(position)
-        return np.array(new, np.intp)
+        asked = keys[wanted]
+        is_new = first_of_each(asked) & (self.reservations.in_flight.find(asked) < 0)
+        reasons[wanted[~is_new]] = Reason.IN_FLIGHT
+        return wanted[is_new]
 
     def _write(
         self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]
     ) -> SummaryWrite:
-        self._writes_made += 1
-        self._writes[self._writes_made] = (segment, slots)
+        self.counted["summary_writes"] += 1
+        number = self.counted["summary_writes"]
+        self._writes[number] = (segment, slots)
         segment.is_writing = True
-        return SummaryWrite(self._writes_made, segment.number, segment.generation, pieces)
+        return SummaryWrite(number, segment.number, segment.generation, pieces)
 
     def _break(self, segment: Segment, slots: NDArray[np.intp]) -> NDArray[np.intp]:
         """List nothing more in a segment whose summary can't be written; return the commits that fail."""
@@ -365,22 +359,25 @@ class ShardCore:
         return failed
 
     def _end_held(self, slots: NDArray[np.intp]) -> None:
-        for number in self.reservations.segments[slots].tolist():
-            self.ring.segments[number].held -= 1
+        numbers, held = np.unique(self.reservations.segments[slots], return_counts=True)
+        for number, count in zip(numbers.tolist(), held.tolist(), strict=True):
+            self.ring.segments[number].held -= count
         self.reservations.end(slots)
 
     def _advance(self, now_s: float) -> None:
         """Free what has drained, evict and open ahead of need."""
         ring = self.ring
         ring.end_draining(now_s, self.pins.on_segment)
+        if not self.is_writable:
+            return
         while ring.lacks_free or self._lacks_index_room:
             segment = ring.begin_draining()
             if segment is None:
                 break
             removed = self.index.remove_segment(segment.number)
-            self._counted["segments_evicted"] += 1
-            self._counted["blocks_evicted"] += removed.blocks
-            self._counted["blocks_evicted_unread"] += removed.unread
+            self.counted["segments_evicted"] += 1
+            self.counted["blocks_evicted"] += removed.blocks
+            self.counted["blocks_evicted_unread"] += removed.unread
             ring.end_draining(now_s, self.pins.on_segment)
         if now_s >= self._open_after_s and self._opening_due is None:
             self._opening_due = ring.begin_opening()

@@ -1,0 +1,71 @@
+"""What a shard holds and has done since its owner began."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_dpu_agent.owner.core.segments import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostraca_dpu_agent.owner.core.shard import ShardCore
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """What a shard holds and has done since its owner began."""
+
+    blocks: int
+    blocks_max: int
+    block_bytes: int
+    """Bytes of the blocks that can be got."""
+
+    capacity_bytes: int
+    """Data areas of all segments."""
+
+    segments: Mapping[SegmentState, int]
+    pins: int
+    reservations: int
+    """Reservations and commits under way."""
+
+    keys_asked: int
+    keys_found: int
+    blocks_reserved: int
+    blocks_committed: int
+    blocks_evicted: int
+    blocks_evicted_unread: int
+    """Evicted without having been found once: written for nothing."""
+
+    blocks_dropped: int
+    """Damaged, and confirmed so."""
+
+    segments_evicted: int
+    summary_writes: int
+    summary_write_failures: int
+
+
+def counts_of(core: ShardCore) -> ShardCounts:
+    """Count."""
+    by_state, counted = Counter(segment.state for segment in core.ring.segments), core.counted
+    return ShardCounts(
+        blocks=len(core.index),
+        blocks_max=core.index.blocks_max,
+        block_bytes=core.index.block_bytes,
+        capacity_bytes=core.geometry.segments * core.geometry.data_bytes,
+        segments={state: by_state[state] for state in SegmentState},
+        pins=len(core.pins),
+        reservations=len(core.reservations),
+        keys_asked=counted["keys_asked"],
+        keys_found=counted["keys_found"],
+        blocks_reserved=counted["blocks_reserved"],
+        blocks_committed=counted["blocks_committed"],
+        blocks_evicted=counted["blocks_evicted"],
+        blocks_evicted_unread=counted["blocks_evicted_unread"],
+        blocks_dropped=counted["blocks_dropped"],
+        segments_evicted=counted["segments_evicted"],
+        summary_writes=counted["summary_writes"],
+        summary_write_failures=counted["summary_write_failures"],
+    )
