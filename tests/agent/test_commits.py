@@ -136,7 +136,7 @@ async def test_a_put_that_waits_for_space_hears_at_once_that_writing_has_crashed
         await until(lambda: len(drive.held) == 1)
         assert not waiting.done()
 
-        def crash(*_: object) -> None:
+        def crash(*_: object, **__: object) -> None:
             raise AssertionError("a bug")
 
         monkeypatch.setattr(shard.core, "written", crash)

@@ -284,7 +284,8 @@ class ShardCore:
         self.pins.end(pins)
         slots = self.reservations.slots_of(reservations)
         slots = slots[slots >= 0]
-        self._end_held(slots[self.reservations.states[slots] == HELD])
+        if len(slots):
+            self._end_held(slots[self.reservations.states[slots] == HELD])
         self.expire(now_s)
 
     def expire(self, now_s: float) -> None:
