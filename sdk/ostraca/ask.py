@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ostraca.core.events import Disconnected, Rejected, Replied, Send, Ticked
@@ -49,11 +49,8 @@ def ask(session: Session, question: Callable[[int], Message], *, until_s: float)
 def _next_effects(
     session: Session, operation: Question, mail: SimpleQueue[tuple[int, Event]], until_s: float
 ) -> list[Effect]:
-    try:
-        _, event = mail.get(timeout=max(0.0, until_s - time.monotonic()))
-    except Empty:
-        return operation.on(Ticked(), time.monotonic())
-    return _effects(session, operation, event)
+    came = session.wait(mail, until_s=until_s)
+    return _effects(session, operation, Ticked() if came is None else came[1])
 
 
 def _effects(session: Session, operation: Question, event: Event) -> list[Effect]:

@@ -1,22 +1,27 @@
-"""The pump: the one thread of a client that reads from its agent, and lets the transport make progress.
+"""The pump: moves a client's frames and lets the transport make progress, in its own thread or a caller's.
 
 Callers send from their own threads: straight into the socket when nothing is queued, so that a request costs
-no hop; what the socket does not take is left to the pump. Idle, the pump sleeps in the kernel. While requests
-are out and the transport's passive side must take part, it wakes at the pace it is told.
+no hop; what the socket does not take is left to the pump. Whoever waits for an answer may *lead*: it then
+does the pump's turns itself, and the answer costs no hop either. One thread does turns at a time. The pump's
+own stands back while callers lead, and for ``_STAND_BACK_S`` after the last of them. Idle, it sleeps in the
+kernel. While requests are out and the transport's passive side must take part, it wakes at the pace it is
+told.
 
-It knows frames, not messages. Whoever makes one gives it three functions, all called from the pump's thread:
-``on_message`` with each message's bytes (raising ProtocolError ends the connection), ``pace_s`` for how long
-to sleep (None: until something happens), and ``on_lost``, exactly once and as the very last, after which
-nothing that comes from the agent touches memory.
+It knows frames, not messages. Whoever makes one gives it three functions: ``on_message`` with each message's
+bytes, from whichever thread does a turn (raising ProtocolError ends the connection), ``pace_s`` for how long
+to sleep (None: until something happens), and ``on_lost``, from the pump's own thread, exactly once and as the
+very last, after which nothing that comes from the agent touches memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import threading
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
 _READS_PER_TURN = 16
 _BUFFERS_PER_SEND = 64
 _SELECT_FD_MAX = 1023
+
+_STAND_BACK_S = 0.01
+"""How long the pump's thread leaves the connection to callers after one has led: handing it back and forth
+for each request would cost what leading saves. Until then nobody reads, and word that no caller waits for is
+late by so much."""
 
 _alive: weakref.WeakSet[Pump] = weakref.WeakSet()
 
@@ -59,6 +69,11 @@ class Pump:
         self._lock = threading.Lock()  # guards _outbox, _is_closed and writing to the socket
         self._outbox: deque[memoryview] = deque()
         self._is_closed = False
+        self._turns = threading.Lock()  # held while turns are done
+        self._leading = threading.Lock()  # held by the caller that leads
+        self._led_until_s = 0.0
+        self._resumed = threading.Event()
+        self._ended = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._why = ""
         self._thread = threading.Thread(target=self._run, name="ostraca-pump", daemon=True)
@@ -87,6 +102,39 @@ class Pump:
         with self._lock:
             if not self._is_closed:
                 os.eventfd_write(self._wake, 1)
+
+    def lead(self, is_done: Callable[[], bool], *, until_s: float) -> bool:
+        """Do turns in the caller's thread until *is_done* or *until_s*, on the monotonic clock.
+
+        Returns False when there is another leader, or the connection has ended: wait otherwise then.
+        """
+        if self._ended.is_set() or not self._leading.acquire(blocking=False):
+            return False
+        try:
+            self._led_until_s = math.inf
+            if not self._turns.acquire(blocking=False):
+                self.wake()
+                self._turns.acquire()
+            try:
+                while not (self._ended.is_set() or is_done()) and (left_s := until_s - time.monotonic()) > 0:
+                    self._guarded_turn(left_s)
+            finally:
+                self._turns.release()
+        finally:
+            self._led_until_s = time.monotonic() + _STAND_BACK_S
+            self._leading.release()
+        return not self._ended.is_set()
+
+    def resume(self) -> None:
+        """Have the pump's thread read again: someone waits for an answer who will not lead."""
+        if not self.is_led:
+            self._led_until_s = 0.0
+            self._resumed.set()
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a caller does the turns now."""
+        return self._leading.locked()
 
     def break_off(self, why: str) -> None:
         """End the connection from any thread; ``on_lost`` follows from the pump's."""
@@ -128,26 +176,45 @@ class Pump:
 
     def _run(self) -> None:
         try:
-            while self._turn():
-                pass
+            while not self._ended.is_set():
+                if self._led_until_s > time.monotonic():
+                    self._resumed.wait(_STAND_BACK_S)
+                    self._resumed.clear()
+                    continue
+                with self._turns:
+                    if not self._ended.is_set():
+                        self._guarded_turn(None)
+        finally:
+            with self._turns:
+                self._ended.set()
+                with self._lock:
+                    self._is_closed = True
+                    self._outbox.clear()
+                    self._socket.close()
+                    os.close(self._wake)
+                self._reader.close()
+            self._on_lost(self._why or "the agent closed the connection")
+
+    def _guarded_turn(self, longest_s: float | None) -> None:
+        """Do a turn; note it when the connection has ended."""
+        goes_on = False
+        try:
+            goes_on = self._turn(longest_s)
         except ProtocolError as error:
             self._why = self._why or f"the agent broke the wire's rules: {error}"
         except TransportError as error:
             self._why = self._why or f"the data plane broke: {error}"
         finally:
-            with self._lock:
-                self._is_closed = True
-                self._outbox.clear()
-                self._socket.close()
-                os.close(self._wake)
-            self._reader.close()
-            self._on_lost(self._why or "the agent closed the connection")
+            if not goes_on:
+                self._ended.set()
 
-    def _turn(self) -> bool:
+    def _turn(self, longest_s: float | None) -> bool:
         """Sleep until there is something to do, and do it; False when the connection has ended."""
         with self._lock:
             has_more = bool(self._outbox)
-        readable, writable = self._sleep(self._pace_s(), wants_writing=has_more)
+        pace_s = self._pace_s()
+        paces_s = [each for each in (pace_s, longest_s) if each is not None]
+        readable, writable = self._sleep(min(paces_s, default=None), wants_writing=has_more)
         if writable:
             with self._lock:
                 self._write()

@@ -6,11 +6,15 @@ come free even when nobody waits for the answer any more. Its books are under th
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ostraca.core.events import Disconnected, Event
+from ostraca.core.events import Disconnected, Event, Ticked
 from ostraca.core.operations import NOT_STARTED_CODES
 from ostraca.pump import Pump
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from ostraca.settings import ClientSettings
     from ostraca_fabric.wire.messages import Message
 
+
+_LOOK_AGAIN = (0, Ticked())
+"""Of no request: who finds it in its mailbox waits again, and then reads."""
 
 _NONE_UNSETTLED = np.empty(0, np.uint32)
 
@@ -73,6 +80,7 @@ class Session:
         self._end = arena.ends[self.transport]
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
+        self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
         self._pump = Pump(
             dialled.socket,
             dialled.reader,
@@ -147,6 +155,36 @@ class Session:
     def progress(self) -> None:
         """Let the transport make progress."""
         self._end.progress()
+
+    def wait(self, mail: SimpleQueue[tuple[int, Event]], *, until_s: float) -> tuple[int, Event] | None:
+        """Return what comes to a caller's mailbox by *until_s*, on the monotonic clock; None if nothing does.
+
+        The caller reads from the connection itself meanwhile, unless another one does. Who stops reading
+        hands it on.
+        """
+        self._waiting.append(mail)
+        try:
+            while mail.empty() and self._pump.lead(lambda: not mail.empty(), until_s=until_s):
+                if time.monotonic() >= until_s:
+                    return None
+            with suppress(Empty):
+                return mail.get(timeout=max(0.0, until_s - time.monotonic()))
+            return None
+        finally:
+            self._waiting.remove(mail)
+            self._hand_on(mail)
+
+    def _hand_on(self, mail: SimpleQueue[tuple[int, Event]]) -> None:
+        """See to it that somebody reads who waits, if anybody does; *mail*'s caller has stopped."""
+        if self._pump.is_led:
+            return
+        with suppress(IndexError):
+            self._waiting[0].put(_LOOK_AGAIN)
+            return
+        with self._arena.changed:
+            has_others = any(other is not mail for other in self._mailboxes.values())
+        if has_others:
+            self._pump.resume()
 
     def cancel(self, request: int) -> None:
         """Tell the agent that nobody waits for a request's answer."""

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -383,3 +385,39 @@ def test_public_names_are_there_and_others_are_not() -> None:
     assert set(dir(ostraca)) == set(ostraca.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ostraca.nothing
+
+
+# --- many callers of one client -----------------------------------------------------------------------------
+
+
+def test_callers_that_read_for_themselves_and_those_that_submit_all_hear_their_answers(
+    agent: ScriptedAgent, client: ostraca.Client
+) -> None:
+    volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+    chain, source = volume.chain(hashes(8)), np.arange(8 * BLOCK_BYTES, dtype=np.uint32).astype(np.uint8)
+    blocks = source.reshape(8, BLOCK_BYTES)
+    assert volume.put(chain, source=blocks, deadline_s=FAR_S).accepted == 8
+    wrong: list[object] = []
+
+    def get_and_look_up(number: int) -> None:
+        for _ in range(40):
+            into = np.zeros((1, BLOCK_BYTES), np.uint8)
+            found = volume.get(chain[number : number + 1], into=into, deadline_s=FAR_S)
+            if found.hits != 1 or not np.array_equal(into[0], blocks[number]):
+                wrong.append(found)
+            if volume.lookup(chain, deadline_s=FAR_S).prefix != 8:
+                wrong.append("look-up")
+
+    threads = [threading.Thread(target=get_and_look_up, args=(number,)) for number in range(4)]
+    begun_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    tickets = [volume.submit_lookup(chain, deadline_s=FAR_S) for _ in range(40)]
+    for thread in threads:
+        thread.join()
+    done = []
+    while len(done) < len(tickets):
+        done += client.take_done()
+    assert not wrong
+    assert all(isinstance(each.result, ostraca.LookupResult) and each.result.prefix == 8 for each in done)
+    assert time.monotonic() - begun_s < FAR_S / 2  # nobody waited for a deadline to be looked after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca.jobs import Outcome
@@ -57,13 +57,7 @@ def _wait_for_room(client: Client, until_s: float) -> None:
 
 def _take_one(batch: Batch, session: Session, mail: SimpleQueue[tuple[int, Event]], until_s: float) -> None:
     """Take one event, or find that time has run out."""
-    step_s = session.progress_s
-    left_s = max(0.0, until_s - time.monotonic())
-    try:
-        request, event = mail.get(timeout=left_s if step_s is None else min(step_s, left_s))
-    except Empty:
-        if step_s is not None:
-            session.progress()
-    else:
-        batch.on(request, event)
+    came = session.wait(mail, until_s=until_s)
+    if came is not None:
+        batch.on(*came)
     batch.tick()
