@@ -20,6 +20,7 @@ from tests.sdk.scripted_agent import ScriptedAgent, agent_at
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca.dial import chosen_addresses
+from ostraca.shells.done import Done
 from ostraca_fabric.adapters.nixl_runtime import PACKAGES
 from ostraca_fabric.wire.messages import Failed, OpenVolume
 
@@ -415,7 +416,7 @@ def test_callers_that_read_for_themselves_and_those_that_submit_all_hear_their_a
     tickets = [volume.submit_lookup(chain, deadline_s=FAR_S) for _ in range(40)]
     for thread in threads:
         thread.join()
-    done = []
+    done: list[Done] = []
     while len(done) < len(tickets):
         done += client.take_done()
     assert not wrong
