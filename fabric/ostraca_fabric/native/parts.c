@@ -4,59 +4,168 @@
 
 #include <string.h>
 #include <time.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
-#define PIECE_BYTES (32u << 10) /* hashed, then copied: the copy reads what the hash brought into the cache */
+#define PIECE_BYTES ((size_t)8 << 10)  /* hashed, then copied: the copy reads what the hash brought into L1 */
+#define SMALL_RUN_BYTES 1024           /* shorter runs are put together in a piece first: hashing each would cost more */
+#define STREAM_BYTES ((uint64_t)2 << 20) /* calls of less leave their copies in the caches, for whoever reads them next */
+#define LINE_BYTES 64
 
+/* Copies past the caches: memory that is overwritten whole need not be read first, a third of the traffic. */
+static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+#ifdef __SSE2__
+    size_t head = -(uintptr_t)to % LINE_BYTES;
+    if (bytes >= head + LINE_BYTES) {
+        memcpy(to, from, head);
+        to += head, from += head, bytes -= head;
+        for (; bytes >= LINE_BYTES; to += LINE_BYTES, from += LINE_BYTES, bytes -= LINE_BYTES) {
+            __m128i first = _mm_loadu_si128((const __m128i *)from);
+            __m128i second = _mm_loadu_si128((const __m128i *)(from + 16));
+            __m128i third = _mm_loadu_si128((const __m128i *)(from + 32));
+            __m128i fourth = _mm_loadu_si128((const __m128i *)(from + 48));
+            _mm_stream_si128((__m128i *)to, first);
+            _mm_stream_si128((__m128i *)(to + 16), second);
+            _mm_stream_si128((__m128i *)(to + 32), third);
+            _mm_stream_si128((__m128i *)(to + 48), fourth);
+        }
+    }
+#endif
+    memcpy(to, from, bytes);
+}
+
+/* Must follow the last `stream` before anybody is told of the copies. */
+static void stream_end(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+static int is_streamed(const uint32_t *lengths, int64_t blocks)
+{
+    uint64_t bytes = 0;
+    for (int64_t block = 0; block < blocks && bytes < STREAM_BYTES; block++)
+        bytes += lengths[block];
+    return bytes >= STREAM_BYTES;
+}
+
+/* Of lengths that are known here, a copy is a few instructions instead of a call. */
+static inline void copy_run(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    switch (bytes) {
+    case 8: memcpy(to, from, 8); break;
+    case 16: memcpy(to, from, 16); break;
+    case 32: memcpy(to, from, 32); break;
+    case 64: memcpy(to, from, 64); break;
+    case 128: memcpy(to, from, 128); break;
+    case 256: memcpy(to, from, 256); break;
+    default: memcpy(to, from, bytes);
+    }
+}
+
+/* A walk through rows: the runs along a part's innermost axis. */
 struct walk {
     const struct part *part;
     uint64_t at[DIMS_MAX];
-    uint8_t *run;
+    uint8_t *row;
+    uint64_t runs; /* in each row */
+    int64_t stride;
 };
 
 static void walk_begin(struct walk *walk, const struct part *part)
 {
     walk->part = part;
     memset(walk->at, 0, sizeof walk->at);
-    walk->run = (uint8_t *)(uintptr_t)part->address;
+    walk->row = (uint8_t *)(uintptr_t)part->address;
+    walk->runs = part->dims ? part->shape[part->dims - 1] : 1;
+    walk->stride = part->dims ? part->strides[part->dims - 1] : 0;
 }
 
-/* Goes to the next run; 0 when there is none. */
+/* Goes to the next row; 0 when there is none. */
 static int walk_on(struct walk *walk)
 {
     const struct part *part = walk->part;
-    for (int axis = (int)part->dims - 1; axis >= 0; axis--) {
-        walk->run += part->strides[axis];
+    for (int axis = (int)part->dims - 2; axis >= 0; axis--) {
+        walk->row += part->strides[axis];
         if (++walk->at[axis] < part->shape[axis])
             return 1;
-        walk->run -= part->strides[axis] * (int64_t)part->shape[axis];
+        walk->row -= part->strides[axis] * (int64_t)part->shape[axis];
         walk->at[axis] = 0;
     }
     return 0;
 }
 
-static void gather_part(const struct part *part, struct tagging *state, uint8_t **slot)
+/* Where the bytes of a block go: into its tag and into its slot. */
+struct sink {
+    struct tagging *tag;
+    uint8_t *slot;
+    int is_streamed;
+    size_t held; /* bytes of `piece` that are in neither yet */
+    uint8_t piece[PIECE_BYTES];
+};
+
+static void sink_add(struct sink *sink, const uint8_t *bytes, size_t length)
 {
+    while (length) {
+        size_t piece = length < PIECE_BYTES ? length : PIECE_BYTES;
+        tagging_add(sink->tag, bytes, piece);
+        if (sink->is_streamed)
+            stream(sink->slot, bytes, piece);
+        else
+            memcpy(sink->slot, bytes, piece);
+        sink->slot += piece;
+        bytes += piece;
+        length -= piece;
+    }
+}
+
+static void sink_empty(struct sink *sink)
+{
+    sink_add(sink, sink->piece, sink->held);
+    sink->held = 0;
+}
+
+static void gather_part(const struct part *part, struct sink *sink)
+{
+    size_t bytes = part->run_bytes;
     struct walk walk;
     walk_begin(&walk, part);
+    if (bytes > SMALL_RUN_BYTES)
+        sink_empty(sink);
     do {
-        for (uint64_t done = 0; done < part->run_bytes; done += PIECE_BYTES) {
-            uint64_t left = part->run_bytes - done;
-            size_t piece = left < PIECE_BYTES ? left : PIECE_BYTES;
-            tagging_add(state, walk.run + done, piece);
-            memcpy(*slot, walk.run + done, piece);
-            *slot += piece;
-        }
+        const uint8_t *run = walk.row;
+        if (bytes > SMALL_RUN_BYTES)
+            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride)
+                sink_add(sink, run, bytes);
+        else
+            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride) {
+                if (sink->held + bytes > PIECE_BYTES)
+                    sink_empty(sink);
+                copy_run(sink->piece + sink->held, run, bytes);
+                sink->held += bytes;
+            }
     } while (walk_on(&walk));
 }
 
-static void scatter_part(const struct part *part, const uint8_t **slot)
+/* Returns where the next part's bytes lie. */
+static const uint8_t *scatter_part(const struct part *part, const uint8_t *slot, int is_streamed)
 {
+    size_t bytes = part->run_bytes;
     struct walk walk;
     walk_begin(&walk, part);
     do {
-        memcpy(walk.run, *slot, part->run_bytes);
-        *slot += part->run_bytes;
+        uint8_t *run = walk.row;
+        if (is_streamed && bytes >= 4 * LINE_BYTES)
+            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride, slot += bytes)
+                stream(run, slot, bytes);
+        else
+            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride, slot += bytes)
+                copy_run(run, slot, bytes);
     } while (walk_on(&walk));
+    return slot;
 }
 
 /* Copies blocks from callers' memory into slots, and makes each tag from the bytes that were read there, not from
@@ -69,17 +178,19 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
     int64_t inside = first_outside(size, offsets, lengths, blocks);
     if (inside < blocks)
         return inside;
-    struct tagging *state = tagging_new();
-    if (state == NULL)
+    struct sink sink = {.tag = tagging_new(), .is_streamed = is_streamed(lengths, blocks)};
+    if (sink.tag == NULL)
         return -1;
     for (int64_t block = 0; block < blocks; block++) {
-        uint8_t *slot = memory + offsets[block];
-        tagging_begin(state, seeds[block]);
+        sink.slot = memory + offsets[block];
+        tagging_begin(sink.tag, seeds[block]);
         for (int64_t part = first_part[block]; part < first_part[block + 1]; part++)
-            gather_part(parts + part, state, &slot);
-        tagging_end(state, tags + TAG_BYTES * block);
+            gather_part(parts + part, &sink);
+        sink_empty(&sink);
+        tagging_end(sink.tag, tags + TAG_BYTES * block);
     }
-    tagging_free(state);
+    stream_end();
+    tagging_free(sink.tag);
     return blocks;
 }
 
@@ -100,9 +211,9 @@ PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64
 {
     if (first_outside(size, offsets, lengths, blocks) < blocks)
         return -1;
-    for (int64_t block = 0; block < blocks; block++) {
-        if (now_s() >= until_s)
-            return block;
+    int streams = is_streamed(lengths, blocks);
+    int64_t block = 0;
+    for (; block < blocks && now_s() < until_s; block++) {
         const uint8_t *slot = memory + offsets[block];
         uint8_t found[TAG_BYTES];
         tag_of(slot, lengths[block], seeds[block], found);
@@ -110,7 +221,8 @@ PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64
         if (!good[block])
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)
-            scatter_part(parts + part, &slot);
+            slot = scatter_part(parts + part, slot, streams);
     }
-    return blocks;
+    stream_end();
+    return block;
 }
