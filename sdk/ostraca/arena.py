@@ -77,19 +77,6 @@ class Arena:
         """
         return os.getpid() == self._pid
 
-    def slot(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return the first *length* bytes of the slot at *offset*."""
-        return self.array[offset : offset + length]
-
-    def lend(self, offset: int, length: int, *, is_written: bool) -> memoryview:
-        """Return a view of a slot whose ``obj`` is an object of its own.
-
-        As long as that object lives, someone can look at the slot: arrays and views made of this one keep it.
-        """
-        slot = self.array[offset : offset + length]
-        slot.flags.writeable = is_written
-        return slot.data
-
     def slots_of(self, slot_bytes: int) -> int:
         """Count the slots of this size that the whole arena holds."""
         return self.size_bytes // self.chunk_bytes * (self.chunk_bytes // slot_bytes)

@@ -2,12 +2,13 @@
 
 Tags. A put's tags are made from the caller's bytes, *before* they are copied, so that a bad copy is noticed.
 A get hashes the slot, and copies only what agrees with the tag that the block's writer made, seeded here with
-who the block must be.
+who the block must be. Either is one call into C for all blocks that are there to be done.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from ostraca.core.operations import (
 )
 from ostraca.core.plan import blocks_per_request, window_blocks, windows
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.tags import matches, tag_of, tag_of_parts, tag_seeds
+from ostraca_fabric.tags import are_good, tag_seeds, tags_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Lookup, Prefetch
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ostraca.parts import Blocks
     from ostraca_fabric.chain import Chain
     from ostraca_fabric.outcome import Ack
+
+_HASH_BYTES = 32 << 20
+"""A few milliseconds of hashing: what a get may overrun its deadline by."""
 
 
 class AskBatch(Batch):
@@ -88,8 +92,20 @@ class _SlotBatch(Batch):
         return tag_seeds(self._target.identity, [self._chain[first:last].span()], self._lengths[first:last])
 
 
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """Blocks that landed in slots and are yet to be verified: one of each per block."""
+
+    blocks: NDArray[np.int64]
+    """Which ones of the batch."""
+
+    offsets: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+
+
 class GetBatch(_SlotBatch):
-    """A get. ``_hand_over`` says what happens to a block that verified."""
+    """A get. ``_check`` verifies what landed and hands over what is good."""
 
     def __init__(
         self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, recompute_s: float
@@ -97,7 +113,8 @@ class GetBatch(_SlotBatch):
         super().__init__(target, chain, lengths, until_s=until_s)
         self._recompute_s = recompute_s
 
-    def _hand_over(self, block: int, offset: int, length: int) -> None:
+    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
+        """Tell of each block, or of the first ones when time runs out, whether it is good: handed over."""
         raise NotImplementedError
 
     def _begin(self, request: int, first: int) -> int:
@@ -130,20 +147,15 @@ class GetBatch(_SlotBatch):
     def _verify(self, under: Under, wanted: Verify) -> Verified:
         assert under.slots is not None
         positions = columns.positions(wanted.positions, under.operation.blocks)
-        offsets = under.slots[positions].tolist()
-        lengths = self._lengths[under.first + positions].tolist()
-        seeds = self._seeds_by_first[under.first][positions].tolist()
-        view, good = self._target.arena.view, bytearray()
-        for each, position in enumerate(positions.tolist()):
-            if time.monotonic() >= self._until_s:
-                break
-            offset, length = offsets[each], lengths[each]
-            tag = wanted.tags[each * columns.TAG_BYTES : (each + 1) * columns.TAG_BYTES]
-            is_good = matches(view[offset : offset + length], seeds[each], tag)
-            if is_good:
-                self._hand_over(under.first + position, offset, length)
-            good.append(is_good)
-        return Verified(wanted.positions[: len(good) * columns.U32.itemsize], bytes(good))
+        good = self._check(
+            _Landed(
+                blocks=under.first + positions.astype(np.int64),
+                offsets=under.slots[positions],
+                seeds=self._seeds_by_first[under.first][positions],
+                tags=columns.rows16(wanted.tags, len(positions)),
+            )
+        )
+        return Verified(positions[: len(good)].tobytes(), good.tobytes())
 
 
 class GetIntoBatch(GetBatch):
@@ -155,21 +167,30 @@ class GetIntoBatch(GetBatch):
         super().__init__(target, chain, into.lengths, until_s=until_s, recompute_s=recompute_s)
         self._into = into
 
-    def _hand_over(self, block: int, offset: int, length: int) -> None:
-        self._into.scatter(block, self._target.arena.slot(offset, length))
+    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
+        return self._into.scatter(
+            self._target.arena.array,
+            landed.offsets,
+            landed.seeds,
+            landed.tags,
+            which=landed.blocks,
+            until_s=self._until_s,
+        )
 
 
 class GetViewsBatch(GetBatch):
-    """A get that leaves blocks in their slots.
+    """A get that leaves blocks in their slots: those that are ``good``, at ``offsets`` of ``memory``.
 
-    The requests in ``held`` must be left when nobody looks at ``views`` any more.
+    The requests in ``held`` must be left when nobody looks at these slots any more.
     """
 
     def __init__(
         self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, recompute_s: float
     ) -> None:
         super().__init__(target, chain, lengths, until_s=until_s, recompute_s=recompute_s)
-        self.views: list[memoryview | None] = [None] * len(chain)
+        self.memory = target.arena.array
+        self.good = np.zeros(len(chain), np.bool_)
+        self.offsets = np.zeros(len(chain), np.int64)
         self.held: list[int] = []
 
     def close(self) -> None:
@@ -180,13 +201,33 @@ class GetViewsBatch(GetBatch):
             self.let_go()
 
     def let_go(self) -> None:
-        """Give the slots back. Nobody may look at ``views`` any more."""
+        """Give the slots back. Nobody may look at them any more."""
         for request in self.held:
             self._session.leave(request)
         self.held.clear()
 
-    def _hand_over(self, block: int, offset: int, length: int) -> None:
-        self.views[block] = self._target.arena.lend(offset, length, is_written=False)
+    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
+        lengths = self._lengths[landed.blocks]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        good = np.zeros(len(ends), np.bool_)
+        checked, checked_bytes = 0, 0
+        while checked < len(ends) and time.monotonic() < self._until_s:
+            # Hashing can't be interrupted: that many bytes, and a block at least, between looks at the clock.
+            last = max(checked + 1, int(np.searchsorted(ends, checked_bytes + _HASH_BYTES, side="right")))
+            part = slice(checked, last)
+            good[part] = are_good(
+                self.memory,
+                landed.offsets[part],
+                lengths[part],
+                landed.seeds[part],
+                landed.tags[part],
+            )
+            checked, checked_bytes = last, int(ends[last - 1])
+        good = good[:checked]
+        handed_over = landed.blocks[:checked][good]
+        self.offsets[handed_over] = landed.offsets[:checked][good]
+        self.good[handed_over] = True
+        return good
 
     def _drop(self, request: int) -> None:
         del self._under[request]
@@ -252,19 +293,12 @@ class PutFromBatch(PutBatch):
         if slots is None:
             return None
         try:
-            seeds = self._seeds(first, len(slots)).tolist()
-            lengths = self._lengths[first : first + len(slots)].tolist()
-            tags = []
-            for each, offset in enumerate(slots.tolist()):
-                pieces = self._source.pieces(first + each)
-                tags.append(
-                    tag_of(pieces[0], seeds[each]) if len(pieces) == 1 else tag_of_parts(pieces, seeds[each])
-                )
-                self._source.gather(first + each, arena.slot(offset, lengths[each]))
+            seeds = self._seeds(first, len(slots))
+            tags = self._source.gather(arena.array, slots, seeds, first=first)
         except BaseException:
             arena.give(slots)
             raise
-        return slots, b"".join(tags)
+        return slots, tags.tobytes()
 
 
 class PutSlotsBatch(PutBatch):
@@ -293,13 +327,8 @@ class PutSlotsBatch(PutBatch):
         self._target.arena.give(self._slots[self._begun :])
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
-        view = self._target.arena.view
         slots = self._slots[first : first + wanted]
-        lengths = self._lengths[first : first + wanted].tolist()
-        seeds = self._seeds(first, len(slots)).tolist()
-        tags = [
-            tag_of(view[offset : offset + length], seed)
-            for offset, length, seed in zip(slots.tolist(), lengths, seeds, strict=True)
-        ]
+        lengths = self._lengths[first : first + len(slots)]
+        tags = tags_of(self._target.arena.array, slots, lengths, self._seeds(first, len(slots)))
         self._begun = first + len(slots)
-        return slots, b"".join(tags)
+        return slots, tags.tobytes()

@@ -22,7 +22,7 @@ from ostraca.core.checks import (
 )
 from ostraca.parts import as_blocks
 from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
-from ostraca.views import BlockViews
+from ostraca.views import BlockViews, Lent
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 
@@ -167,8 +167,9 @@ def get_views_job(
     def result(outcome: Outcome, batch: Batch | None) -> BlockViews:
         found = GetResult(*outcome)
         if not isinstance(batch, GetViewsBatch):
-            return BlockViews(found, [None] * len(checked), lambda: None)
-        return BlockViews(found, batch.views, batch.let_go)
+            return BlockViews(found, Lent.nothing(len(checked)), lambda: None)
+        lent = Lent(batch.memory, batch.offsets, sizes, batch.good, is_written=False)
+        return BlockViews(found, lent, batch.let_go)
 
     return Job(
         volume,

@@ -5,104 +5,131 @@ is anything with the buffer protocol, a numpy array or a torch CPU tensor; it ma
 pool is. A *block* is one part or a list of parts, whose bytes in order (each part in C order) are the block's
 bytes.
 
-Callers pass either a list of blocks, or one array or tensor whose first axis counts the blocks. The second
-costs no Python object per block when every row is contiguous. Both become numpy views here, once, and
-everything that can be wrong with them is found here, before anything is sent. torch is never imported: a
-tensor can only come from someone who did.
+Callers pass either a list of blocks, or one array or tensor whose first axis counts the blocks. Everything
+that can be wrong with them is found here, once, before anything is sent; a list is gone through in Python
+once, one array not at all. What comes of it is a table of parts (``ostraca.memory``), and copying all blocks
+of a wave is one call into C.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ostraca.memory import PART, Axes, Layout, axes_of, check_inside, layout_of, sight
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.native import at, library
+from ostraca_fabric.tags import TAG_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
-_WORDS: dict[int, np.dtype[Any]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("u2"),
-    4: np.dtype("u4"),
-    8: np.dtype("u8"),
-}
-_TORCH_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_READ_ONLY = (
+    "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
+)
 
 
-class Blocks(Protocol):
-    """Blocks of caller memory, checked."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """Blocks of caller memory, checked. Block b has the parts ``first_part[b]`` to ``first_part[b + 1]``."""
 
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        """The bytes of each block."""
+    parts: NDArray[np.void]
+    """``ostraca.memory.PART``: addresses that are good as long as this object lives."""
 
-    def gather(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy a block's bytes into *slot*, which has exactly its length."""
-
-    def scatter(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy *slot*, which has exactly the block's length, into the caller's memory."""
-
-    def pieces(self, block: int) -> list[memoryview]:
-        """Return a block's bytes as contiguous pieces in order. Strided parts are copied for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowBlocks:
-    """Blocks that are the rows of one array: uint8, shape (n, block bytes), each row contiguous."""
-
-    rows: NDArray[np.uint8]
+    first_part: NDArray[np.int64]
     lengths: NDArray[np.uint32]
+    is_written: bool
+    """Whether the memory was checked for being written to."""
 
-    def gather(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy a row out."""
-        np.copyto(slot, self.rows[block])
+    owners: tuple[object, ...]
+    """What keeps the memory there."""
 
-    def scatter(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy a row in."""
-        np.copyto(self.rows[block], slot)
+    def gather(
+        self,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        *,
+        first: int,
+    ) -> NDArray[np.uint8]:
+        """Copy blocks from *first* on into *memory*, a flat array, one to each offset; return their tags.
 
-    def pieces(self, block: int) -> list[memoryview]:
-        """Return the row."""
-        return [self.rows[block].data]
+        *offsets* and *seeds* have shape (n,), tags (n, 16). Tags are made from the caller's bytes, not from
+        the copies. Releases the GIL. Raises ValueError when a block would reach outside of *memory*.
+        """
+        count = len(offsets)
+        assert 0 <= first <= first + count <= len(self.lengths), "as many blocks as were checked"
+        assert len(seeds) == count, "a block has one seed"
+        offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
+        tags = np.empty((count, TAG_BYTES), np.uint8)
+        gathered = library.ostraca_gather(
+            at(memory),
+            memory.nbytes,
+            at(offsets),
+            at(self.lengths[first:]),
+            at(seeds),
+            at(self.parts),
+            at(self.first_part[first:]),
+            at(tags),
+            count,
+        )
+        if gathered < 0:
+            raise MemoryError("no memory to hash blocks in")
+        if gathered < count:
+            raise ValueError(f"block {first + gathered} would reach outside of memory")
+        return tags
+
+    def scatter(
+        self,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        *,
+        which: NDArray[np.int64],
+        until_s: float,
+    ) -> NDArray[np.bool_]:
+        """Verify blocks that lie in *memory*, and copy those that are good to where the caller wants them.
+
+        *which* says which blocks they are; all columns have shape (n,), *tags* (n, 16). No block is begun at
+        *until_s* on the clock of ``time.monotonic`` or later. Returns whether each block is good, of as many
+        as were looked at; memory of the others is untouched. Releases the GIL. Raises ValueError when a block
+        would reach outside of *memory*.
+        """
+        count = len(which)
+        assert self.is_written, "this memory was not checked for being written to"
+        assert len(offsets) == len(seeds) == count, "a block has one offset and one seed"
+        assert tags.shape == (count, TAG_BYTES), f"tags of shape {tags.shape} for {count} blocks"
+        which = np.ascontiguousarray(which, np.int64)
+        if count:
+            assert 0 <= which.min() <= which.max() < len(self.lengths), "blocks that were checked"
+        offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
+        lengths, tags = self.lengths[which], np.ascontiguousarray(tags)
+        good = np.empty(count, np.bool_)
+        handled = library.ostraca_scatter(
+            at(memory),
+            memory.nbytes,
+            at(offsets),
+            at(lengths),
+            at(seeds),
+            at(tags),
+            at(self.parts),
+            at(self.first_part),
+            at(which),
+            until_s,
+            at(good),
+            count,
+        )
+        if handled < 0:
+            raise ValueError("a block would reach outside of memory")
+        return good[:handled]
 
 
-@dataclass(frozen=True, slots=True)
-class PartBlocks:
-    """Blocks that are lists of parts: flat uint8 views where contiguous, else views of plain words."""
-
-    blocks: tuple[tuple[NDArray[Any], ...], ...]
-    lengths: NDArray[np.uint32]
-
-    def gather(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy the parts out, one after another."""
-        first = 0
-        for part in self.blocks[block]:
-            np.copyto(_as_part(slot[first : first + part.nbytes], part), part)
-            first += part.nbytes
-
-    def scatter(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """Copy into the parts, one after another."""
-        first = 0
-        for part in self.blocks[block]:
-            np.copyto(part, _as_part(slot[first : first + part.nbytes], part))
-            first += part.nbytes
-
-    def pieces(self, block: int) -> list[memoryview]:
-        """Return the parts' bytes."""
-        return [
-            _flat(part if _is_flat(part) else np.ascontiguousarray(part)).data for part in self.blocks[block]
-        ]
-
-
-def as_blocks(
-    value: object, *, what: str, count: int, block_bytes: int, is_written: bool
-) -> RowBlocks | PartBlocks:
+def as_blocks(value: object, *, what: str, count: int, block_bytes: int, is_written: bool) -> Blocks:
     """Check caller memory and make it ready for copying.
 
     *what* names the argument in messages, *count* is how many blocks it must have, *block_bytes* the largest
@@ -112,173 +139,160 @@ def as_blocks(
     That two destinations overlap *each other* is not looked for: what such memory holds afterwards is not
     defined.
     """
-    array = _array(value)
-    if array is not None:
-        blocks = _blocks_of_array(array, what=what, count=count, is_written=is_written)
-    elif isinstance(value, (list, tuple)):
-        blocks = _blocks_of_list(value, what=what, count=count, is_written=is_written)
-    else:
+    found = (
+        _listed(value, what, count, is_written=is_written)
+        if isinstance(value, (list, tuple))
+        else _rows(value, what, count, is_written=is_written)
+    )
+    pieces = np.diff(found.ends, prepend=0)
+    first_piece = found.ends - pieces
+    payload_bytes = np.array([layout.payload_bytes for layout in found.layouts], np.int64)
+    lengths = np.add.reduceat(payload_bytes[found.kinds], first_piece) if count else np.empty(0, np.int64)
+    if count and int(lengths.max()) > block_bytes:
+        worst = int(lengths.argmax())
         raise UsageError(
-            f"{what} is a {type(value).__name__}: pass a list with one block per engine hash, or one array "
-            "or tensor whose "
-            "first axis counts the blocks"
+            f"{what}[{worst}] has {lengths[worst]} bytes, and blocks of this volume have at most "
+            f"{block_bytes}: split it, or make a volume with a larger block_bytes"
         )
-    if count and int(blocks.lengths.max()) > block_bytes:
-        worst = int(blocks.lengths.argmax())
-        raise UsageError(
-            f"{what}[{worst}] has {int(blocks.lengths[worst])} bytes, and blocks of this volume have at "
-            f"most {block_bytes}: "
-            "split it, or make a volume with a larger block_bytes"
-        )
-    return blocks
+    parts, first_part = _table(found)
+    return Blocks(parts, first_part, lengths.astype(np.uint32), is_written, tuple(found.owners))
 
 
-def _blocks_of_array(
-    array: NDArray[Any], *, what: str, count: int, is_written: bool
-) -> RowBlocks | PartBlocks:
-    if array.ndim < 2:  # noqa: PLR2004 (blocks times bytes)
+class _Found(NamedTuple):
+    """Pieces of memory in the order of the caller's blocks."""
+
+    addresses: NDArray[np.uint64]
+    kinds: NDArray[np.int64]
+    """Which of ``layouts`` each piece has."""
+
+    layouts: list[Layout]
+    ends: NDArray[np.int64]
+    """For each block, how many pieces it and all before it have: at least one each."""
+
+    owners: list[object]
+
+
+def _table(found: _Found) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Lay the parts of all pieces end to end; return them, and ``Blocks.first_part``."""
+    counts = np.array([len(layout.parts) for layout in found.layouts], np.int64)
+    templates = np.concatenate([np.empty(0, PART), *(layout.parts for layout in found.layouts)])
+    parts_of_piece = counts[found.kinds]
+    end_of_piece = np.cumsum(parts_of_piece)
+    # A piece's parts are those of its layout, one after another: count up from the layout's first.
+    shift = (np.cumsum(counts) - counts)[found.kinds] - (end_of_piece - parts_of_piece)
+    parts = templates[np.repeat(shift, parts_of_piece) + np.arange(parts_of_piece.sum())]
+    parts["address"] += np.repeat(found.addresses, parts_of_piece)
+    return parts, np.concatenate([np.zeros(1, np.int64), end_of_piece[found.ends - 1]])
+
+
+def _rows(value: object, what: str, count: int, *, is_written: bool) -> _Found:
+    """See one array or tensor whose first axis counts the blocks."""
+    try:
+        return _found_rows(value, count, is_written=is_written)
+    except UsageError as error:
+        raise UsageError(f"{what} {error}") from error
+
+
+def _found_rows(value: object, count: int, *, is_written: bool) -> _Found:
+    seen = sight(value)
+    if seen is None:
         raise UsageError(
-            f"{what} is one flat piece of memory: pass a list of blocks, or an array of shape (blocks, "
-            "bytes per block)"
+            f"is a {type(value).__name__}: pass a list with one block per engine hash, or one array or "
+            "tensor whose first axis counts the blocks"
         )
-    _check_count(what, len(array), count)
+    owner, address, end, is_writable, shaped = seen
+    if len(shaped[0]) < 2:  # noqa: PLR2004 (blocks times bytes)
+        raise UsageError(
+            "is one flat piece of memory: pass a list of blocks, or an array of shape (blocks, bytes per "
+            "block)"
+        )
+    _check_count(shaped[0][0], count)
     if not count:
-        return RowBlocks(np.empty((0, 0), np.uint8), np.empty(0, np.uint32))
-    whole = _checked(what, array, is_written=is_written)
-    if whole[0].flags.c_contiguous:
-        rows = whole.reshape(count, -1).view(np.uint8)
-        return RowBlocks(rows, _lengths([rows.shape[1]] * count))
-    return PartBlocks(tuple((row,) for row in whole), _lengths([whole[0].nbytes] * count))
+        return _Found(np.empty(0, np.uint64), np.empty(0, np.int64), [], np.empty(0, np.int64), [])
+    axes = axes_of(shaped)
+    if is_written and not is_writable:
+        raise UsageError(_READ_ONLY)
+    check_inside(address, axes.extent_bytes, end)
+    layout = layout_of(Axes(axes.shape[1:], axes.strides[1:], axes.item_bytes))
+    addresses = np.uint64(address) + np.arange(count, dtype=np.uint64) * np.uint64(axes.strides[0])
+    return _Found(addresses, np.zeros(count, np.int64), [layout], np.arange(1, count + 1), [owner])
 
 
-def _blocks_of_list(value: Sequence[object], *, what: str, count: int, is_written: bool) -> PartBlocks:
-    _check_count(what, len(value), count)
-    blocks = tuple(_parts(f"{what}[{position}]", block, is_written) for position, block in enumerate(value))
-    return PartBlocks(blocks, _lengths([sum(part.nbytes for part in block) for block in blocks]))
+def _listed(value: Sequence[object], what: str, count: int, *, is_written: bool) -> _Found:
+    """See a list of blocks, each one part or a list of parts."""
+    listing = _Listing(is_written=is_written)
+    try:
+        _check_count(len(value), count)
+        return listing.found(value)
+    except UsageError as error:
+        raise UsageError(f"{what}{listing.where} {error}") from error
 
 
-def _parts(where: str, block: object, is_written: bool) -> tuple[NDArray[Any], ...]:  # noqa: FBT001 (private)
-    single = _array(block)
-    if single is not None:
-        return (_part(where, single, is_written=is_written),)
-    if not isinstance(block, (list, tuple)) or not block:
-        raise UsageError(
-            f"{where} is {'empty' if isinstance(block, (list, tuple)) else f'a {type(block).__name__}'}: a "
-            "block is an array, a "
-            "tensor, anything with the buffer protocol, or a list of these"
+class _Listing:
+    """What a pass over a caller's list finds. Little is done for each part, for there may be many."""
+
+    def __init__(self, *, is_written: bool) -> None:
+        self._is_written = is_written
+        self._place: tuple[int, ...] = ()
+        self._addresses: list[int] = []
+        self._kinds: list[int] = []
+        self._owners: list[object] = []
+        self._layouts: list[Layout] = []
+        self._kind_of: dict[Hashable, int] = {}
+
+    @property
+    def where(self) -> str:
+        """The place in the list that was looked at last."""
+        return "".join(f"[{position}]" for position in self._place)
+
+    def found(self, blocks: Sequence[object]) -> _Found:
+        """Look at all of them. Raises UsageError, about what lies at ``where``."""
+        ends = []
+        for position, block in enumerate(blocks):
+            if isinstance(block, (list, tuple)):
+                self._add_list(block, position)
+            else:
+                self._place = (position,)
+                self._add(block)
+            ends.append(len(self._kinds))
+        return _Found(
+            np.array(self._addresses, np.uint64),
+            np.array(self._kinds, np.int64),
+            self._layouts,
+            np.array(ends, np.int64),
+            self._owners,
         )
-    found = []
-    for position, part in enumerate(block):
-        array = _array(part)
-        if array is None:
+
+    def _add_list(self, parts: Sequence[object], position: int) -> None:
+        if not parts:
+            self._place = (position,)
+            raise UsageError("is empty: a block has at least one part")
+        for place, part in enumerate(parts):
+            self._place = position, place
+            self._add(part)
+
+    def _add(self, part: object) -> None:
+        seen = sight(part)
+        if seen is None:
             raise UsageError(
-                f"{where}[{position}] is a {type(part).__name__}: a part is an array, a tensor or anything "
-                "with the buffer protocol"
+                f"is a {type(part).__name__}: a block is an array, a tensor, anything with the buffer "
+                "protocol, or a list of these"
             )
-        found.append(_part(f"{where}[{position}]", array, is_written=is_written))
-    return tuple(found)
+        owner, address, end, is_writable, shaped = seen
+        kind = self._kind_of.get(shaped)
+        if kind is None:
+            layout = layout_of(axes_of(shaped))
+            kind = self._kind_of[shaped] = len(self._layouts)
+            self._layouts.append(layout)
+        if self._is_written and not is_writable:
+            raise UsageError(_READ_ONLY)
+        if end is not None:
+            check_inside(address, self._layouts[kind].extent_bytes, end)
+        self._addresses.append(address)
+        self._kinds.append(kind)
+        self._owners.append(owner)
 
 
-def _part(where: str, array: NDArray[Any], *, is_written: bool) -> NDArray[Any]:
-    checked = _checked(where, array, is_written=is_written)
-    return _flat(checked) if checked.flags.c_contiguous else checked
-
-
-def _checked(where: str, array: NDArray[Any], *, is_written: bool) -> NDArray[Any]:
-    """Return the array as plain words of its item size, in its own shape and strides."""
-    if array.dtype.hasobject:
-        raise UsageError(f"{where} holds Python objects ({array.dtype}): pass memory of numbers or bytes")
-    if not array.size or not array.itemsize:
-        raise UsageError(f"{where} has no bytes: a block has at least one")
-    if is_written and not array.flags.writeable:
-        raise UsageError(
-            f"{where} is read-only, and blocks are to be written there: pass writable memory, such as a "
-            "bytearray or a copy"
-        )
-    if not array.flags.c_contiguous:
-        _check_strides(where, array)
-    word: np.dtype[Any] = _WORDS.get(array.itemsize) or np.dtype(f"V{array.itemsize}")
-    return array.view(word)
-
-
-def _check_strides(where: str, array: NDArray[Any]) -> None:
-    """Refuse strides by which one byte would stand for two, and backward ones."""
-    axes = sorted((stride, size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
-    covered = array.itemsize
-    for stride, size in axes:
-        if stride < covered:
-            raise UsageError(
-                f"{where} has strides {array.strides} for shape {array.shape}: strides must be positive and "
-                "elements must not "
-                "overlap; pass a contiguous copy, or a slice that does not repeat or reverse elements"
-            )
-        covered = stride * (size - 1) + covered
-
-
-def _check_count(what: str, found: int, count: int) -> None:
+def _check_count(found: int, count: int) -> None:
     if found != count:
-        raise UsageError(f"{what} has {found} blocks and the chain {count}: pass one block per engine hash")
-
-
-def _lengths(found: list[int]) -> NDArray[np.uint32]:
-    """Keep lengths as the wire has them.
-
-    What does not fit is longer than any block and is refused as such.
-    """
-    return np.minimum(np.asarray(found, np.uint64), np.uint64(0xFFFFFFFF)).astype(np.uint32)
-
-
-def _is_flat(part: NDArray[Any]) -> bool:
-    return part.ndim == 1 and part.dtype == np.uint8 and part.flags.c_contiguous
-
-
-def _flat(part: NDArray[Any]) -> NDArray[np.uint8]:
-    return part.reshape(-1).view(np.uint8)
-
-
-def _as_part(piece: NDArray[np.uint8], part: NDArray[Any]) -> NDArray[Any]:
-    """Look at a contiguous piece of a slot as the part looks: same words, same shape."""
-    return piece if part.ndim == 1 and part.dtype == np.uint8 else piece.view(part.dtype).reshape(part.shape)
-
-
-def _array(value: object) -> NDArray[Any] | None:
-    """See an array, a tensor or a buffer as numpy does, without a copy; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _array_of_tensor(value, torch)
-    try:
-        view = memoryview(value)  # type: ignore[arg-type]  # whether it has the buffer protocol is what is asked
-    except TypeError:
-        return None
-    try:
-        return np.asarray(view)
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"memory of format {view.format!r} can't be read as numbers: cast it to bytes"
-        ) from error
-
-
-def _array_of_tensor(tensor: Any, torch: Any) -> NDArray[Any]:  # noqa: ANN401 (torch is not ours to import)
-    """See a tensor's memory as integers of its item size.
-
-    So types that numpy lacks (bfloat16, float8) pass.
-    """
-    if tensor.device.type != "cpu":
-        raise UsageError(
-            f"a tensor lies on {tensor.device}: copy it to the CPU (tensor.cpu(), or a pinned buffer); "
-            "device memory is not a "
-            "source or target yet"
-        )
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        raise UsageError(
-            "a tensor is sparse or lazily conjugated: materialise it first (to_dense(), resolve_conj())"
-        )
-    plain = tensor.detach()
-    word = _TORCH_WORDS.get(tensor.element_size())
-    try:
-        found: NDArray[Any] = (plain.view(getattr(torch, word)) if word else plain).numpy()
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"a tensor of {tensor.dtype} can't be read as plain memory: {error}") from error
-    return found
+        raise UsageError(f"has {found} blocks and the chain {count}: pass one block per engine hash")

@@ -2,11 +2,14 @@
 
 Both are leases. What they lend is memory of the arena, and it must be given back: use them as context
 managers. After that, their memoryviews raise ValueError when touched, and arrays made from them must be gone.
+
+A view is made when it is asked for: a batch costs nothing for blocks that nobody looks at from Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import TYPE_CHECKING, Self
 
@@ -15,7 +18,7 @@ import numpy as np
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -23,33 +26,84 @@ if TYPE_CHECKING:
     from ostraca.results import GetResult
 
 
-class _Lent:
-    """Views lent to a caller, and whether anything made of them is still alive."""
+class Lent:
+    """Slots lent to a caller, the views of them that were asked for, and what lives of these.
 
-    def __init__(self, views: Sequence[memoryview | None]) -> None:
-        self.views = tuple(views)
+    Thread-safe. It keeps the arena's memory mapped until it is revoked, whatever becomes of the client.
+    """
+
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        is_lent: NDArray[np.bool_],
+        *,
+        is_written: bool,
+    ) -> None:
+        """Lend those of the slots at *offsets* that *is_lent* names, for writing or only for reading."""
+        self.offsets = offsets
+        self.lengths = lengths
+        self._memory = memory
+        self._is_lent = is_lent
+        self._is_written = is_written
+        self._lock = threading.Lock()
+        self._is_revoked = False
+        self._views: dict[int, memoryview] = {}
         # A view's ``obj`` lives as long as anything that can see the slot: numpy and torch do not tell a view
         # that they use its memory, but they keep what it was made of.
-        self._owners = [None if view is None else weakref.ref(view.obj) for view in self.views]
+        self._owners: dict[int, weakref.ref[object]] = {}
+
+    @classmethod
+    def nothing(cls, count: int) -> Self:
+        """Lend none of *count* slots."""
+        none = np.zeros(count, np.uint8)
+        return cls(
+            none, none.astype(np.int64), none.astype(np.uint32), none.astype(np.bool_), is_written=False
+        )
+
+    def __len__(self) -> int:
+        """Count the slots, lent or not."""
+        return len(self.offsets)
+
+    def view(self, position: int) -> memoryview | None:
+        """Return the view of a slot, the same one each time; None when it is not lent.
+
+        Raises IndexError, and UsageError after ``revoke``.
+        """
+        position = range(len(self))[position]
+        with self._lock:
+            if self._is_revoked:
+                raise UsageError("this memory was released: get or lease it again")
+            if not self._is_lent[position]:
+                return None
+            found = self._views.get(position)
+            if found is None:
+                offset = int(self.offsets[position])
+                slot = self._memory[offset : offset + int(self.lengths[position])]
+                slot.flags.writeable = self._is_written
+                found = self._views[position] = slot.data
+                self._owners[position] = weakref.ref(slot)
+            return found
 
     def revoke(self) -> None:
-        """Make the views unusable.
+        """Make the views unusable, and make no more.
 
         Raises UsageError when an array or view made of one is alive: its slot can't be given back under it.
         """
-        for view in self.views:
-            if view is not None:
+        with self._lock:
+            self._is_revoked = True
+            for view in self._views.values():
                 # An export that forbids this also keeps the owner, which is what is looked at below.
                 with contextlib.suppress(BufferError):
                     view.release()
-        alive = [
-            block for block, owner in enumerate(self._owners) if owner is not None and owner() is not None
-        ]
-        if alive:
-            raise UsageError(
-                f"an array, tensor or view still uses the slot of block {alive[0]}: drop what was "
-                "made of it, then release again"
-            )
+            alive = [position for position, owner in self._owners.items() if owner() is not None]
+            if alive:
+                raise UsageError(
+                    f"an array, tensor or view still uses the slot of block {min(alive)}: drop what was "
+                    "made of it, then release again"
+                )
+            self._memory = np.empty(0, np.uint8)
 
 
 class BlockViews:
@@ -60,25 +114,23 @@ class BlockViews:
     The bytes stay as they are until ``release`` or the end of the ``with`` block.
     """
 
-    def __init__(
-        self, result: GetResult, views: Sequence[memoryview | None], give_back: Callable[[], None]
-    ) -> None:
+    def __init__(self, result: GetResult, lent: Lent, give_back: Callable[[], None]) -> None:
         self.result = result
-        self._lent = _Lent(views)
+        self._lent = lent
         self._give_back = give_back
         self._is_released = False
 
     def __len__(self) -> int:
         """Count the blocks, HITs or not."""
-        return len(self._lent.views)
+        return len(self._lent)
 
     def __getitem__(self, block: int) -> memoryview | None:
         """Return a block's bytes, or None."""
-        return self._lent.views[block]
+        return self._lent.view(block)
 
     def __iter__(self) -> Iterator[memoryview | None]:
         """Go through the blocks."""
-        return iter(self._lent.views)
+        return map(self._lent.view, range(len(self)))
 
     def __enter__(self) -> Self:
         """Lend the views to the ``with`` block."""
@@ -112,27 +164,25 @@ class SlotLease:
     Put them with ``Volume.put_slots``, which ends the lease, or release them.
     """
 
-    def __init__(
-        self, views: Sequence[memoryview], offsets: NDArray[np.int64], give_back: Callable[[], None]
-    ) -> None:
-        self.views = tuple(views)
-        self._lent = _Lent(views)
-        self._offsets = offsets
-        self._lengths = np.array([len(view) for view in views], np.uint32)
+    def __init__(self, lent: Lent, give_back: Callable[[], None]) -> None:
+        """Lend all slots of *lent*."""
+        self._lent = lent
         self._give_back = give_back
         self._is_over = False
 
     def __len__(self) -> int:
         """Count the slots."""
-        return len(self.views)
+        return len(self._lent)
 
     def __getitem__(self, slot: int) -> memoryview:
         """Return a slot's memory."""
-        return self.views[slot]
+        view = self._lent.view(slot)
+        assert view is not None, "all slots are lent"
+        return view
 
     def __iter__(self) -> Iterator[memoryview]:
         """Go through the slots."""
-        return iter(self.views)
+        return map(self.__getitem__, range(len(self)))
 
     def __enter__(self) -> Self:
         """Lend the slots to the ``with`` block."""
@@ -160,4 +210,4 @@ class SlotLease:
             raise UsageError("these slots were put or released already: take new ones with volume.slots()")
         self._lent.revoke()
         self._is_over = True
-        return self._offsets, self._lengths
+        return self._lent.offsets, self._lent.lengths

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca.core.checks import checked_lengths
 from ostraca.jobs import get_job, get_views_job, lookup_job, prefetch_job, put_job, put_slots_job
-from ostraca.views import BlockViews, SlotLease
+from ostraca.views import BlockViews, Lent, SlotLease
 from ostraca_fabric.chain import Chain
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.outcome import Ack
@@ -146,15 +148,16 @@ class Volume:
         self.check_arena(count)
         sizes = checked_lengths(lengths, count=count, block_bytes=self.block_bytes)
         arena = self.arena
-        with self._client.running(), arena.changed:
-            offsets = arena.ledger.take(count, self.record.slot_bytes)
+        with self._client.running():
+            memory = arena.array
+            with arena.changed:
+                offsets = arena.ledger.take(count, self.record.slot_bytes)
         if offsets is None:
             raise UsageError(f"{count} slots are not free now: release views or leases, or raise arena_bytes")
-        views = [
-            arena.lend(offset, length, is_written=True)
-            for offset, length in zip(offsets.tolist(), sizes.tolist(), strict=True)
-        ]
-        return SlotLease(views, offsets, lambda: arena.give(offsets))
+        return SlotLease(
+            Lent(memory, offsets, sizes, np.ones(count, np.bool_), is_written=True),
+            lambda: arena.give(offsets),
+        )
 
     # Without waiting. What becomes of a ticket, ``Client.take_done`` tells.
 

@@ -260,6 +260,56 @@ def test_views_are_not_released_under_an_array(client: ostraca.Client, volume: o
     views.release()
 
 
+def test_a_view_is_made_when_it_is_asked_for_and_is_the_same_one_each_time(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(3))
+    volume.put(chain, source=[b"a" * 100, b"b" * 100, b"c" * 100], deadline_s=FAR_S)
+    views = volume.get_views(chain, lengths=100, deadline_s=FAR_S)
+    assert views[1] is views[1] is views[-2]
+    assert [view.tobytes() for view in views if view] == [b"a" * 100, b"b" * 100, b"c" * 100]
+    with pytest.raises(IndexError):
+        _ = views[3]
+    views.release()
+    with pytest.raises(ostraca.UsageError, match="released"):
+        _ = views[0]
+
+
+def test_no_view_is_made_after_a_release_that_failed(volume: ostraca.Volume) -> None:
+    chain = volume.chain(hashes(2))
+    volume.put(chain, source=[b"a" * 100, b"b" * 100], deadline_s=FAR_S)
+    views = volume.get_views(chain, lengths=100, deadline_s=FAR_S)
+    kept = np.frombuffer(views[1], np.uint8)  # type: ignore[arg-type]  # a HIT is not None
+    with pytest.raises(ostraca.UsageError, match="slot of block 1"):
+        views.release()
+    with pytest.raises(ostraca.UsageError, match="released"):
+        _ = views[0]
+    del kept
+    views.release()
+
+
+def test_views_can_be_made_after_their_client_is_closed(
+    client: ostraca.Client, volume: ostraca.Volume
+) -> None:
+    chain = volume.chain(hashes(1))
+    volume.put(chain, source=[b"a" * 100], deadline_s=FAR_S)
+    with volume.get_views(chain, lengths=100, deadline_s=FAR_S) as views:
+        client.close()
+        view = views[0]
+        assert view is not None
+        assert view.tobytes() == b"a" * 100
+
+
+def test_leased_slots_end_with_their_put(volume: ostraca.Volume) -> None:
+    lease = volume.slots(2, lengths=[10, 20])
+    assert [len(slot) for slot in lease] == [10, 20]
+    held = lease[0]
+    lease[1][:] = bytes(20)
+    assert volume.put_slots(volume.chain(hashes(2)), lease, deadline_s=FAR_S).accepted == 2
+    with pytest.raises(ValueError, match="released"):
+        held.tobytes()
+    with pytest.raises(ostraca.UsageError, match="released"):
+        _ = lease[0]
+
+
 def test_leased_slots_are_put_without_a_copy(volume: ostraca.Volume) -> None:
     chain = volume.chain(hashes(3))
     lease = volume.slots(3, lengths=[10, 20, 30])

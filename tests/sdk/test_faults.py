@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 
 import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
+from ostraca.parts import Blocks
+from ostraca_fabric.tags import are_good
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     ConnectionLimits,
@@ -68,6 +71,12 @@ def is_whole(client: ostraca.Client) -> bool:
     if lease is not None:
         client.arena.give(lease)
     return lease is not None and len(lease) == 64
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Have batches, and the shells that wait for them, read this clock."""
+    for module in ("batch", "batches", "shells.blocking", "shells.driver"):
+        monkeypatch.setattr(f"ostraca.{module}.time", SimpleNamespace(monotonic=clock))
 
 
 @pytest.mark.parametrize("name", ["lookup", "prefetch", "get", "put"])
@@ -149,16 +158,49 @@ def test_blocks_that_landed_in_time_and_were_not_checked_in_time_are_late_and_no
     agent.script[Get] = lambda connection, message: connection.land(message, [0, 1, 2, 3])
     target = somewhere(4)
 
-    def clock() -> float:
+    scatter_in_time = Blocks.scatter
+
+    def scatter_first(blocks: Blocks, memory: Any, *columns: Any, which: Any, until_s: float) -> Any:
         """Time runs out when the first block has been handed over."""
+        first = [column[:1] for column in columns]
+        return scatter_in_time(blocks, memory, *first, which=which[:1], until_s=until_s)
+
+    def clock() -> float:
         return time.monotonic() + FAR_S * bool((target[0] != UNTOUCHED).any())
 
-    monkeypatch.setattr("ostraca.batch.time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr("ostraca.batches.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(Blocks, "scatter", scatter_first)
+    set_clock(monkeypatch, clock)
     result = volume.get(chain, into=target, deadline_s=FAR_S)
     assert result.states == (BlockState.HIT, BlockState.LATE, BlockState.LATE, BlockState.LATE)
     assert np.array_equal(target[0], source[0])
     assert (target[1:] == UNTOUCHED).all()
+
+
+def test_views_that_were_not_checked_in_time_are_late_and_not_handed_over(
+    agent: ScriptedAgent, volume: ostraca.Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, source = stored(volume, 5)
+    agent.script[Get] = lambda connection, message: connection.land(message, [0, 1, 2, 3, 4])
+    checks = []
+
+    def counted(*arguments: Any) -> Any:
+        checks.append(len(arguments[1]))
+        return are_good(*arguments)
+
+    def clock() -> float:
+        """Time runs out during the second of the checks between which it is looked at."""
+        return time.monotonic() + FAR_S * (len(checks) > 1)
+
+    monkeypatch.setattr("ostraca.batches.are_good", counted)
+    monkeypatch.setattr("ostraca.batches._HASH_BYTES", 2 * BLOCK_BYTES)
+    set_clock(monkeypatch, clock)
+    with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
+        assert checks == [2, 2]
+        assert views.result.states == (*[BlockState.HIT] * 4, BlockState.LATE)
+        assert [None if view is None else view.tobytes() for view in views] == [
+            *(row.tobytes() for row in source[:4]),
+            None,
+        ]
 
 
 def test_an_agent_that_goes_away_in_mid_get_leaves_what_landed_and_misses_for_the_rest(

@@ -74,14 +74,14 @@ def check_batch(blocks: int, *, blocks_max: int) -> None:
 
 def checked_lengths(lengths: int | Sequence[int], *, count: int, block_bytes: int) -> NDArray[np.uint32]:
     """Return a length for each of *count* blocks. Raises UsageError."""
-    listed = [lengths] * count if isinstance(lengths, int) else list(lengths)
+    listed = np.full(count, lengths) if isinstance(lengths, int) else np.array(lengths).reshape(-1)
     if len(listed) != count:
         raise UsageError(
             f"{len(listed)} lengths for {count} blocks: pass one for each, or one number for all"
         )
-    if any(not 1 <= length <= block_bytes for length in listed):
-        raise UsageError(f"blocks of this volume have 1 to {block_bytes} bytes: pass lengths in that range")
-    return np.array(listed, np.uint32)
+    if count and not (listed.dtype.kind in "iu" and 1 <= listed.min() <= listed.max() <= block_bytes):
+        raise UsageError(f"blocks of this volume have 1 to {block_bytes} bytes: pass numbers in that range")
+    return listed.astype(np.uint32)
 
 
 def checked_ack(ack: object) -> Ack:
