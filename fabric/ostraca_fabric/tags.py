@@ -20,12 +20,12 @@ form.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_128_digest
 
 from ostraca_fabric.chain import Span
 from ostraca_fabric.errors import UsageError
@@ -76,14 +76,6 @@ def tag_seeds(
 def tag_of(view: ReadableBuffer, seed: int) -> bytes:
     """Return the tag, 16 bytes, of the bytes in *view*, which must be C-contiguous. Releases the GIL."""
     return xxh3_128_digest(view, seed)
-
-
-def tag_of_parts(parts: Iterable[ReadableBuffer], seed: int) -> bytes:
-    """Return the tag of all parts joined, without joining them. Each part must be C-contiguous."""
-    state = xxh3_128(seed=seed)
-    for part in parts:
-        state.update(part)
-    return state.digest()
 
 
 def matches(view: ReadableBuffer, seed: int, tag: ReadableBuffer) -> bool:

@@ -21,7 +21,6 @@ from ostraca_fabric.tags import (
     blank_rests,
     matches,
     tag_of,
-    tag_of_parts,
     tag_seeds,
     tags_of,
 )
@@ -102,13 +101,6 @@ def test_seeds_come_in_the_order_of_blocks_each_with_its_own_length() -> None:
 def test_lengths_that_are_not_one_for_each_block_are_refused(count: int) -> None:
     with pytest.raises(UsageError, match="2 blocks"):
         tag_seeds(IDENTITY, [span(HASH, HASH)], np.ones(count, np.uint32))
-
-
-@given(st.lists(st.binary(max_size=600), max_size=6), seeds)
-@settings(deadline=None, max_examples=60)
-def test_the_tag_of_parts_is_the_tag_of_the_whole(parts: list[bytes], seed: int) -> None:
-    whole = b"".join(parts)
-    assert tag_of_parts(parts, seed) == tag_of(whole, seed) == second.tag(whole, seed)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=600), seeds, st.integers(0, 9)), max_size=6), st.data())
