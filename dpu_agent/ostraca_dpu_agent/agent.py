@@ -196,6 +196,7 @@ class Agent:
                 for agent in self._membership.map.agents.values()
                 if agent.addresses
             ),
+            operations=self._mover.counters.operations(),
         )
 
     def _on_map(self, fabric_map: FabricMap) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ostraca_fabric.tallies import OperationTally
+
 
 class ShardStatus(msgspec.Struct, frozen=True):
     """One shard, as its owner sees it."""
@@ -22,8 +24,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Whether its drive failed an operation since the shard was opened, or a crash ended its writing."""
 
 
-class AgentCounters(msgspec.Struct):
-    """Counts since the agent started. Blocks unless a name says bytes."""
+class AgentCounters(msgspec.Struct, frozen=True):
+    """The counts most asked for, since the agent started. Blocks unless a name says bytes."""
 
     get_hits: int = 0
     get_hits_from_cache: int = 0
@@ -60,3 +62,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     shards: tuple[ShardStatus, ...]
     agents: tuple[tuple[str, str], ...]
     """Every agent of the fabric: (id, first address)."""
+
+    operations: tuple[OperationTally, ...] = ()
+    """What lookups, gets, puts and prefetches have come to, in full. A put's blocks are counted when their
+    fate is known, which may be long after the put was answered."""

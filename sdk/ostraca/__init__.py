@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ostraca.client import Client, connect
+    from ostraca.meter import ClientMetrics
     from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
     from ostraca.shells.done import Done
@@ -47,6 +48,7 @@ __all__ = [
     "BlockViews",
     "Chain",
     "Client",
+    "ClientMetrics",
     "ClientSettings",
     "ClosedError",
     "ConnectError",
@@ -75,6 +77,7 @@ __all__ = [
 
 _HOMES = {
     "ostraca.client": ("Client", "connect"),
+    "ostraca.meter": ("ClientMetrics",),
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
     "ostraca.shells.done": ("Done",),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -26,6 +27,7 @@ from ostraca.batch import Target
 from ostraca.core.checks import checked_seconds
 from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import Caller, checked_token, chosen_addresses, dial
+from ostraca.meter import ClientMetrics, Meter
 from ostraca.session import Session
 from ostraca.settings import ClientSettings
 from ostraca.shells import blocking
@@ -33,7 +35,7 @@ from ostraca.shells.done import Done, DoneQueue
 from ostraca.shells.driver import Deliver, Driver, Ticket
 from ostraca.volume import Volume
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, UsageError
-from ostraca_fabric.ids import TenantId, checked_name
+from ostraca_fabric.ids import ID_BYTES, StartId, TenantId, checked_name, worker_name
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
@@ -103,10 +105,12 @@ class Client:
         self.tenant = tenant
         self.settings = settings
         self.arena = arena
-        """For the SDK's own modules."""
+        """For the SDK's own modules, as is ``meter``."""
+        self.meter = Meter()
         self.unreachable_because = ""
         """Why the last dial failed; empty when it did not."""
 
+        self._start_id = StartId(secrets.token_bytes(ID_BYTES))
         self._addresses = addresses
         self._caller = Caller(tenant, token, arena.ends)
         self._pid = os.getpid()
@@ -122,6 +126,11 @@ class Client:
         arena.on_changed = self._driver.room_made
         self._done = DoneQueue()
         _alive.add(self)
+
+    @property
+    def worker(self) -> str:
+        """What this client is called in metrics and logs: made anew for each client."""
+        return worker_name(self._start_id)
 
     @property
     def agent(self) -> str:
@@ -143,6 +152,16 @@ class Client:
         """Bytes of the arena under transfers that are not known to have ended."""
         with self.arena.changed:
             return self.arena.ledger.quarantined_bytes
+
+    def metrics(self) -> ClientMetrics:
+        """Return what this client's operations have come to. Never blocks; usable after ``close``."""
+        return self.meter.snapshot(
+            worker=self.worker,
+            agent=self.agent,
+            transport=self.transport,
+            arena_bytes=self.settings.arena_bytes_whole,
+            quarantined_bytes=self.quarantined_bytes,
+        )
 
     def __repr__(self) -> str:
         """Name the agent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ostraca.batches import AskBatch, GetIntoBatch, GetViewsBatch, PutFromBatch, PutSlotsBatch
@@ -28,6 +28,9 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from ostraca.batch import Batch, Target
     from ostraca.views import SlotLease
@@ -54,20 +57,28 @@ def _nothing() -> None:
 class Job(Generic[_Result_co]):
     """One operation of one caller."""
 
+    operation: str
+    """``lookup``, ``get``, ``put`` or ``prefetch``."""
+
     volume: Volume
     blocks: int
     until_s: float
-    """On the monotonic clock."""
+    """On the monotonic clock, as is ``begun_s``."""
 
     begin: Callable[[Target], Batch]
     result: Callable[[Outcome, Batch | None], _Result_co]
-    """Makes what the caller gets; the batch is None when the job was never begun."""
+    """Makes what the caller gets; the batch is None when the job was never begun. Shells call ``end``."""
 
     never_begun: Callable[[], None] = _nothing
     """Call it instead of ``begin``."""
 
     late: int = BlockState.LATE
     declined: int = BlockState.DECLINED
+    lengths: NDArray[np.uint32] | None = None
+    """Bytes of each block, where blocks move."""
+
+    recompute_s: float = 0.0
+    begun_s: float = field(default_factory=time.monotonic)
 
     def ended(self, state: int, reason: Reason, note: str = "") -> Outcome:
         """The same outcome for every block."""
@@ -87,10 +98,15 @@ class Job(Generic[_Result_co]):
             return self.ended(self.late, Reason.DEADLINE, why)
         return self.ended(self.declined, Reason.DISCONNECTED, why)
 
+    def end(self, outcome: Outcome, batch: Batch | None) -> _Result_co:
+        """Count the job as ended so, and return its result."""
+        self.volume.meter.count(self, outcome, took_s=time.monotonic() - self.begun_s)
+        return self.result(outcome, batch)
+
     def skipped(self, outcome: Outcome) -> _Result_co:
         """Return the result of a job that was never begun."""
         self.never_begun()
-        return self.result(outcome, None)
+        return self.end(outcome, None)
 
 
 def lookup_job(
@@ -113,6 +129,7 @@ def lookup_job(
         return LookupResult(tuple(found))
 
     return Job(
+        "lookup",
         volume,
         blocks,
         until_s,
@@ -126,6 +143,7 @@ def prefetch_job(volume: Volume, chain: Chain, *, deadline_s: float) -> Job[Pref
     checked = _chain(volume, chain)
     until_s = _until_s(volume, deadline_s)
     return Job(
+        "prefetch",
         volume,
         len(checked),
         until_s,
@@ -142,11 +160,14 @@ def get_job(
     until_s, recompute = _until_s(volume, deadline_s), _recompute_s(volume, recompute_s)
     blocks = as_blocks(into, what="into", count=len(checked), block_bytes=volume.block_bytes, is_written=True)
     return Job(
+        "get",
         volume,
         len(checked),
         until_s,
         lambda target: GetIntoBatch(target, checked, blocks, until_s=until_s, recompute_s=recompute),
         lambda outcome, _: GetResult(*outcome),
+        lengths=blocks.lengths,
+        recompute_s=recompute,
     )
 
 
@@ -172,11 +193,14 @@ def get_views_job(
         return BlockViews(found, lent, batch.let_go)
 
     return Job(
+        "get",
         volume,
         len(checked),
         until_s,
         lambda target: GetViewsBatch(target, checked, sizes, until_s=until_s, recompute_s=recompute),
         result,
+        lengths=sizes,
+        recompute_s=recompute,
     )
 
 
@@ -188,11 +212,13 @@ def put_job(volume: Volume, chain: Chain, *, source: object, deadline_s: float, 
         source, what="source", count=len(checked), block_bytes=volume.block_bytes, is_written=False
     )
     return Job(
+        "put",
         volume,
         len(checked),
         until_s,
         lambda target: PutFromBatch(target, checked, blocks, until_s=until_s, ack=wanted),
         lambda outcome, _: PutResult(*outcome),
+        lengths=blocks.lengths,
         late=PutState.LATE,
         declined=PutState.DECLINED,
     )
@@ -210,12 +236,14 @@ def put_slots_job(
         )
     offsets, sizes = lease.taken_over()
     return Job(
+        "put",
         volume,
         len(checked),
         until_s,
         lambda target: PutSlotsBatch(target, checked, offsets, sizes, until_s=until_s, ack=wanted),
         lambda outcome, _: PutResult(*outcome),
         never_begun=lambda: volume.arena.give(offsets),
+        lengths=sizes,
         late=PutState.LATE,
         declined=PutState.DECLINED,
     )

@@ -6,16 +6,12 @@ someone looks at it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ostraca_fabric.tallies import tally_text
 
 _HIT = bytes([BlockState.HIT])
 _KNOWN_REASONS = frozenset(Reason)
@@ -24,19 +20,6 @@ _KNOWN_REASONS = frozenset(Reason)
 def _reason(code: int) -> Reason:
     """Read a reason; one that only a newer agent knows reads as NONE."""
     return Reason(code) if code in _KNOWN_REASONS else Reason.NONE
-
-
-def _tally(states: Sequence[BlockState | PutState], reasons: Sequence[Reason]) -> str:
-    """Count outcomes for people: ``510 HIT, 2 MISS (1 NOT_FOUND, 1 DAMAGED)``."""
-    words = []
-    for state, count in Counter(states).most_common():
-        why = Counter(
-            reason.name for each, reason in zip(states, reasons, strict=True) if each is state and reason
-        ).most_common()
-        words.append(
-            f"{count} {state.name}" + (f" ({', '.join(f'{n} {name}' for name, n in why)})" if why else "")
-        )
-    return ", ".join(words) or "no blocks"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,7 +38,8 @@ class BlockOutcomes:
     def __repr__(self) -> str:
         """Count the outcomes."""
         note = f"; {self.note}" if self.note else ""
-        return f"<{type(self).__name__}: {_tally(self.states, self.reasons)}; prefix {self.prefix}{note}>"
+        tally = tally_text(self.state_codes, self.reason_codes, BlockState)
+        return f"<{type(self).__name__}: {tally}; prefix {self.prefix}{note}>"
 
     @property
     def states(self) -> tuple[BlockState, ...]:
@@ -147,7 +131,7 @@ class PutResult:
     def __repr__(self) -> str:
         """Count the outcomes."""
         note = f"; {self.note}" if self.note else ""
-        return f"<PutResult: {_tally(self.states, self.reasons)}{note}>"
+        return f"<PutResult: {tally_text(self.state_codes, self.reason_codes, PutState)}{note}>"
 
     @property
     def states(self) -> tuple[PutState, ...]:

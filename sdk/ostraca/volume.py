@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ostraca.arena import Arena
     from ostraca.client import Client
+    from ostraca.meter import Meter
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
     from ostraca.shells.driver import Ticket
@@ -215,6 +216,11 @@ class Volume:
     def settings(self) -> ClientSettings:
         """The client's settings."""
         return self._client.settings
+
+    @property
+    def meter(self) -> Meter:
+        """The client's meter."""
+        return self._client.meter
 
     @property
     def arena(self) -> Arena:

@@ -36,7 +36,7 @@ async def test_what_was_put_can_be_got() -> None:
             slot = number * SLOT_BYTES
             assert reader.peer.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
         await fabric.at_rest()
-        counters = fabric.mover.counters
+        counters = fabric.mover.counters.snapshot()
         assert (counters.put_committed, counters.get_hits, counters.get_misses) == (7, 7, 1)
 
 
@@ -77,7 +77,7 @@ async def test_declined_blocks_of_a_put_are_counted_whatever_declined_them() -> 
         done = await fabric.put(worker, range(10, 12))
         assert reasons_of(done) == [Reason.TRANSFER_FAILED] * 2
         await fabric.at_rest()
-        counters = fabric.mover.counters
+        counters = fabric.mover.counters.snapshot()
         assert (counters.put_committed, counters.put_declined) == (2, 3)
 
 

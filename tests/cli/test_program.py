@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ostraca.cli.bench import COMMAND as BENCH
+from ostraca.cli.metrics import COMMAND as METRICS
 from ostraca.cli.program import main
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, STATUS, BENCH)
+COMMANDS = (UP, STATUS, METRICS, BENCH)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

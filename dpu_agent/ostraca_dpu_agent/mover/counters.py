@@ -4,36 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-
 from ostraca_fabric.outcome import BlockState, PutState
 from ostraca_fabric.status import AgentCounters
+from ostraca_fabric.tallies import STATES, OperationTally, Tally
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
-class Counters(AgentCounters):
-    """The running counts, which gets and puts add to."""
+class Counters:
+    """The running counts, which requests add to."""
 
-    def count_get(self, states: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> None:
-        """Count an answered get."""
-        tally = np.bincount(states, minlength=len(BlockState)).tolist()
-        self.get_hits += tally[BlockState.HIT]
-        self.get_misses += tally[BlockState.MISS]
-        self.get_late += tally[BlockState.LATE]
-        self.get_declined += tally[BlockState.DECLINED]
-        self.get_bytes += int(lengths[states == BlockState.HIT].sum())
+    def __init__(self) -> None:
+        """Begin with nothing counted."""
+        self.tallies = {operation: Tally(operation) for operation in STATES}
+        self.get_hits_from_cache = 0
+        self.damaged = 0
+        """Blocks read from flash that failed their tag."""
 
-    def count_put(self, states: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> None:
-        """Count blocks of a put whose fate is known."""
-        tally = np.bincount(states, minlength=len(PutState)).tolist()
-        self.put_committed += tally[PutState.COMMITTED]
-        self.put_exists += tally[PutState.EXISTS]
-        self.put_declined += tally[PutState.DECLINED]
-        self.put_bytes += int(lengths[states == PutState.COMMITTED].sum())
+    def count(
+        self, operation: str, states: NDArray[np.uint8], reasons: NDArray[np.uint8], good_bytes: int = 0
+    ) -> None:
+        """Count blocks whose fate is known, and the bytes of those that were moved or stored."""
+        tally = self.tallies[operation]
+        tally.count(states, reasons)
+        tally.bytes += good_bytes
 
     def snapshot(self) -> AgentCounters:
-        """Return the counts as they are now."""
-        return msgspec.convert(self, AgentCounters, from_attributes=True)
+        """Return the counts most asked for as they are now."""
+        get, put = self.tallies["get"], self.tallies["put"]
+        return AgentCounters(
+            get_hits=get.of(BlockState.HIT),
+            get_hits_from_cache=self.get_hits_from_cache,
+            get_misses=get.of(BlockState.MISS),
+            get_late=get.of(BlockState.LATE),
+            get_declined=get.of(BlockState.DECLINED),
+            get_bytes=get.bytes,
+            put_committed=put.of(PutState.COMMITTED),
+            put_exists=put.of(PutState.EXISTS),
+            put_declined=put.of(PutState.DECLINED),
+            put_bytes=put.bytes,
+            damaged=self.damaged,
+        )
+
+    def operations(self) -> tuple[OperationTally, ...]:
+        """Return all counts as they are now."""
+        return tuple(tally.snapshot() for tally in self.tallies.values())

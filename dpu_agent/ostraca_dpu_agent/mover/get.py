@@ -86,7 +86,8 @@ class GetRun:
                 bringing.add_done_callback(self._say_settled)
         if self._clocked.stopped.done():
             self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
-        mover.counters.count_get(self._states, self._blocks.lengths)
+        hit_bytes = int(self._blocks.lengths[self._states == BlockState.HIT].sum())
+        mover.counters.count("get", self._states, self._reasons, hit_bytes)
         return GetDone(
             self._request.request,
             self._states.tobytes(),

@@ -52,4 +52,5 @@ class LookupRun:
             is_hit = is_cached | located.is_found
             states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)
             reasons[:] = np.where(is_hit, Reason.NONE, located.reasons)
+        self._mover.counters.count("lookup", states, reasons)
         return LookupDone(self._request.request, states.tobytes(), reasons.tobytes())

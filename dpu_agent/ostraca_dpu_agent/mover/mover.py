@@ -19,6 +19,7 @@ from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.request import Clocked
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.outcome import Reason
+from ostraca_fabric.tallies import STATES
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.messages import Damage
 
@@ -83,19 +84,21 @@ class Mover:
 
     async def get(self, worker: Worker, volume: ServedVolume, request: Get) -> GetDone:
         """Bring blocks into the worker's arena."""
-        return await self._bounded(lambda: GetRun(self, worker, volume, request).run())
+        return await self._bounded("get", request, lambda: GetRun(self, worker, volume, request).run())
 
     async def put(self, worker: Worker, volume: ServedVolume, request: Put) -> PutDone:
         """Take blocks from the worker's arena."""
-        return await self._bounded(lambda: PutRun(self, worker, volume, request).run())
+        return await self._bounded("put", request, lambda: PutRun(self, worker, volume, request).run())
 
     async def lookup(self, worker: Worker, volume: ServedVolume, request: Lookup) -> LookupDone:
         """Say which blocks could be got."""
-        return await self._bounded(lambda: LookupRun(self, worker, volume, request).run())
+        return await self._bounded("lookup", request, lambda: LookupRun(self, worker, volume, request).run())
 
     async def prefetch(self, worker: Worker, volume: ServedVolume, request: Prefetch) -> PrefetchDone:
         """Bring blocks into the DRAM cache."""
-        return await self._bounded(lambda: PrefetchRun(self, worker, volume, request).run())
+        return await self._bounded(
+            "prefetch", request, lambda: PrefetchRun(self, worker, volume, request).run()
+        )
 
     async def close(self, *, within_s: float) -> bool:
         """Let what is under way end; say whether all of it has.
@@ -159,12 +162,24 @@ class Mover:
             ),
         )
 
-    async def _bounded(self, run: Callable[[], Awaitable[_T]]) -> _T:
+    async def _bounded(
+        self, operation: str, request: Get | Put | Lookup | Prefetch, run: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        """Serve a request, timed, unless too many are under way."""
         if self._requests >= self.settings.requests_max:
+            self._count_declined(operation, sum(map(len, request.spans)))
             message = f"{self._requests} requests are under way on this agent: ask again later"
             raise RefusedError("overloaded", message)
         self._requests += 1
+        begun_s = self.clock()
         try:
             return await run()
         finally:
             self._requests -= 1
+            self.counters.tallies[operation].timed(self.clock() - begun_s)
+
+    def _count_declined(self, operation: str, blocks: int) -> None:
+        declined = STATES[operation]["DECLINED"]
+        self.counters.count(
+            operation, np.full(blocks, declined, np.uint8), np.full(blocks, Reason.OVERLOADED, np.uint8)
+        )

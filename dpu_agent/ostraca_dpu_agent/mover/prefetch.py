@@ -34,6 +34,7 @@ class PrefetchRun:
         self._keys = derive_keys(volume.secret, request.spans)
         self._states = np.full(len(self._keys), BlockState.LATE, np.uint8)
         self._reasons = np.full(len(self._keys), Reason.DEADLINE, np.uint8)
+        self._brought_bytes = 0
         self._worker = worker
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
 
@@ -49,6 +50,7 @@ class PrefetchRun:
                 (self._states == BlockState.HIT) & ~mover.staging.cache.contains(self._keys)
             )
             self._end(gone, BlockState.DECLINED, Reason.NO_SPACE)
+        mover.counters.count("prefetch", self._states, self._reasons, self._brought_bytes)
         return PrefetchDone(self._request.request, self._states.tobytes(), self._reasons.tobytes())
 
     async def _bring(self) -> None:
@@ -101,6 +103,7 @@ class PrefetchRun:
         finally:
             mover.staging.release(lease, keep=keep)
         if not self._clocked.is_over():
+            self._brought_bytes += int(blocks.lengths[positions[is_good]].sum())
             self._end(positions[is_good], BlockState.HIT, Reason.NONE)
             self._end(positions[~is_good], BlockState.MISS, reasons[~is_good])
 

@@ -123,6 +123,8 @@ class PutRun:
                 lanes = min(mover.settings.waves_ahead, self._unchecked)
                 await all_ended([mover.tasks.spawn(self._lane()) for _ in range(lanes)])
         finally:
+            committed_bytes = int(self._blocks.lengths[self._states == PutState.COMMITTED].sum())
+            mover.counters.count("put", self._states, self._reasons, committed_bytes)
             self._end_staging()
 
     def _end_staging(self) -> None:
@@ -138,10 +140,7 @@ class PutRun:
         if within_s <= 0:
             return np.zeros(0, np.intp)
         await self._space.reserve(mover.routes(), self._volume.placement_secret, within_s=within_s)
-        is_reserved = self._space.is_reserved
-        answered = np.flatnonzero(~is_reserved)
-        mover.counters.count_put(self._states[answered], self._blocks.lengths[answered])
-        return np.flatnonzero(is_reserved)
+        return np.flatnonzero(self._space.is_reserved)
 
     async def _lane(self) -> None:
         while self._waiting:
@@ -157,7 +156,6 @@ class PutRun:
         finally:
             if not is_checked.done():
                 is_checked.set_result(None)
-        self._mover.counters.count_put(self._states[positions], self._blocks.lengths[positions])
 
     def _count_checked(self, _is_checked: asyncio.Future[None]) -> None:
         self._unchecked -= 1

@@ -31,7 +31,8 @@ class FabricStatus:
     silent: tuple[tuple[str, str, str], ...]
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_address_options(parser: argparse.ArgumentParser) -> None:
+    """Let the user say which agent to ask, for ``chosen_address``."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "address", nargs="?", metavar="ADDRESS", help="any agent: unix:///path/to/socket or tcp://host:port"
@@ -41,6 +42,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=directory_argument,
         help=f"the directory of a fabric that `ostraca up` runs (default: {default_directory(os.environ)})",
     )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_address_options(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
 

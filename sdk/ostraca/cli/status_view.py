@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -9,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ostraca.cli.sizes import size_text
+from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +37,8 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         if agent.quarantined_bytes
     ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
-    return Group(_agents(agents), _gets(agents), _puts(agents), _shards(agents), *sentences)
+    tables = (_agents(agents), _gets(agents), _puts(agents), _operations(agents), _shards(agents))
+    return Group(*tables, *sentences)
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:
@@ -78,6 +81,35 @@ def _puts(agents: tuple[AgentStatus, ...]) -> Table:
         numbers = (count.put_committed, count.put_exists, count.put_declined)
         table.add_row(agent.agent, *map(str, numbers), size_text(count.put_bytes))
     return table
+
+
+def _operations(agents: tuple[AgentStatus, ...]) -> Table:
+    became = Column("blocks, and why", overflow="fold")
+    table = _table(
+        "Requests since start", "agent", "operation", *_right("count", "half within", "99 % within"), became
+    )
+    for agent in agents:
+        for tally in agent.operations:
+            if tally.requests:
+                table.add_row(
+                    agent.agent,
+                    tally.operation,
+                    str(tally.requests),
+                    latency_text(tally.latency_s(0.5)),
+                    latency_text(tally.latency_s(0.99)),
+                    outcome_text(tally.blocks),
+                )
+    return table
+
+
+def latency_text(seconds: float) -> str:
+    """Write the bound of a latency bucket for people: ``50 µs``, ``2 ms``, ``5 s``."""
+    if math.isinf(seconds):
+        return f"over {LATENCY_BOUNDS_S[-1]:g} s"
+    for unit_s, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:g} {name}"
+    return f"{seconds * 1e6:g} µs"
 
 
 def _shards(agents: tuple[AgentStatus, ...]) -> Table:

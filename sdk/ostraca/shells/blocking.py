@@ -45,7 +45,7 @@ def run(client: Client, job: Job[_Result]) -> _Result:
             batch.advance()
     finally:
         batch.close()
-    return job.result(Outcome(batch.states, batch.reasons, batch.note), batch)
+    return job.end(Outcome(batch.states, batch.reasons, batch.note), batch)
 
 
 def _wait_for_room(client: Client, until_s: float) -> None:

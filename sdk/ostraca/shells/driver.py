@@ -273,7 +273,7 @@ class Driver:
                     self._starved[carried.ticket] = carried
                 return
             batch.close()
-            result = job.result(Outcome(batch.states, batch.reasons, batch.note), batch)
+            result = job.end(Outcome(batch.states, batch.reasons, batch.note), batch)
         except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
             self._deliver(carried, None, error)
         else:
@@ -302,7 +302,7 @@ class Driver:
         """Deliver a job whose batch was never begun, or has lost its client."""
         if carried.batch is not None:
             carried.batch.close()
-            self._deliver(carried, carried.job.result(outcome, carried.batch), None)
+            self._deliver(carried, carried.job.end(outcome, carried.batch), None)
         else:
             self._deliver(carried, carried.job.skipped(outcome), None)
 

@@ -1,0 +1,207 @@
+"""Every metric there is, in one table, and what an agent's status and a client's tallies say in its terms.
+
+``docs/reference/metrics.md`` shows a sample line of each. Pure: who serves or prints metrics does it with
+``ostraca_fabric.openmetrics``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.tallies import OperationTally
+
+
+class Kind(Enum):
+    """How a metric's values are to be read."""
+
+    COUNTER = "counter"
+    """Only rises, from zero at each start."""
+
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+    """Always 1; its labels are what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. Its name ends in its unit, if it has one."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a metric; a histogram's is the tally that holds its buckets."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float | OperationTally
+
+
+_C, _G, _H, _I = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.INFO
+_OUTCOME = ("operation", "state", "reason")
+
+AGENT_INFO = Metric("ostraca_agent", _I, "", ("agent", "start_id", "version"), "Which agent this is.")
+AGENT_UPTIME = Metric(
+    "ostraca_agent_uptime_seconds", _G, "seconds", (), "How long the agent has been running."
+)
+AGENT_WORKERS = Metric("ostraca_agent_workers", _G, "", (), "Connections that offer an arena.")
+AGENT_BLOCKS = Metric(
+    "ostraca_agent_blocks",
+    _C,
+    "blocks",
+    _OUTCOME,
+    "Blocks by what became of them, and why. Those of a put are counted when their fate is known.",
+)
+AGENT_BYTES = Metric(
+    "ostraca_agent_bytes",
+    _C,
+    "bytes",
+    ("operation",),
+    "Bytes of blocks moved to workers (get), committed (put) or brought into the DRAM cache (prefetch).",
+)
+AGENT_SECONDS = Metric(
+    "ostraca_agent_request_seconds",
+    _H,
+    "seconds",
+    ("operation",),
+    "From when a request was taken up until its answer was ready.",
+)
+AGENT_CACHE_HITS = Metric(
+    "ostraca_agent_cache_hit_blocks", _C, "blocks", (), "Blocks of gets that came from the DRAM cache."
+)
+AGENT_DAMAGED = Metric(
+    "ostraca_agent_damaged_blocks", _C, "blocks", (), "Blocks read from flash that failed their tag."
+)
+AGENT_STAGING = Metric(
+    "ostraca_agent_staging_bytes", _G, "bytes", (), "The most that blocks on their way may take."
+)
+AGENT_STAGING_USED = Metric(
+    "ostraca_agent_staging_used_bytes", _G, "bytes", (), "What blocks on their way take, quarantine included."
+)
+AGENT_QUARANTINED = Metric(
+    "ostraca_agent_quarantined_bytes",
+    _G,
+    "bytes",
+    (),
+    "Staging under transfers or I/O that is not known to have ended, though its request has.",
+)
+AGENT_CACHE = Metric(
+    "ostraca_agent_cache_bytes", _G, "bytes", (), "The DRAM cache's limit; 0 when it is off."
+)
+AGENT_CACHE_USED = Metric("ostraca_agent_cache_used_bytes", _G, "bytes", (), "What the DRAM cache holds.")
+SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
+SHARD_USED = Metric(
+    "ostraca_shard_used_bytes", _G, "bytes", ("shard",), "Bytes of the blocks that can be got."
+)
+SHARD_SIZE = Metric("ostraca_shard_size_bytes", _G, "bytes", ("shard",), "Room for blocks, in all segments.")
+SHARD_EVICTED = Metric(
+    "ostraca_shard_evicted_blocks",
+    _C,
+    "blocks",
+    ("shard",),
+    "Blocks that went with their segment to make room.",
+)
+SHARD_FAILING = Metric(
+    "ostraca_shard_failing",
+    _G,
+    "",
+    ("shard",),
+    "1 when the drive has failed an operation of this shard, else 0.",
+)
+
+CLIENT_INFO = Metric(
+    "ostraca_client", _I, "", ("worker", "agent", "transport"), "Which client this is, and where."
+)
+CLIENT_BLOCKS = Metric(
+    "ostraca_client_blocks", _C, "blocks", _OUTCOME, "Blocks by what the caller was told of them, and why."
+)
+CLIENT_BYTES = Metric(
+    "ostraca_client_bytes",
+    _C,
+    "bytes",
+    ("operation",),
+    "Bytes of blocks handed to the caller (get) or taken by the fabric (put).",
+)
+CLIENT_SECONDS = Metric(
+    "ostraca_client_operation_seconds",
+    _H,
+    "seconds",
+    ("operation",),
+    "From the caller's call until its result was ready, waiting for others included.",
+)
+CLIENT_TOKENS = Metric(
+    "ostraca_client_hit_tokens",
+    _C,
+    "tokens",
+    (),
+    "Tokens whose KV the caller was handed: blocks of gets that hit, times the layout's page_tokens. Each "
+    "rank and KV group counts its own.",
+)
+CLIENT_SAVED = Metric(
+    "ostraca_client_declared_saved_seconds",
+    _G,
+    "seconds",
+    (),
+    "Recomputing saved, as callers declared it: over all gets with recompute_s, that time the share of "
+    "blocks that hit, less what the get took. It falls with each get that was not worth it.",
+)
+CLIENT_ARENA = Metric("ostraca_client_arena_bytes", _G, "bytes", (), "Memory that blocks cross in.")
+CLIENT_QUARANTINED = Metric(
+    "ostraca_client_quarantined_bytes",
+    _G,
+    "bytes",
+    (),
+    "The part of the arena under transfers that are not known to have ended.",
+)
+
+METRICS: tuple[Metric, ...] = tuple(each for each in globals().values() if isinstance(each, Metric))
+"""All of them, an agent's first."""
+
+
+def agent_samples(status: AgentStatus) -> Iterator[Sample]:
+    """Say what an agent's status says."""
+    yield Sample(AGENT_INFO, (status.agent, status.start_id, status.version), 1)
+    counters = status.counters
+    for metric, value in (
+        (AGENT_UPTIME, status.uptime_s),
+        (AGENT_WORKERS, status.workers),
+        (AGENT_CACHE_HITS, counters.get_hits_from_cache),
+        (AGENT_DAMAGED, counters.damaged),
+        (AGENT_STAGING, status.staging_bytes),
+        (AGENT_STAGING_USED, status.staging_used_bytes),
+        (AGENT_QUARANTINED, status.quarantined_bytes),
+        (AGENT_CACHE, status.cache_bytes),
+        (AGENT_CACHE_USED, status.cache_used_bytes),
+    ):
+        yield Sample(metric, (), value)
+    yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
+    for shard in status.shards:
+        for metric, value in (
+            (SHARD_BLOCKS, shard.blocks),
+            (SHARD_USED, shard.used_bytes),
+            (SHARD_SIZE, shard.size_bytes),
+            (SHARD_EVICTED, shard.evicted_blocks),
+            (SHARD_FAILING, shard.is_failing),
+        ):
+            yield Sample(metric, (shard.shard,), value)
+
+
+def operation_samples(
+    operations: Iterable[OperationTally], blocks: Metric, moved: Metric, seconds: Metric
+) -> Iterator[Sample]:
+    """Say what tallies say, as these three metrics. A lookup moves no bytes."""
+    for tally in operations:
+        for count in tally.blocks:
+            yield Sample(blocks, (tally.operation, count.state, count.reason), count.blocks)
+        if tally.operation != "lookup":
+            yield Sample(moved, (tally.operation,), tally.bytes)
+        yield Sample(seconds, (tally.operation,), tally)

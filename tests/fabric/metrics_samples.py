@@ -1,0 +1,56 @@
+"""A status and tallies that have something to say in every metric."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ostraca.meter import ClientMetrics
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.status import AgentCounters, AgentStatus, ShardStatus
+from ostraca_fabric.tallies import OperationTally, Tally
+
+
+def tally(operation: str, *outcomes: tuple[BlockState | PutState, Reason, int]) -> OperationTally:
+    running = Tally(operation)
+    for state, reason, blocks in outcomes:
+        running.count(np.full(blocks, state, np.uint8), np.full(blocks, reason, np.uint8))
+    running.bytes = 4 << 20
+    for seconds in (0.0004, 0.003, 0.004):
+        running.timed(seconds)
+    return running.snapshot()
+
+
+GET = tally("get", (BlockState.HIT, Reason.NONE, 4), (BlockState.MISS, Reason.NOT_FOUND, 2))
+PUT = tally("put", (PutState.COMMITTED, Reason.NONE, 4))
+
+STATUS = AgentStatus(
+    agent="agent-0",
+    start_id="0f" * 16,
+    version="0.1.0",
+    uptime_s=184.5,
+    transports=("nixl", "inline"),
+    sentence="I serve 1 of the fabric's 1 shards and have nothing to change.",
+    workers=3,
+    staging_bytes=256 << 20,
+    staging_used_bytes=64 << 20,
+    quarantined_bytes=0,
+    cache_bytes=512 << 20,
+    cache_used_bytes=128 << 20,
+    counters=AgentCounters(get_hits=4, get_hits_from_cache=3, damaged=1),
+    shards=(
+        ShardStatus("enclosure-0/drive-0/0", 4, 1234, 1 << 30, 2 << 30, evicted_blocks=5, is_failing=False),
+    ),
+    agents=(("agent-0", "unix:///a"),),
+    operations=(GET, PUT),
+)
+
+CLIENT = ClientMetrics(
+    worker="5eed1234",
+    agent="agent-0",
+    transport="nixl",
+    operations=(GET, PUT),
+    hit_tokens=64,
+    declared_saved_s=2.875,
+    arena_bytes=256 << 20,
+    quarantined_bytes=0,
+)
