@@ -7,6 +7,7 @@ another tenant.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -156,7 +157,8 @@ class Sessions:
         """Serve one request."""
         match request:
             case Resolve() | Reserve() | Commit():
-                return await self._owner.answer(request)
+                answer = self._owner.answer(request)
+                return await answer if isinstance(answer, Awaitable) else answer
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
             case OpenVolume():

@@ -51,6 +51,21 @@ class Scripted:
             raise self._answer
 
 
+class AtOnce(Scripted):
+    """An owner that answers at once."""
+
+    def answer(self, request: OwnerRequest) -> OwnerAnswer:  # type: ignore[override]  # either is an answer
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def registered_now(answer: OwnerAnswer | Exception) -> tuple[LoopbackOwners, Scripted]:
+    owners, owner = LoopbackOwners(), AtOnce(answer)
+    owners.register(OWNER, owner)
+    return owners, owner
+
+
 def registered(answer: OwnerAnswer | Exception) -> tuple[LoopbackOwners, Scripted]:
     owners, owner = LoopbackOwners(), Scripted(answer)
     owners.register(OWNER, owner)
@@ -91,6 +106,20 @@ async def test_what_an_answer_hands_out_too_late_is_given_back(
     assert await owners._answering.finish(within_s=1)
     await asyncio.sleep(0)
     assert owner.heard == [Release((released,))]
+
+
+async def test_an_answer_that_comes_at_once_takes_no_task() -> None:
+    owners, _ = registered_now(Resolved(1, ()))
+    answer = await owners.ask(OWNER, Resolve(0, 1.0, 1.0, ()))
+    assert isinstance(answer, Resolved)
+    assert len(owners._answering) == 0
+
+
+async def test_what_an_owner_raises_at_once_is_an_answer_too() -> None:
+    owners, _ = registered_now(KeyError("a bug"))
+    answer = await owners.ask(OWNER, Resolve(0, 1.0, 1.0, ()))
+    assert isinstance(answer, Failed)
+    assert answer.code == "internal"
 
 
 @pytest.mark.parametrize(

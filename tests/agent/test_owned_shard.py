@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.agent.assembly import (
 )
 from tests.agent.owned_shard import key, keys_of, rows16, tag_of
 
+from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.ids import AgentId, OwnerEpoch
 from ostraca_fabric.outcome import BlockState, PutState, Reason
@@ -31,7 +33,9 @@ from ostraca_fabric.wire.messages import (
     Commit,
     Committed,
     Damage,
+    OwnerAnswer,
     OwnerNotice,
+    OwnerRequest,
     Release,
     Reserve,
     Reserved,
@@ -42,6 +46,13 @@ from ostraca_fabric.wire.messages import (
     ShardRelease,
     ShardWants,
 )
+
+
+async def answered(service: OwnerService, request: OwnerRequest) -> OwnerAnswer:
+    """Return the answer of a service, whether it comes at once or later."""
+    answer = service.answer(request)
+    return await answer if isinstance(answer, Awaitable) else answer
+
 
 NO_TIMES = [float("nan"), float("inf"), float("-inf"), -1.0, 0.0]
 
@@ -206,7 +217,7 @@ async def test_a_hold_that_is_no_time_harms_no_other_reservation(hold_s: float) 
         shard = fabric.shard
         lengths = np.full(1, BLOCK_BYTES, np.uint32).tobytes()
         wants = (ShardWants(SHARD, key(1), lengths),)
-        await fabric.service.answer(Reserve(1, 1.0, hold_s, wants))
+        await answered(fabric.service, Reserve(1, 1.0, hold_s, wants))
         await reserved(shard, [2], hold_s=0.01)
         shard.core.expire(time.monotonic() + 1000)
         assert shard.core.counts().reservations == 0
@@ -216,14 +227,14 @@ async def test_a_hold_that_is_no_time_harms_no_other_reservation(hold_s: float) 
 @pytest.mark.parametrize("pin_s", NO_TIMES)
 async def test_owners_take_any_times(deadline_s: float, pin_s: float) -> None:
     async with assembled() as fabric:
-        answer = await fabric.service.answer(Resolve(1, deadline_s, pin_s, (ShardKeys(SHARD, key(1)),)))
+        answer = await answered(fabric.service, Resolve(1, deadline_s, pin_s, (ShardKeys(SHARD, key(1)),)))
         assert isinstance(answer, Resolved)
         fabric.drive.holds_writes = True
         count = 4 * (fabric.shard.core.geometry.data_bytes // (15 * 4096))
         lengths = np.full(count, BLOCK_BYTES, np.uint32).tobytes()
         wants = (ShardWants(SHARD, keys_of(list(range(count))).tobytes(), lengths),)
         if deadline_s != float("inf"):
-            made = await fabric.service.answer(Reserve(1, deadline_s, 1.0, wants))
+            made = await answered(fabric.service, Reserve(1, deadline_s, 1.0, wants))
             assert isinstance(made, Reserved)
 
 
@@ -234,7 +245,7 @@ async def test_a_commit_that_names_a_reservation_twice_is_refused_and_the_shard_
         number = made.reservations.tobytes()
         twice = (ShardCommit(SHARD, shard.epoch, 2 * number, 2 * tag_of(1)),)
         with pytest.raises(MalformedError):
-            await fabric.service.answer(Commit(1, 1.0, twice))
+            await answered(fabric.service, Commit(1, 1.0, twice))
         shard.core.check()
         assert await committed(shard, made, [1]) == [PutState.COMMITTED]
 
@@ -254,21 +265,21 @@ async def test_a_request_that_is_malformed_in_part_does_nothing_in_the_other_par
         await fabric.ready()
         good = ShardWants(SHARD, key(1), np.full(1, BLOCK_BYTES, np.uint32).tobytes())
         with pytest.raises(MalformedError):
-            await fabric.service.answer(Reserve(1, 1.0, 1.0, (good, ShardWants(SHARD, key(2)[:7], b""))))
+            await answered(fabric.service, Reserve(1, 1.0, 1.0, (good, ShardWants(SHARD, key(2)[:7], b""))))
         assert fabric.shard.core.counts().reservations == 0
         for keys in (key(1) + b"x", key(1)[:15]):
             with pytest.raises(MalformedError):
-                await fabric.service.answer(Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, keys),)))
+                await answered(fabric.service, Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, keys),)))
         with pytest.raises(MalformedError):
-            await fabric.service.answer(Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b""),)))
+            await answered(fabric.service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b""),)))
 
 
 async def test_owners_answer_for_no_keys_with_nothing() -> None:
     async with assembled() as fabric:
         service = fabric.service
-        resolved = await service.answer(Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, b""),)))
-        made = await service.answer(Reserve(1, 1.0, 1.0, (ShardWants(SHARD, b"", b""),)))
-        listed = await service.answer(Commit(1, 1.0, (ShardCommit(SHARD, 1, b"", b""),)))
+        resolved = await answered(service, Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, b""),)))
+        made = await answered(service, Reserve(1, 1.0, 1.0, (ShardWants(SHARD, b"", b""),)))
+        listed = await answered(service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"", b""),)))
         assert isinstance(resolved, Resolved)
         assert isinstance(made, Reserved)
         assert isinstance(listed, Committed)

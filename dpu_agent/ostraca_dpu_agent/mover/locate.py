@@ -110,7 +110,10 @@ class Locator:
             wanted_parts = [(part, positions) for part, positions in narrowed if len(positions)]
             if wanted_parts:
                 asked.append(self._ask(routes, owner, wanted_parts, keys, located, within_s, pin_s))
-        await asyncio.gather(*asked)
+        if len(asked) == 1:  # a task for it would cost more than a look-up
+            await asked[0]
+        else:
+            await asyncio.gather(*asked)
         return located
 
     def release(self, located: Located) -> None:

@@ -28,7 +28,7 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from numpy.typing import NDArray
 
@@ -57,9 +57,10 @@ class OwnerService:
         self._clock = clock
         self.shards: dict[ShardId, OwnedShard] = {}
 
-    async def answer(self, request: OwnerRequest) -> OwnerAnswer:
-        """Answer a mover. Raises MalformedError when its columns don't fit each other; then nothing was
-        done.
+    def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
+        """Answer a mover: a look-up at once, and what changes a shard when that is done.
+
+        Raises MalformedError when its columns don't fit each other; then nothing was done.
         """
         match request:
             case Resolve():
@@ -69,18 +70,24 @@ class OwnerService:
                     request.request, tuple(self._resolve(part, keys, pin_s) for part, keys in asked)
                 )
             case Reserve():
-                wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
-                made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
-                return Reserved(request.request, tuple(made))
+                return self._reserved(request)
             case Commit():
-                written = [(part, _numbers(part), _rows(part.tags)) for part in request.shards]
-                for _, numbers, tags in written:
-                    if len(numbers) != len(tags) or len(np.unique(numbers)) != len(numbers):
-                        raise MalformedError("a commit names each reservation once, with one tag")
-                listed = await asyncio.gather(*(self._commit(*each) for each in written))
-                return Committed(request.request, tuple(listed))
+                return self._committed(request)
             case _:
                 assert_never(request)
+
+    async def _reserved(self, request: Reserve) -> Reserved:
+        wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
+        made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
+        return Reserved(request.request, tuple(made))
+
+    async def _committed(self, request: Commit) -> Committed:
+        written = [(part, _numbers(part), _rows(part.tags)) for part in request.shards]
+        for _, numbers, tags in written:
+            if len(numbers) != len(tags) or len(np.unique(numbers)) != len(numbers):
+                raise MalformedError("a commit names each reservation once, with one tag")
+        listed = await asyncio.gather(*(self._commit(*each) for each in written))
+        return Committed(request.request, tuple(listed))
 
     def notice(self, notice: OwnerNotice) -> None:
         """Take word of what needs no answer."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -26,6 +27,8 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from ostraca_fabric.ids import AgentId
     from ostraca_fabric.wire.messages import Message, OwnerAnswer, OwnerNotice, OwnerRequest
 
@@ -35,8 +38,8 @@ log = logging.getLogger(__name__)
 class AnswersOwners(Protocol):
     """What an agent's owner role offers to movers."""
 
-    async def answer(self, request: OwnerRequest) -> OwnerAnswer:
-        """Answer a request."""
+    def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
+        """Answer a request: at once, or with something to wait for."""
 
     def notice(self, notice: OwnerNotice) -> None:
         """Take a notice."""
@@ -68,13 +71,16 @@ class LoopbackOwners:
             message = f"agent {agent} is not in this process"
             raise ConnectError(message)
         numbered = msgspec.structs.replace(request, request=next(self._numbers))
-        answering = self._answering.spawn(_answered(service, _payload(numbered)))
+        answer = _begun(service, _payload(numbered))
+        if isinstance(answer, bytes):
+            return _decoded(answer)
+        answering = self._answering.spawn(answer)
         done, _ = await asyncio.wait([answering], timeout=max(0.0, request.deadline_s))
         if not done:
             answering.add_done_callback(lambda late: self._give_back(agent, late))
             message = f"agent {agent} did not answer within {request.deadline_s:.3f} s"
             raise TimeoutError(message)
-        return _decoded(answering)
+        return _decoded(answering.result())
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
         """Hand over what needs no answer."""
@@ -89,13 +95,13 @@ class LoopbackOwners:
 
     def _give_back(self, agent: AgentId, late: asyncio.Task[bytes]) -> None:
         """Release what an answer hands out that nobody waits for any more."""
-        releases = _handed_out(_decoded(late))
+        releases = _handed_out(_decoded(late.result()))
         if releases:
             self.tell(agent, Release(releases))
 
 
-def _decoded(answering: asyncio.Task[bytes]) -> OwnerAnswer:
-    return cast("OwnerAnswer", TO_AGENT.decode(answering.result()))
+def _decoded(payload: bytes) -> OwnerAnswer:
+    return cast("OwnerAnswer", TO_AGENT.decode(payload))
 
 
 def _handed_out(answer: OwnerAnswer) -> tuple[ShardRelease, ...]:
@@ -111,16 +117,32 @@ def _of_shard(part: ShardExtents | ShardReservations) -> ShardRelease | None:
     return ShardRelease(part.shard, (), part.reservations) if part.reservations else None
 
 
-async def _answered(service: AnswersOwners, payload: bytes) -> bytes:
-    """Serve a request as a connection does: what the service raises becomes ``Failed``."""
+def _begun(service: AnswersOwners, payload: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+    """Have a request served; return the answer, or what to run for it.
+
+    An answer that needs no waiting takes no task: a look-up would spend more on that than on looking.
+    """
     request = cast("OwnerRequest", FROM_AGENT.decode(payload))
     try:
-        return _payload(await service.answer(request))
-    except ProtocolError as error:
+        answer = service.answer(request)
+    except Exception as error:  # noqa: BLE001 (told to who asked)
+        return _failed(request, error)
+    return _answered(request, answer) if isinstance(answer, Awaitable) else _payload(answer)
+
+
+async def _answered(request: OwnerRequest, answer: Awaitable[OwnerAnswer]) -> bytes:
+    try:
+        return _payload(await answer)
+    except Exception as error:  # noqa: BLE001 (told to who asked)
+        return _failed(request, error)
+
+
+def _failed(request: OwnerRequest, error: Exception) -> bytes:
+    """Tell what the service raised, as a connection does."""
+    if isinstance(error, ProtocolError):
         return _payload(Failed(request.request, error.code, str(error)))
-    except Exception:
-        log.exception("A %s failed", type(request).__name__)
-        return _payload(Failed(request.request, "internal", "the owner failed; its log says why"))
+    log.error("A %s failed", type(request).__name__, exc_info=error)
+    return _payload(Failed(request.request, "internal", "the owner failed; its log says why"))
 
 
 def _payload(message: Message) -> bytes:
