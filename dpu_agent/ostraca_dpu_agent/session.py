@@ -15,6 +15,7 @@ import msgspec
 
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UsageError
 from ostraca_fabric.ids import TenantId
+from ostraca_fabric.labels import label_of, labelled, worker_name
 from ostraca_fabric.wire.messages import (
     Commit,
     Get,
@@ -61,12 +62,14 @@ log = logging.getLogger(__name__)
 class Session:
     """One worker's connection."""
 
-    def __init__(self, connection: ServerConnection, tenant: TenantId, peer: Peer | None) -> None:
+    def __init__(self, connection: ServerConnection, hello: Hello, peer: Peer | None) -> None:
         """Begin with no volume open; *peer* is the worker's arena, None when it offered none."""
         self._connection = connection
         self._peer = peer
         self._volumes: list[ServedVolume] = []
-        self.tenant = tenant
+        self.tenant = TenantId(hello.tenant)
+        self.worker = worker_name(hello.client)
+        """What it is called in logs."""
 
     @property
     def peer(self) -> Peer:
@@ -151,7 +154,7 @@ class Sessions:
             else:
                 connection.welcome = msgspec.structs.replace(connection.welcome, transport=offer.transport)
                 break
-        self._sessions[connection] = Session(connection, TenantId(hello.tenant), peer)
+        self._sessions[connection] = Session(connection, hello, peer)
 
     async def handle(self, connection: ServerConnection, request: Request) -> Answer:
         """Serve one request."""
@@ -161,13 +164,10 @@ class Sessions:
                 return await answer if isinstance(answer, Awaitable) else answer
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
-            case OpenVolume():
+            case OpenVolume() | Lookup() | Get() | Put() | Prefetch():
                 session = self._sessions[connection]
-                volume = await self._volumes.open(session.tenant, request)
-                handle = session.add(volume, self._settings.volumes_max)
-                return VolumeOpened(request.request, handle, volume.record.incarnation)
-            case Lookup() | Get() | Put() | Prefetch():
-                return await self._blocks(self._sessions[connection], request)
+                with labelled(label_of(session.worker, request.request)):
+                    return await self._of_worker(session, request)
             case _:
                 message = f"{type(request).__name__} is not answered here"
                 raise UsageError(message)
@@ -179,6 +179,14 @@ class Sessions:
     def on_close(self, connection: ServerConnection) -> None:
         """Forget a connection; its requests under way end as if cancelled."""
         self._sessions.pop(connection).close()
+
+    async def _of_worker(self, session: Session, request: OpenVolume | BlockRequest) -> AgentAnswer:
+        if not isinstance(request, OpenVolume):
+            return await self._blocks(session, request)
+        volume = await self._volumes.open(session.tenant, request)
+        handle = session.add(volume, self._settings.volumes_max)
+        log.debug("volume %s/%s opened", session.tenant, volume.record.name)
+        return VolumeOpened(request.request, handle, volume.record.incarnation)
 
     async def _blocks(self, session: Session, request: BlockRequest) -> AgentAnswer:
         volume = session.volume(request.handle)

@@ -33,7 +33,6 @@ PlacementEpoch = NewType("PlacementEpoch", int)
 """Rises when shards or their weights change, and at no other time."""
 
 ID_BYTES = 16
-_WORKER_NAME_BYTES = 4
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
@@ -50,11 +49,6 @@ def checked_name(what: str, name: str) -> str:
         )
         raise UsageError(message)
     return name
-
-
-def worker_name(start: StartId) -> str:
-    """Name a worker in logs and metrics, the same at both ends: the beginning of its start id, in hex."""
-    return start[:_WORKER_NAME_BYTES].hex()
 
 
 def drive_id(enclosure: EnclosureId, name: str) -> DriveId:

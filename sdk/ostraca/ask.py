@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ostraca.core.events import Answer, Effect, Event
     from ostraca.session import Session
     from ostraca_fabric.wire.messages import Message
+
+log = logging.getLogger("ostraca")
 
 
 def ask(session: Session, question: Callable[[int], Message], *, until_s: float) -> Answer:
@@ -36,6 +39,7 @@ def ask(session: Session, question: Callable[[int], Message], *, until_s: float)
                     case Send(message=Cancel()):
                         session.cancel(request)
                     case Send(message=message):
+                        log.debug("%s sent: %s", session.label(request), type(message).__name__)
                         session.submit(request, message, mail)
                     case Replied(answer=answer):
                         return answer

@@ -15,6 +15,7 @@ outcomes then carry.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ import numpy as np
 from ostraca.core.events import Cancelled, Disconnected, Finished, Rejected, Replied, Send, Ticked, Verify
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.wire.messages import Cancel
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
 
     BlockOperation = LookupOperation | PrefetchOperation | GetOperation | PutOperation
+
+log = logging.getLogger("ostraca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Under:
     operation: BlockOperation
     first: int
     slots: NDArray[np.int64] | None
+    begun_s: float
 
 
 class Batch:
@@ -173,8 +178,14 @@ class Batch:
         self._first = self._blocks
 
     def _submit(self, operation: BlockOperation, first: int, slots: NDArray[np.int64] | None = None) -> None:
-        self._under[operation.request] = Under(operation, first, slots)
-        effects = operation.start(time.monotonic())
+        now_s = time.monotonic()
+        self._under[operation.request] = Under(operation, first, slots, now_s)
+        if log.isEnabledFor(logging.DEBUG):
+            label, left_s = self._session.label(operation.request), self._until_s - now_s
+            log.debug(
+                "%s sent: %s of %d blocks, %.3f s to go", label, operation.name, operation.blocks, left_s
+            )
+        effects = operation.start(now_s)
         if not any(isinstance(effect, Send) for effect in effects):
             self._session.unreserve(operation.request)
             if slots is not None:
@@ -204,6 +215,10 @@ class Batch:
         self._states[blocks] = np.frombuffer(end.states, np.uint8)
         self._reasons[blocks] = np.frombuffer(end.reasons, np.uint8)
         self.note = self.note or end.note
+        if log.isEnabledFor(logging.DEBUG):
+            label, took_s = self._session.label(under.operation.request), time.monotonic() - under.begun_s
+            tally = tally_text(end.states, end.reasons, STATES[under.operation.name])
+            log.debug("%s finished after %.3f ms: %s", label, 1e3 * took_s, tally)
 
     def _drop(self, request: int) -> None:
         """Stop waiting for a request and let go of its slots."""

@@ -35,11 +35,13 @@ from ostraca.shells.done import Done, DoneQueue
 from ostraca.shells.driver import Deliver, Driver, Ticket
 from ostraca.volume import Volume
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, UsageError
-from ostraca_fabric.ids import ID_BYTES, StartId, TenantId, checked_name, worker_name
+from ostraca_fabric.ids import TenantId, checked_name
+from ostraca_fabric.labels import worker_name
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.wire.handshake import CLIENT_BYTES
 from ostraca_fabric.wire.messages import OpenVolume, Status, StatusDone, VolumeOpened
 
 if TYPE_CHECKING:
@@ -110,9 +112,9 @@ class Client:
         self.unreachable_because = ""
         """Why the last dial failed; empty when it did not."""
 
-        self._start_id = StartId(secrets.token_bytes(ID_BYTES))
+        self._client_id = secrets.token_bytes(CLIENT_BYTES)
         self._addresses = addresses
-        self._caller = Caller(tenant, token, arena.ends)
+        self._caller = Caller(tenant, token, arena.ends, self._client_id)
         self._pid = os.getpid()
         self._request_ids = itertools.count(1)
         self._dialling = threading.Lock()  # held while _session and _redial_at_s change
@@ -130,7 +132,7 @@ class Client:
     @property
     def worker(self) -> str:
         """What this client is called in metrics and logs: made anew for each client."""
-        return worker_name(self._start_id)
+        return worker_name(self._client_id)
 
     @property
     def agent(self) -> str:
@@ -398,7 +400,7 @@ class Client:
             self._redial_at_s = time.monotonic() + self.settings.redial_s
             raise
         self.unreachable_because = ""
-        self._session = Session(dialled, self.arena, self.settings, self._request_ids)
+        self._session = Session(dialled, self.arena, self.settings, self._request_ids, self.worker)
         return self._session
 
     def _opened(self, session: Session, volume: Volume, until_s: float) -> int:

@@ -66,12 +66,14 @@ class Caller:
     tenant: str
     token: str
     ends: Mapping[str, ArenaEnd]
+    client: bytes = b""
+    """As in ``Hello``."""
 
     def handshake(self) -> WorkerHandshake:
         """Return what to say first."""
         name = f"{Path(sys.argv[0]).name or 'python'}:{os.getpid()}"
         arenas = tuple(end.offer() for end in self.ends.values())
-        return WorkerHandshake(WORKER, self.tenant, name, self.token, arenas=arenas)
+        return WorkerHandshake(WORKER, self.tenant, name, self.token, arenas=arenas, client=self.client)
 
 
 def chosen_addresses(

@@ -19,6 +19,7 @@ from ostraca.core.operations import NOT_STARTED_CODES
 from ostraca.pump import Pump
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import ProtocolError
+from ostraca_fabric.labels import label_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import bulk_header, encode
@@ -62,7 +63,12 @@ class Session:
     """Requests under way with one agent. Thread-safe."""
 
     def __init__(
-        self, dialled: Dialled, arena: Arena, settings: ClientSettings, request_ids: Iterator[int]
+        self,
+        dialled: Dialled,
+        arena: Arena,
+        settings: ClientSettings,
+        request_ids: Iterator[int],
+        worker: str,
     ) -> None:
         self.agent = dialled.welcome.agent
         self.limits = dialled.welcome.limits
@@ -73,6 +79,7 @@ class Session:
         self.handles: dict[tuple[str, bytes, int], int] = {}
         """Volumes opened on this connection: (name, layout digest, block bytes) to handle."""
 
+        self._worker = worker
         self._start_id = dialled.welcome.start_id
         self._arena = arena
         self._settings = settings
@@ -98,6 +105,10 @@ class Session:
     def is_alive(self) -> bool:
         """Whether requests can be sent. It may be False in the next moment."""
         return not self.lost_because
+
+    def label(self, request: int) -> str:
+        """Return what a request is called in logs, here and at the agent."""
+        return label_of(self._worker, request)
 
     def next_request(self) -> int:
         """Return an id that no request of this client ever had."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,7 @@ from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.request import Clocked
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.outcome import Reason
-from ostraca_fabric.tallies import STATES
+from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.messages import Damage
 
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
         PutDone,
     )
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
+
+log = logging.getLogger(__name__)
 
 _CHECK_THREADS = 2
 
@@ -172,11 +175,20 @@ class Mover:
             raise RefusedError("overloaded", message)
         self._requests += 1
         begun_s = self.clock()
+        is_told = log.isEnabledFor(logging.DEBUG)
+        if is_told:
+            blocks = sum(map(len, request.spans))
+            log.debug("%s of %d blocks taken up, %.3f s to go", operation, blocks, request.deadline_s)
         try:
-            return await run()
+            answer = await run()
         finally:
             self._requests -= 1
-            self.counters.tallies[operation].timed(self.clock() - begun_s)
+            took_s = self.clock() - begun_s
+            self.counters.tallies[operation].timed(took_s)
+        if is_told:
+            tally = tally_text(answer.states, answer.reasons, STATES[operation])
+            log.debug("%s answered after %.3f ms: %s", operation, 1e3 * took_s, tally)
+        return answer
 
     def _count_declined(self, operation: str, blocks: int) -> None:
         declined = STATES[operation]["DECLINED"]

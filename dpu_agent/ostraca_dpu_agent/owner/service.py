@@ -11,7 +11,9 @@ import numpy as np
 
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.ids import OwnerEpoch, ShardId
+from ostraca_fabric.labels import labelled
 from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.tallies import tally_text
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Commit,
@@ -64,11 +66,7 @@ class OwnerService:
         """
         match request:
             case Resolve():
-                asked = [(part, _rows(part.keys)) for part in request.shards]
-                pin_s = _seconds(request.pin_s)
-                return Resolved(
-                    request.request, tuple(self._resolve(part, keys, pin_s) for part, keys in asked)
-                )
+                return self._resolved(request)
             case Reserve():
                 return self._reserved(request)
             case Commit():
@@ -76,9 +74,16 @@ class OwnerService:
             case _:
                 assert_never(request)
 
+    def _resolved(self, request: Resolve) -> Resolved:
+        asked = [(part, _rows(part.keys)) for part in request.shards]
+        pin_s = _seconds(request.pin_s)
+        with labelled(request.label):
+            return Resolved(request.request, tuple(self._resolve(part, keys, pin_s) for part, keys in asked))
+
     async def _reserved(self, request: Reserve) -> Reserved:
         wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
-        made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
+        with labelled(request.label):
+            made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
         return Reserved(request.request, tuple(made))
 
     async def _committed(self, request: Commit) -> Committed:
@@ -86,7 +91,8 @@ class OwnerService:
         for _, numbers, tags in written:
             if len(numbers) != len(tags) or len(np.unique(numbers)) != len(numbers):
                 raise MalformedError("a commit names each reservation once, with one tag")
-        listed = await asyncio.gather(*(self._commit(*each) for each in written))
+        with labelled(request.label):
+            listed = await asyncio.gather(*(self._commit(*each) for each in written))
         return Committed(request.request, tuple(listed))
 
     def notice(self, notice: OwnerNotice) -> None:
@@ -111,6 +117,9 @@ class OwnerService:
             return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
         found = owned.core.resolve(self._clock(), keys, pin_s=pin_s)
         owned.wake()
+        if log.isEnabledFor(logging.DEBUG):
+            hits = np.count_nonzero(found.found)
+            log.debug("shard %s: %d of %d blocks found", part.shard, hits, len(keys))
         return ShardExtents(
             part.shard,
             is_owner=True,
@@ -135,6 +144,7 @@ class OwnerService:
             hold_s=_seconds(request.hold_s),
             within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
         )
+        _tell("reserved", part.shard, made.states, made.reasons)
         return ShardReservations(
             part.shard,
             is_owner=True,
@@ -156,7 +166,14 @@ class OwnerService:
                 part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
             )
         states, reasons = await owned.commit(numbers, tags, epoch=OwnerEpoch(part.owner_epoch))
+        _tell("committed", part.shard, states, reasons)
         return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
+
+
+def _tell(what: str, shard: str, states: NDArray[np.uint8], reasons: NDArray[np.uint8]) -> None:
+    """Log what became of blocks that a put wants to write."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("shard %s %s: %s", shard, what, tally_text(states.tobytes(), reasons.tobytes(), PutState))
 
 
 def _seconds(said: float) -> float:

@@ -24,6 +24,7 @@ from pathlib import Path
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
+from ostraca_fabric.labels import current_label, labelled
 from ostraca_fabric.ports.drive import Run
 
 log = logging.getLogger(__name__)
@@ -154,6 +155,7 @@ class FileDrive:
             future.set_result([False] * count)
             return future
         self._queued += count
+        log.debug("drive %s: %d runs submitted behind %d", self.id, count, self._queued - count)
 
         def end(ends: list[bool]) -> None:
             self._queued -= count
@@ -167,7 +169,8 @@ class FileDrive:
 
     def _work(self) -> None:
         while (batch := self._jobs.get()) is not None:
-            batch.work()
+            with labelled(batch.label):
+                batch.work()
 
     def _moved(self, call: Callable[[int, list[memoryview], int], int], run: Run) -> bool:
         """Move a run whole, in as many calls as it takes; says whether it was."""
@@ -193,8 +196,9 @@ class FileDrive:
             self.failures += 1
             self.last_error = what
             count = self.failures
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: a broken drive fails thousands of times
-            log.warning("Drive %s has failed %d times, just now: %s", self.id, count, what)
+        # Loudly the 1st, 2nd, 4th, 8th ... time only: a broken drive fails thousands of times.
+        level = logging.WARNING if count.bit_count() == 1 else logging.DEBUG
+        log.log(level, "Drive %s has failed %d times, just now: %s", self.id, count, what)
 
 
 class _Batch:
@@ -210,6 +214,7 @@ class _Batch:
         self._act = act
         self._loop = loop
         self._end = end
+        self.label = current_label()
         self._ends = [False] * count
         # next() of a count is one step under the interpreter lock: no two threads get the same number.
         self._next = itertools.count()

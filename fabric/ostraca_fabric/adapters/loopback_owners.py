@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from ostraca_fabric.errors import ConnectError, ProtocolError
+from ostraca_fabric.labels import current_label
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
@@ -70,7 +71,7 @@ class LoopbackOwners:
         if service is None:
             message = f"agent {agent} is not in this process"
             raise ConnectError(message)
-        numbered = msgspec.structs.replace(request, request=next(self._numbers))
+        numbered = msgspec.structs.replace(request, request=next(self._numbers), label=current_label())
         answer = _begun(service, _payload(numbered))
         if isinstance(answer, bytes):
             return _decoded(answer)

@@ -37,6 +37,8 @@ AGENT = "agent"
 OPERATOR = "operator"
 ROLES = (WORKER, AGENT, OPERATOR)
 
+CLIENT_BYTES = 16
+
 ROOT_UID = 0
 OVERFLOW_UID = 65534
 """What Linux reports for any user of another user namespace: it identifies nobody."""
@@ -130,6 +132,8 @@ class AgentHandshake:
                 checked_name("tenant", hello.tenant)
             except UsageError as error:
                 raise _RefusalError("protocol", str(error)) from error
+            if len(hello.client) not in (0, CLIENT_BYTES):
+                raise _RefusalError("protocol", f"client has {len(hello.client)} bytes: say {CLIENT_BYTES}")
         elif hello.tenant or hello.arenas:
             raise _RefusalError("protocol", f"an {hello.role} has no tenant and no arena: leave both empty")
         if self.access.allows(hello, peer_uid):
@@ -166,6 +170,7 @@ class WorkerHandshake:
     token: str = ""
     features: tuple[str, ...] = ()
     arenas: tuple[ArenaOffer, ...] = ()
+    client: bytes = b""
     version_oldest: int = WIRE_VERSION_OLDEST
     version_newest: int = WIRE_VERSION
 
@@ -181,6 +186,7 @@ class WorkerHandshake:
             name=self.name,
             features=self.features,
             arenas=self.arenas,
+            client=self.client,
         )
 
     def accept(self, answer: Welcome | Refused) -> Welcome:

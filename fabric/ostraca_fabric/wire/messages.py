@@ -71,6 +71,8 @@ class Hello(Message, frozen=True, tag=1):
     features: tuple[str, ...] = ()
     arenas: tuple[ArenaOffer, ...] = ()
     """In order of preference. None: the connection moves no blocks."""
+    client: bytes = b""
+    """Of a worker: chosen at random once, and said on every connection that offers the same arena."""
 
 
 class Welcome(Message, frozen=True, tag=2):
@@ -289,12 +291,16 @@ class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Resolve(Message, frozen=True, tag=40):
-    """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released."""
+    """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released.
+
+    ``label``, here as in ``Reserve`` and ``Commit``: of the worker's request that this is for.
+    """
 
     request: int
     deadline_s: float
     pin_s: float
     shards: tuple[ShardKeys, ...]
+    label: str = ""
 
 
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -337,6 +343,7 @@ class Reserve(Message, frozen=True, tag=42):
     deadline_s: float
     hold_s: float
     shards: tuple[ShardWants, ...]
+    label: str = ""
 
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -375,6 +382,7 @@ class Commit(Message, frozen=True, tag=44):
     request: int
     deadline_s: float
     shards: tuple[ShardCommit, ...]
+    label: str = ""
 
 
 class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -69,7 +69,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=_TRANSPORTS,
         help="move blocks by this alone (default: NIXL where it is installed, else inline)",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="log what is of use in debugging, too")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="log every request by its label, and what else is of use in debugging",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -170,8 +175,12 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 def _log_to_stderr(*, is_verbose: bool) -> None:
-    layout = "%(asctime)s %(name)s: %(message)s" if is_verbose else "%(message)s"
-    logging.basicConfig(format=layout, level=logging.WARNING, stream=sys.stderr)
+    from ostraca_fabric.labels import LabelFilter
+
+    before = "%(asctime)s %(name)s: " if is_verbose else ""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(LabelFilter())
+    logging.basicConfig(format=f"{before}%(label)s%(message)s", level=logging.WARNING, handlers=[handler])
     for name in _OUR_LOGGERS:
         logging.getLogger(name).setLevel(logging.DEBUG if is_verbose else logging.INFO)
 

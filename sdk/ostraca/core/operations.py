@@ -84,6 +84,7 @@ class _BlockOperation:
 
     def __init__(self, message: Lookup | Prefetch | Get | Put, *, until_s: float) -> None:
         self.request = message.request
+        self.name = type(message).__name__.lower()
         self.blocks = sum(len(span) for span in message.spans)
         self._message = message
         self._until_s = until_s

@@ -162,3 +162,11 @@ def test_a_welcome_to_something_never_offered_is_not_accepted(change: dict[str, 
     welcome = END.answer(hello(), OWN_UID)
     with pytest.raises(ProtocolError, match="was not offered"):
         accepted(hello(), msgspec.structs.replace(welcome, **change))
+
+
+@pytest.mark.parametrize(
+    ("client", "is_taken"), [(b"", True), (bytes(16), True), (b"short", False)], ids=["none", "16", "5"]
+)
+def test_a_worker_names_its_client_with_16_bytes_or_not_at_all(client: bytes, is_taken: bool) -> None:
+    answer = END.answer(hello(client=client), OWN_UID)
+    assert isinstance(answer, Welcome) is is_taken
