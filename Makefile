@@ -15,6 +15,7 @@ PYTHON ?=
 OSTRACA_TORCH ?=
 BIN := .venv/bin
 READY := .venv/.ready
+READY_VLLM := .venv-vllm/.ready
 CODE := fabric dpu_agent enclosure sdk
 NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch])
 
@@ -23,7 +24,7 @@ export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## Two worker processes share a real model's KV cache through Ostraca
@@ -32,6 +33,10 @@ demo: $(READY) ## Two worker processes share a real model's KV cache through Ost
 .PHONY: test
 test: $(READY) ## Run the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-vllm
+test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment of its own (3.5 GB)
+	@.venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
@@ -65,8 +70,11 @@ lock: $(READY) ## Write the two lock files anew (LOCK_ARGS=--upgrade for newer v
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
 	find $(CODE) tests benchmarks demo __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup
+
+$(READY_VLLM): scripts/setup-vllm pyproject.toml
+	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-vllm
