@@ -90,7 +90,7 @@ class Manager:
             "transports": ["inline"],
             "lookup_deadline_s": 2.0,
         }
-        self.view = memoryview(self.rows)
+        self.view = self.rows.data
         self.tier = SecondaryTierFactory.create_secondary_tier(self.entry, self.view, offloading_spec())
         self._jobs = 0
 

@@ -42,7 +42,7 @@ prompt."""
 def prompts() -> list[list[int]]:
     """Prompts of which pairs share their first half."""
     dice = random.Random(0)
-    found = []
+    found: list[list[int]] = []
     for _ in range(PROMPTS_COUNT // 2):
         shared = [dice.randrange(3, 1000) for _ in range(PROMPT_TOKENS // 2)]
         found.extend(shared + [dice.randrange(3, 1000) for _ in range(PROMPT_TOKENS // 2)] for _ in range(2))
