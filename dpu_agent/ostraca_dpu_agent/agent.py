@@ -189,6 +189,8 @@ class Agent:
             quarantined_bytes=self._staging.quarantined_bytes,
             cache_bytes=memory.cache_bytes,
             cache_used_bytes=self._staging.cache.used_bytes,
+            quarantined_cached_blocks=self._staging.quarantined_cached_blocks,
+            quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
             counters=self._mover.counters.snapshot(),
             shards=tuple(_shard_status(owned) for _, owned in sorted(self._owner.shards.items())),
             agents=tuple(

@@ -41,10 +41,12 @@ class MemorySettings:
     """The part of staging that puts may hold, so that gets never wait behind writes."""
 
     quarantine_share: float = 0.5
-    """The part of staging that transfers not known to have ended may hold before new ones are declined."""
+    """The part of staging that transfers not known to have ended may hold, blocks of the cache counted as
+    well, before new ones are declined."""
 
     worker_share: float = 0.25
-    """The part of staging that one worker may hold, so that one that has stopped leaves the others theirs."""
+    """The part of staging that one worker may hold, so that one that has stopped leaves the others theirs.
+    Blocks of the cache count while its transfers read them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,27 @@ AGENT_CACHE = Metric(
     "ostraca_agent_cache_bytes", _G, "bytes", (), "The DRAM cache's limit; 0 when it is off."
 )
 AGENT_CACHE_USED = Metric("ostraca_agent_cache_used_bytes", _G, "bytes", (), "What the DRAM cache holds.")
+AGENT_QUARANTINED_CACHE = Metric(
+    "ostraca_agent_quarantined_cache_bytes",
+    _G,
+    "bytes",
+    (),
+    "What of the DRAM cache is under transfers that are not known to have ended, counted for each of them.",
+)
+AGENT_QUARANTINED_CACHED = Metric(
+    "ostraca_agent_quarantined_cache_blocks", _G, "blocks", (), "The number of these blocks."
+)
+AGENT_PREFETCHED = Metric(
+    "ostraca_agent_prefetched_blocks",
+    _C,
+    "blocks",
+    ("fate",),
+    "Blocks that prefetches brought into the DRAM cache (brought), that were got from there later (useful), "
+    "and that were dropped unread (useless).",
+)
+AGENT_PREFETCHED_BYTES = Metric(
+    "ostraca_agent_prefetched_bytes", _C, "bytes", ("fate",), "Bytes of the same blocks."
+)
 SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
 SHARD_USED = Metric(
     "ostraca_shard_used_bytes", _G, "bytes", ("shard",), "Bytes of the blocks that can be got."
@@ -181,8 +202,18 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         (AGENT_QUARANTINED, status.quarantined_bytes),
         (AGENT_CACHE, status.cache_bytes),
         (AGENT_CACHE_USED, status.cache_used_bytes),
+        (AGENT_QUARANTINED_CACHE, status.quarantined_cached_bytes),
+        (AGENT_QUARANTINED_CACHED, status.quarantined_cached_blocks),
     ):
         yield Sample(metric, (), value)
+    prefetched = counters.prefetched
+    for fate, blocks, size_bytes in (
+        ("brought", prefetched.blocks, prefetched.bytes),
+        ("useful", prefetched.useful_blocks, prefetched.useful_bytes),
+        ("useless", prefetched.useless_blocks, prefetched.useless_bytes),
+    ):
+        yield Sample(AGENT_PREFETCHED, (fate,), blocks)
+        yield Sample(AGENT_PREFETCHED_BYTES, (fate,), size_bytes)
     yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
     for shard in status.shards:
         for metric, value in (

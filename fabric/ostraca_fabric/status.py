@@ -24,6 +24,23 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Whether its drive failed an operation since the shard was opened, or a crash ended its writing."""
 
 
+class PrefetchCounters(msgspec.Struct):
+    """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other
+    counts are in the cache still, unread.
+    """
+
+    blocks: int = 0
+    bytes: int = 0
+    useful_blocks: int = 0
+    """Got from the cache later."""
+
+    useful_bytes: int = 0
+    useless_blocks: int = 0
+    """Dropped from the cache before anybody got them."""
+
+    useless_bytes: int = 0
+
+
 class AgentCounters(msgspec.Struct, frozen=True):
     """The counts most asked for, since the agent started. Blocks unless a name says bytes."""
 
@@ -39,6 +56,8 @@ class AgentCounters(msgspec.Struct, frozen=True):
     put_bytes: int = 0
     damaged: int = 0
     """Blocks read from flash that failed their tag."""
+
+    prefetched: PrefetchCounters = msgspec.field(default_factory=PrefetchCounters)
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
@@ -66,3 +85,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     operations: tuple[OperationTally, ...] = ()
     """What lookups, gets, puts and prefetches have come to, in full. A put's blocks are counted when their
     fate is known, which may be long after the put was answered."""
+
+    quarantined_cached_blocks: int = 0
+    """Blocks of the DRAM cache under transfers not known to have ended, counted for each transfer."""
+
+    quarantined_cached_bytes: int = 0

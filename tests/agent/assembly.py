@@ -293,6 +293,9 @@ class Assembly:
         staging = self.mover.staging
         assert staging.held_bytes == 0
         assert staging.quarantined_bytes == 0
+        assert staging.quarantined_cached_blocks == staging.quarantined_cached_bytes == 0
+        assert not staging._held_by
+        assert not staging._quarantined_by
         staging._pool.check()
         staging.cache.check()
         assert staging.cache.held_blocks == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.mover.cache import BlockCache, Offer
+from ostraca_fabric.status import PrefetchCounters
 
 PAGE = 4096
 
@@ -104,6 +106,23 @@ def test_it_grows_with_its_blocks_and_finds_them_all() -> None:
     assert cache.tags(rows) == column.tobytes()
 
 
+def test_what_a_prefetch_brought_is_counted_as_got_or_as_dropped_unread() -> None:
+    cache = cache_of(4)
+    brought = replace(offered(1, 2, 3, length=100), uses=0)
+    cache.put(brought, np.arange(3) * PAGE, PAGE)
+    put(cache, 4)
+    count = cache.prefetched
+    assert count == PrefetchCounters(blocks=3, bytes=300)
+    for _ in range(2):
+        rows = found(cache, 2, 2, length=100)
+        cache.take(rows)
+        cache.give_back(rows)
+    assert count == PrefetchCounters(blocks=3, bytes=300, useful_blocks=1, useful_bytes=100)
+    cache.shrink(0)
+    assert count == PrefetchCounters(3, 300, 1, 100, 2, 200)
+    cache.check()
+
+
 blocks = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
@@ -123,7 +142,8 @@ def test_every_slot_is_in_the_cache_or_given_back_exactly_once(
             offsets = [(serial + at) * 3 * PAGE for at in range(len(named))]
             serial += len(named)
             inside |= dict.fromkeys(offsets, pages * PAGE)
-            freed = cache.put(offered(*named), np.array(offsets), pages * PAGE).tolist()
+            offer = replace(offered(*named), uses=serial % 2)
+            freed = cache.put(offer, np.array(offsets), pages * PAGE).tolist()
         elif step == "t":
             rows = found(cache, *named)
             cache.take(rows)

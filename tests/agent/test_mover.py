@@ -22,6 +22,8 @@ from tests.agent.assembly import (
 
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Settled
 
 LATE_S = 0.1
 
@@ -291,6 +293,60 @@ async def test_a_worker_whose_transfers_never_end_cannot_use_up_the_agent() -> N
         refused = await fabric.put(stopped, range(2000, 2002), deadline_s=0.2)
         assert set(reasons_of(refused)) == {Reason.QUARANTINED}
         stopped.peer.let_go()
+        await fabric.at_rest()
+
+
+async def test_a_worker_whose_transfers_never_end_cannot_keep_the_cache_from_the_others() -> None:
+    share_bytes = 2 * MIB
+    async with assembled(with_cache(6 * MIB), segments=40) as fabric:
+        stopped, other = fabric.worker(), fabric.worker()
+        staging = fabric.mover.staging
+        for first in range(0, 96, 32):
+            assert set((await fabric.put(other, range(first, first + 32))).states) == {PutState.COMMITTED}
+        stopped.peer.is_held = True
+        asked = [fabric.get_message(range(at, at + 8)) for at in range(0, 96, 8)]
+        getting = [asyncio.create_task(fabric.mover.get(stopped, fabric.volume, each)) for each in asked]
+        waves = share_bytes // (2 * SLOT_BYTES)
+        await until(lambda: len(stopped.peer.held) == waves)
+        for each in asked:
+            stopped.stopped(each.request).set_result(None)
+        for done in await asyncio.gather(*getting):
+            assert set(get_states(done)) == {BlockState.LATE}
+        assert len(stopped.peer.held) == waves, "no more began"
+        assert staging.quarantined_cached_bytes == waves * 2 * SLOT_BYTES
+        assert staging.quarantined_cached_blocks == staging.cache.held_blocks == 2 * waves
+        status = fabric.agent.status()
+        assert status.quarantined_cached_blocks == 2 * waves
+        refused = await fabric.get(stopped, range(32))
+        assert set(get_states(refused)) == {BlockState.DECLINED}
+        assert set(reasons_of(refused)) == {Reason.QUARANTINED}
+        assert set((await fabric.put(other, range(1000, 1128))).states) == {PutState.COMMITTED}
+        assert set(get_states(await fabric.get(other, range(1000, 1128)))) == {BlockState.HIT}
+        stopped.peer.let_go()
+        await fabric.at_rest()
+        assert set(get_states(await fabric.get(stopped, range(32)))) == {BlockState.HIT}
+
+
+async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -> None:
+    async with assembled(with_cache(2 * MIB)) as fabric:
+        writer, reader = fabric.worker(), fabric.worker()
+        staging = fabric.mover.staging
+        await fabric.put(writer, range(10))
+        reader.peer.is_held = True
+        getting = asyncio.create_task(fabric.get(reader, range(10)))
+        await until(lambda: len(reader.peer.held) == 2)
+        assert staging.cache.held_blocks == 4
+        staging._pool.give(staging.cache.shrink(0))
+        assert len(staging.cache) == 4
+        reader.peer.let_go()
+        assert get_states(await getting) == [BlockState.HIT] * 10
+        for number in range(10):
+            slot = number * SLOT_BYTES
+            assert reader.peer.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
+        assert fabric.mover.counters.get_hits_from_cache == 4
+        said = [message for message in (*reader.said, getting.result()) if not isinstance(message, Settled)]
+        told = np.frombuffer(b"".join(message.positions for message in said), columns.U32)
+        assert sorted(told.tolist()) == list(range(10)), "each block is said to have landed once"
         await fabric.at_rest()
 
 

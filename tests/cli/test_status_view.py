@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import duration_text, fabric_view
-from ostraca_fabric.status import AgentCounters, AgentStatus, ShardStatus
+from ostraca_fabric.status import AgentCounters, AgentStatus, PrefetchCounters, ShardStatus
 
 STATUS = FabricStatus(
     agents=(
@@ -23,7 +23,15 @@ STATUS = FabricStatus(
             quarantined_bytes=0,
             cache_bytes=0,
             cache_used_bytes=0,
-            counters=AgentCounters(get_hits=90, get_misses=10, put_committed=7, get_bytes=90 << 20),
+            quarantined_cached_blocks=17,
+            quarantined_cached_bytes=17 << 20,
+            counters=AgentCounters(
+                get_hits=90,
+                get_misses=10,
+                put_committed=7,
+                get_bytes=90 << 20,
+                prefetched=PrefetchCounters(8, 64, 3, 24, 5, 40),
+            ),
             shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True),),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
         ),
@@ -50,6 +58,8 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "failing",
         "3 min 4 s",
         "off",
+        "17 blocks of the DRAM cache, 17.0 MiB, are under transfers",
+        "Blocks prefetched since start",
     ):
         assert words in text
 

@@ -23,6 +23,7 @@ from tests.e2e.fabric_host import (
 
 import ostraca
 from ostraca import Ack, PutState
+from ostraca_fabric.status import PrefetchCounters
 
 BLOCKS = 96  # three stripe units
 
@@ -97,3 +98,5 @@ def test_prefetched_blocks_come_from_dram_and_need_no_flash(tmp_path: Path) -> N
         (agent,) = host.status()
         assert agent.counters.get_hits_from_cache == blocks
         assert agent.cache_used_bytes == blocks * BLOCK_BYTES
+        size_bytes = blocks * BLOCK_BYTES
+        assert agent.counters.prefetched == PrefetchCounters(blocks, size_bytes, blocks, size_bytes)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ostraca.meter import ClientMetrics
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.status import AgentCounters, AgentStatus, ShardStatus
+from ostraca_fabric.status import AgentCounters, AgentStatus, PrefetchCounters, ShardStatus
 from ostraca_fabric.tallies import OperationTally, Tally
 
 
@@ -23,6 +23,8 @@ def tally(operation: str, *outcomes: tuple[BlockState | PutState, Reason, int]) 
 GET = tally("get", (BlockState.HIT, Reason.NONE, 4), (BlockState.MISS, Reason.NOT_FOUND, 2))
 PUT = tally("put", (PutState.COMMITTED, Reason.NONE, 4))
 
+PREFETCHED = PrefetchCounters(8, 8 << 20, useful_blocks=5, useful_bytes=5 << 20)
+
 STATUS = AgentStatus(
     agent="agent-0",
     start_id="0f" * 16,
@@ -36,12 +38,14 @@ STATUS = AgentStatus(
     quarantined_bytes=0,
     cache_bytes=512 << 20,
     cache_used_bytes=128 << 20,
-    counters=AgentCounters(get_hits=4, get_hits_from_cache=3, damaged=1),
+    counters=AgentCounters(get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED),
     shards=(
         ShardStatus("enclosure-0/drive-0/0", 4, 1234, 1 << 30, 2 << 30, evicted_blocks=5, is_failing=False),
     ),
     agents=(("agent-0", "unix:///a"),),
     operations=(GET, PUT),
+    quarantined_cached_blocks=2,
+    quarantined_cached_bytes=2 << 20,
 )
 
 CLIENT = ClientMetrics(

@@ -18,6 +18,7 @@ from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.key_table import KeyTable
 from ostraca_fabric.keys import KEY_BYTES
 from ostraca_fabric.segmented_lru import SegmentedLru
+from ostraca_fabric.status import PrefetchCounters
 from ostraca_fabric.tags import TAG_BYTES
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class BlockCache:
         self.offsets = np.zeros(rows, np.int64)
         """Of each row's slot; read only."""
         self._table = KeyTable(self._keys)
+        self.prefetched = PrefetchCounters()
+        self.left = 0
+        """Blocks that have left since the start. While it stays the same, rows stay valid."""
         self._free = np.arange(rows)
         """Rows without a block; the first ``_free_rows`` count."""
         self._free_rows = rows
@@ -86,7 +90,7 @@ class BlockCache:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find the blocks that are here in the length asked for: their positions in *keys*, and their rows.
 
-        Rows are valid until the next ``put`` or ``shrink``, and those given to ``take`` until given back.
+        Rows are valid while ``left`` stays the same, and those given to ``take`` until given back.
         """
         return self._table.match(keys, self.lengths, lengths)
 
@@ -96,6 +100,10 @@ class BlockCache:
 
     def take(self, rows: NDArray[np.int64]) -> None:
         """Use blocks and hold them until ``give_back``."""
+        if self._has_unread:
+            unread = np.unique(self._unread(rows))
+            self.prefetched.useful_blocks += len(unread)
+            self.prefetched.useful_bytes += int(self.lengths[unread].sum())
         self._order.hold(rows)
 
     def give_back(self, rows: NDArray[np.int64]) -> None:
@@ -121,6 +129,9 @@ class BlockCache:
         self.lengths[rows] = offer.lengths[chosen]
         self.offsets[rows] = offsets[chosen]
         self._order.enter(rows, slot_bytes, uses=offer.uses)
+        if not offer.uses:
+            self.prefetched.blocks += len(rows)
+            self.prefetched.bytes += int(self.lengths[rows].sum())
         if len(rows) == len(offsets):
             return freed
         is_left = np.ones(len(offsets), np.bool_)
@@ -132,6 +143,10 @@ class BlockCache:
         rows = self._order.evict(self.used_bytes - to_bytes)
         if len(rows):
             self._leave(rows)
+        if self._has_unread:
+            unread = self._unread(rows)
+            self.prefetched.useless_blocks += len(unread)
+            self.prefetched.useless_bytes += int(self.lengths[unread].sum())
         return self.offsets[rows]
 
     @property
@@ -151,15 +166,31 @@ class BlockCache:
         assert self.used_bytes <= self.limit_bytes
         assert self._table.find(self._keys[rows]).tolist() == rows.tolist()
         assert len(self._table) == len(rows)
+        count = self.prefetched
+        unread = count.blocks - count.useful_blocks - count.useless_blocks
+        assert unread == len(self._unread(rows))
+        unread_bytes = count.bytes - count.useful_bytes - count.useless_bytes
+        assert unread_bytes == self.lengths[self._unread(rows)].sum()
         assert len(set(self.offsets[rows].tolist())) == len(rows)
         free = self._free[: self._free_rows].tolist()
         assert sorted([*free, *rows.tolist()]) == list(range(len(self._keys)))
+
+    @property
+    def _has_unread(self) -> bool:
+        """Whether a prefetch brought anything that nobody has got yet."""
+        count = self.prefetched
+        return count.blocks > count.useful_blocks + count.useless_blocks
+
+    def _unread(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        unread: NDArray[np.int64] = rows[self._order.uses[rows] == 0]
+        return unread
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         """Forget the keys of rows, which are free then."""
         self._table.remove(rows)
         self._free[self._free_rows : self._free_rows + len(rows)] = rows
         self._free_rows += len(rows)
+        self.left += len(rows)
 
     def _enter(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Give a row to each of *keys* that has none yet; says which got one."""

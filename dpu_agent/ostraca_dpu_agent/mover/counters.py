@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ostraca_fabric.outcome import BlockState, PutState
 from ostraca_fabric.status import AgentCounters
 from ostraca_fabric.tallies import STATES, OperationTally, Tally
@@ -12,12 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ostraca_fabric.status import PrefetchCounters
+
 
 class Counters:
     """The running counts, which requests add to."""
 
-    def __init__(self) -> None:
-        """Begin with nothing counted."""
+    def __init__(self, prefetched: PrefetchCounters) -> None:
+        """Begin with nothing counted but what the DRAM cache counts, in *prefetched*."""
+        self._prefetched = prefetched
         self.tallies = {operation: Tally(operation) for operation in STATES}
         self.get_hits_from_cache = 0
         self.damaged = 0
@@ -46,6 +51,7 @@ class Counters:
             put_declined=put.of(PutState.DECLINED),
             put_bytes=put.bytes,
             damaged=self.damaged,
+            prefetched=msgspec.structs.replace(self._prefetched),
         )
 
     def operations(self) -> tuple[OperationTally, ...]:

@@ -8,6 +8,7 @@ with what has landed; slots whose transfer has not settled are named, and ``Sett
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,11 +37,25 @@ NOTHING = Located.nothing(0)
 """What is located of a request that asks no owner."""
 
 
+@dataclass(frozen=True, slots=True)
+class CachedWave:
+    """Blocks that the DRAM cache had in slots of one size when it was asked."""
+
+    positions: NDArray[np.intp]
+    rows: NDArray[np.int64]
+    """Of the cache."""
+
+    slot_bytes: int
+    as_of: int
+    """What the cache's ``left`` was then."""
+
+
 class GetRun:
     """One get. ``run`` answers it; waves that outlive it end by themselves.
 
-    A few *lanes* carry the waves from flash, one after the other each; a wave that no lane has begun when the
-    request is over never begins.
+    A few *lanes* carry the waves, one after the other each, those from the cache beside those from flash; a
+    wave that no lane has begun when the request is over never begins. Blocks are leased wave by wave also
+    where the cache has them, so a worker that takes none holds few.
     """
 
     def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Get) -> None:
@@ -63,9 +78,12 @@ class GetRun:
         self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
         self._is_moving = np.zeros(count, np.bool_)
         self._leases: set[Lease] = set()
-        self._waiting: deque[NDArray[np.intp]] = deque()
+        self._cached: deque[CachedWave] = deque()
+        """Waves that the DRAM cache is to bring and no lane has begun."""
+        self._is_gone = np.zeros(count, np.bool_)
+        """Which blocks left the cache before their wave's turn came."""
         self._waves_left = 0
-        """Waves that have not ended, and one more while blocks are being located."""
+        """Waves that have not ended, and one more while blocks are being located or that is to come."""
         self._landed_last = (b"", b"")
         """Positions and tags of the last wave, which are said in the answer itself."""
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
@@ -98,18 +116,31 @@ class GetRun:
 
     async def _bring(self) -> None:
         """Carry every wave; ends when none touches flash or the arena any more."""
-        mover = self._mover
-        waves: list[asyncio.Task[None]] = []
-        located = NOTHING
+        mover, is_cached = self._mover, np.zeros(len(self._blocks), np.bool_)
+        self._cached.extend(self._find_cached())
+        for wave in self._cached:
+            is_cached[wave.positions] = True
+        self._waves_left = len(self._cached) + 1
+        lanes = min(mover.settings.waves_ahead, len(self._cached))
+        cached = [mover.tasks.spawn(self._cached_lane()) for _ in range(lanes)]
         try:
-            held = self._take_cached()
-            self._waves_left = len(held) + 1
-            waves += [mover.tasks.spawn(self._cached_wave(positions, rows)) for positions, rows in held]
-            located = await self._locate(held)
-            self._waiting.extend(self._to_load(located))
-            self._waves_left += len(self._waiting) - 1
-            lanes = min(mover.settings.waves_ahead, len(self._waiting))
-            waves += [mover.tasks.spawn(self._lane(located)) for _ in range(lanes)]
+            await self._bring_from_flash(~is_cached)
+        finally:
+            await all_ended(cached)
+        if self._is_gone.any():
+            await self._bring_from_flash(self._is_gone)
+
+    async def _bring_from_flash(self, wanted: NDArray[np.bool_]) -> None:
+        """Carry what no wave from the cache brings. One of the waves left stands for this."""
+        mover = self._mover
+        located = NOTHING
+        waves: list[asyncio.Task[None]] = []
+        try:
+            located = await self._locate(wanted)
+            waiting = deque(self._to_load(located))
+            self._waves_left += len(waiting) - 1
+            lanes = min(mover.settings.waves_ahead, len(waiting))
+            waves += [mover.tasks.spawn(self._lane(located, waiting)) for _ in range(lanes)]
         finally:
             try:
                 await all_ended(waves)
@@ -119,35 +150,63 @@ class GetRun:
     def _say_settled(self, _bringing: asyncio.Task[None]) -> None:
         self._worker.send(Settled(self._request.request))
 
-    def _take_cached(self) -> list[tuple[NDArray[np.intp], NDArray[np.int64]]]:
-        """Hold what the DRAM cache has, in waves of one slot size: positions and rows of the cache."""
-        mover = self._mover
-        cache = mover.staging.cache
+    def _find_cached(self) -> list[CachedWave]:
+        """Find what the DRAM cache has now, in waves of one slot size."""
+        cache = self._mover.staging.cache
         if not len(cache):
             return []
         positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
         if not len(rows):
             return []
-        cache.take(rows)
-        waves = of_one_size(cache.slot_bytes[rows], mover.blocks_per_wave)
-        return [(positions[wave], rows[wave]) for wave in waves]
+        sizes = cache.slot_bytes[rows]
+        waves = of_one_size(sizes, self._mover.blocks_per_wave)
+        return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.left) for at in waves]
 
-    async def _cached_wave(self, positions: NDArray[np.intp], rows: NDArray[np.int64]) -> None:
-        cache = self._mover.staging.cache
+    async def _cached_lane(self) -> None:
+        while self._cached and not self._clocked.is_over():
+            try:
+                await self._cached_wave(self._cached.popleft())
+            finally:
+                self._waves_left -= 1
+
+    async def _cached_wave(self, wave: CachedWave) -> None:
+        staging = self._mover.staging
+        lease = await staging.lease(
+            len(wave.rows),
+            wave.slot_bytes,
+            Purpose.CACHED,
+            holder=self._worker,
+            within_s=self._clocked.left_s,
+        )
+        if isinstance(lease, NoRoom):
+            self._refuse(wave.positions, lease)
+            return
         try:
-            if not self._clocked.is_over():
-                slot_bytes = int(cache.slot_bytes[rows[0]])
-                tags = cache.tags(rows)
-                if await self._deliver(positions, cache.offsets[rows], slot_bytes, tags):
-                    self._mover.counters.get_hits_from_cache += len(rows)
+            if self._clocked.is_over():
+                return
+            if staging.cache.left != wave.as_of:
+                wave = self._still_cached(wave)
+            staging.hold(lease, wave.rows)
+            self._leases.add(lease)
+            tags = staging.cache.tags(wave.rows)
+            if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
+                self._mover.counters.get_hits_from_cache += len(wave.rows)
         finally:
-            self._waves_left -= 1
-            cache.give_back(rows)
+            self._leases.discard(lease)
+            staging.release(lease)
 
-    async def _locate(self, held: list[tuple[NDArray[np.intp], NDArray[np.int64]]]) -> Located:
-        wanted = np.ones(len(self._blocks), np.bool_)
-        for positions, _ in held:
-            wanted[positions] = False
+    def _still_cached(self, wave: CachedWave) -> CachedWave:
+        """Return what of a wave the cache still has. What left it before the wave's turn is brought last."""
+        cache, blocks = self._mover.staging.cache, self._blocks
+        found, rows = cache.find(blocks.keys[wave.positions], blocks.lengths[wave.positions])
+        is_of_size = cache.slot_bytes[rows] == wave.slot_bytes
+        found, rows = found[is_of_size], rows[is_of_size]
+        if len(found) < len(wave.positions):
+            self._waves_left += not self._is_gone.any()
+            self._is_gone[np.delete(wave.positions, found)] = True
+        return CachedWave(wave.positions[found], rows, wave.slot_bytes, cache.left)
+
+    async def _locate(self, wanted: NDArray[np.bool_]) -> Located:
         within_s = self._clocked.left_s
         if within_s <= 0 or not wanted.any():
             return NOTHING
@@ -179,10 +238,10 @@ class GetRun:
             return []
         return cut(found, self._mover.blocks_per_read(self._slot_bytes))
 
-    async def _lane(self, located: Located) -> None:
-        while self._waiting and not self._clocked.is_over():
+    async def _lane(self, located: Located, waiting: deque[NDArray[np.intp]]) -> None:
+        while waiting and not self._clocked.is_over():
             try:
-                await self._flash_wave(located, self._waiting.popleft())
+                await self._flash_wave(located, waiting.popleft())
             finally:
                 self._waves_left -= 1
 

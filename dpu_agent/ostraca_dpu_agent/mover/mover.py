@@ -80,7 +80,7 @@ class Mover:
         self.locator = Locator(owners)
         self._loader = Loader(staging, drives)
         self.pace = Pace()
-        self.counters = Counters()
+        self.counters = Counters(staging.cache.prefetched)
         self.tasks = Tasks("the mover")
         self._requests = 0
         self._checkers = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="ostraca-check")

@@ -6,7 +6,9 @@ lease whose request is over before that is in *quarantine* meanwhile: counted, l
 
 Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait
 for flash writes; each worker holds at most its share, so that one that has stopped can't use staging up;
-cached blocks make room when staging needs it.
+cached blocks make room when staging needs it. A transfer out of the cache leases the blocks it reads: they
+stay where they are, and count for its worker's share and in quarantine as slots do, because nobody else can
+have their memory meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca_dpu_agent.mover.cache import BlockCache
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
@@ -26,7 +30,6 @@ from ostraca_fabric.slots import SlotPool
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.cache import Offer
@@ -38,6 +41,8 @@ class Purpose(Enum):
 
     GET = auto()
     PUT = auto()
+    CACHED = auto()
+    """A get of blocks that the cache holds. It takes no slots, only part of its worker's share."""
 
 
 class NoRoom(Enum):
@@ -60,6 +65,9 @@ NO_ROOM_REASONS = {
 }
 
 
+NO_ROWS = np.empty(0, np.int64)
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """Some slots of one size, held by one wave of one request."""
@@ -68,6 +76,12 @@ class Lease:
     slot_bytes: int
     purpose: Purpose
     holder: Hashable
+    held_bytes: int
+    """What it counts for, until its release."""
+
+    rows: NDArray[np.int64]
+    """Of the cache, for CACHED."""
+
     is_quarantined: bool = False
 
 
@@ -94,16 +108,19 @@ class Staging:
         self._held = dict.fromkeys(Purpose, 0)
         self._held_by: Counter[Hashable] = Counter()
         self._quarantined_by: Counter[Hashable] = Counter()
+        self.quarantined_cached_blocks = 0
+        """Blocks of the cache under transfers not known to have ended, counted for each transfer."""
+        self.quarantined_cached_bytes = 0
         self._waiting: dict[Purpose, deque[_Waiter]] = {purpose: deque() for purpose in Purpose}
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of slots on lease, those in quarantine included."""
-        return sum(self._held.values())
+        """Bytes of slots on lease, those in quarantine included, cached blocks not."""
+        return self._held[Purpose.GET] + self._held[Purpose.PUT]
 
     @property
     def quarantined_bytes(self) -> int:
-        """Bytes of slots whose request is over and whose transfer isn't known to be."""
+        """Bytes of slots whose request is over and whose transfer isn't known to be, cached blocks not."""
         return self._pool.quarantined_bytes
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -113,7 +130,10 @@ class Staging:
     async def lease(
         self, count: int, slot_bytes: int, purpose: Purpose, *, holder: Hashable, within_s: float
     ) -> Lease | NoRoom:
-        """Lease *count* slots to *holder*, a worker, waiting up to *within_s* for them."""
+        """Lease *count* slots to *holder*, a worker, waiting up to *within_s* for them.
+
+        For CACHED: lease the right to ``hold`` as many blocks of the cache.
+        """
         settings = self._settings
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
             return NoRoom.TOO_LARGE
@@ -135,11 +155,22 @@ class Staging:
         self._serve_waiters()
         return NoRoom.DEADLINE
 
+    def hold(self, lease: Lease, rows: NDArray[np.int64]) -> None:
+        """Hold blocks of the cache under a lease for CACHED: as many as it is of, or fewer, now known."""
+        self.cache.take(rows)
+        lease.rows, lease.offsets = rows, self.cache.offsets[rows]
+        self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
+
     def quarantine(self, lease: Lease) -> None:
         """Count a lease whose request is over; ``release`` ends it as any other."""
-        if not lease.is_quarantined and len(lease.offsets):
-            lease.is_quarantined = True
-            self._quarantined_by[lease.holder] += len(lease.offsets) * lease.slot_bytes
+        if lease.is_quarantined or not lease.held_bytes:
+            return
+        lease.is_quarantined = True
+        self._quarantined_by[lease.holder] += lease.held_bytes
+        if lease.purpose is Purpose.CACHED:
+            self.quarantined_cached_blocks += len(lease.rows)
+            self.quarantined_cached_bytes += lease.held_bytes
+        else:
             self._pool.quarantine(lease, lease.offsets)
 
     def release(self, lease: Lease, *, keep: Offer | None = None) -> None:
@@ -147,18 +178,31 @@ class Staging:
 
         *keep* offers what lies in them, slot by slot, to the DRAM cache.
         """
-        offsets, lease.offsets = lease.offsets, lease.offsets[:0]
-        lease_bytes = len(offsets) * lease.slot_bytes
-        self._held[lease.purpose] -= lease_bytes
-        _subtract(self._held_by, lease.holder, lease_bytes)
         if lease.is_quarantined:
-            _subtract(self._quarantined_by, lease.holder, lease_bytes)
+            _subtract(self._quarantined_by, lease.holder, lease.held_bytes)
+        if lease.purpose is Purpose.CACHED:
+            self._give_back(lease)
+        elif lease.is_quarantined:
             self._pool.settle(lease)
         elif keep is None or self.cache.limit_bytes == 0:
-            self._pool.give(offsets)
+            self._pool.give(lease.offsets)
         else:
-            self._pool.give(self.cache.put(keep, offsets, lease.slot_bytes))
+            self._pool.give(self.cache.put(keep, lease.offsets, lease.slot_bytes))
+        self._count(lease, -lease.held_bytes)
+        lease.offsets = lease.rows = NO_ROWS
         self._serve_waiters()
+
+    def _give_back(self, lease: Lease) -> None:
+        self.cache.give_back(lease.rows)
+        if lease.is_quarantined:
+            self.quarantined_cached_blocks -= len(lease.rows)
+            self.quarantined_cached_bytes -= lease.held_bytes
+
+    def _count(self, lease: Lease, more_bytes: int) -> None:
+        if more_bytes:
+            lease.held_bytes += more_bytes
+            self._held[lease.purpose] += more_bytes
+            _subtract(self._held_by, lease.holder, -more_bytes)
 
     def _limit(self, purpose: Purpose) -> int:
         whole = self._settings.staging_bytes
@@ -168,7 +212,8 @@ class Staging:
         """Whether transfers not known to have ended hold too much of staging, or of the holder's share."""
         limit = self._settings.quarantine_share * self._settings.staging_bytes
         own = self._quarantined_by[holder]
-        return self.quarantined_bytes > limit or (own > 0 and self._is_above_share(own + wanted_bytes))
+        total = self.quarantined_bytes + self.quarantined_cached_bytes
+        return total > limit or (own > 0 and self._is_above_share(own + wanted_bytes))
 
     def _is_above_share(self, held_bytes: int) -> bool:
         return held_bytes > self._settings.worker_share * self._settings.staging_bytes
@@ -182,6 +227,15 @@ class Staging:
         if self._is_at_its_share(waiter):
             return None
         count, slot_bytes, purpose = waiter.count, waiter.slot_bytes, waiter.purpose
+        offsets = NO_ROWS if purpose is Purpose.CACHED else self._slots(count, slot_bytes, purpose)
+        if offsets is None:
+            return None
+        lease = Lease(offsets, slot_bytes, purpose, waiter.holder, held_bytes=0, rows=NO_ROWS)
+        self._count(lease, count * slot_bytes)
+        return lease
+
+    def _slots(self, count: int, slot_bytes: int, purpose: Purpose) -> NDArray[np.int64] | None:
+        """Take slots, from the cache where staging has too few; None when they can't be had now."""
         wanted = count * slot_bytes
         if self._held[purpose] + wanted > self._limit(purpose):
             return None
@@ -195,22 +249,18 @@ class Staging:
                 break
             self._pool.give(freed)
             offsets = self._pool.take(count, slot_bytes)
-        if offsets is None:
-            return None
-        self._held[purpose] += wanted
-        self._held_by[waiter.holder] += wanted
-        return Lease(offsets, slot_bytes, purpose, waiter.holder)
+        return offsets
 
     def _serve_waiters(self) -> None:
         """Serve waiters in order; those whose holder is at its share let others go before them."""
-        for purpose in (Purpose.GET, Purpose.PUT):
-            for waiter in list(self._waiting[purpose]):
+        for waiting in self._waiting.values():
+            for waiter in list(waiting):
                 if self._is_at_its_share(waiter):
                     continue
                 lease = self._take(waiter)
                 if lease is None:
                     break
-                self._waiting[purpose].remove(waiter)
+                waiting.remove(waiter)
                 waiter.given.set_result(lease)
 
 

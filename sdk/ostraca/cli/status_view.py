@@ -36,9 +36,19 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         if agent.quarantined_bytes
     ]
+    sentences += [
+        Text(
+            f"{agent.agent}: {agent.quarantined_cached_blocks} blocks of the DRAM cache, "
+            f"{size_text(agent.quarantined_cached_bytes)}, are under transfers that are not known to have "
+            "ended, and stay until they have.",
+            style="yellow",
+        )
+        for agent in agents
+        if agent.quarantined_cached_blocks
+    ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
-    tables = (_agents(agents), _gets(agents), _puts(agents), _operations(agents), _shards(agents))
-    return Group(*tables, *sentences)
+    tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
+    return Group(*tables, _shards(agents), *sentences)
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:
@@ -80,6 +90,17 @@ def _puts(agents: tuple[AgentStatus, ...]) -> Table:
         count = agent.counters
         numbers = (count.put_committed, count.put_exists, count.put_declined)
         table.add_row(agent.agent, *map(str, numbers), size_text(count.put_bytes))
+    return table
+
+
+def _prefetches(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("brought", "got since", "dropped unread", "bytes brought", "got", "dropped")
+    table = _table("Blocks prefetched since start", "agent", *_right(*names))
+    for agent in agents:
+        count = agent.counters.prefetched
+        numbers = (count.blocks, count.useful_blocks, count.useless_blocks)
+        sizes = (count.bytes, count.useful_bytes, count.useless_bytes)
+        table.add_row(agent.agent, *map(str, numbers), *map(size_text, sizes))
     return table
 
 
