@@ -26,11 +26,20 @@ if TYPE_CHECKING:
 
 def run(conditions: Conditions) -> list[Figure]:
     """Measure gets that go through more than any cache below the drives holds of a batch."""
-    return [_figure(plan, conditions) for plan in conditions.plans()]
+    return [
+        Figure(
+            "D2",
+            f"get {batch_text(plan)} from flash, views",
+            "GB/s",
+            found(plan, conditions.new_directory(), has_fio=not conditions.is_short),
+            Target(ratio_at_least=0.95),
+        )
+        for plan in conditions.plans()
+    ]
 
 
-def _figure(plan: Plan, conditions: Conditions) -> Figure:
-    directory = conditions.new_directory()
+def found(plan: Plan, directory: Path, *, has_fio: bool) -> Finding:
+    """Measure gets from drives in *directory* beside the best read of a file there."""
     with (
         suite.own_workload(plan, directory, dram_bytes=0) as work,
         suite.direct_file(plan, directory) as file,
@@ -38,11 +47,10 @@ def _figure(plan: Plan, conditions: Conditions) -> Figure:
         chains = itertools.cycle([work.stored_chain() for _ in range(suite.FLASH_BATCHES)])
         file.tune_reads()
         case = Case("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
-        found = measure(case, plan.pace)
-        if shutil.which("fio") and not conditions.is_short:
-            found = _beside_the_better(found, fio_gb_per_s(file.path, seconds=plan.pace.seconds))
-    what = f"get {batch_text(plan)} from flash, views"
-    return Figure("D2", what, "GB/s", found, Target(ratio_at_least=0.95))
+        finding = measure(case, plan.pace)
+        if shutil.which("fio") and has_fio:
+            finding = _beside_the_better(finding, fio_gb_per_s(file.path, seconds=plan.pace.seconds))
+    return finding
 
 
 def fio_gb_per_s(path: Path, *, seconds: float) -> float:

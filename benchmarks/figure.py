@@ -12,15 +12,18 @@ from ostraca.cli.bench.series import Finding, Series
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked: at least a ratio, or at most a value. Exactly one of the two."""
+    """What is asked: a ratio of at least or at most so much, or at most a value. Exactly one of these."""
 
     ratio_at_least: float | None = None
+    ratio_at_most: float | None = None
     value_at_most: float | None = None
 
     def text(self, unit: str) -> str:
         """Write it for people."""
         if self.ratio_at_least is not None:
             return f"≥ {self.ratio_at_least:.2f}"
+        if self.ratio_at_most is not None:
+            return f"≤ {self.ratio_at_most:g} ×"
         return f"≤ {self.value_at_most:g} {unit}"
 
 
@@ -52,6 +55,8 @@ class Figure:
         """Whether the figure is what is asked for."""
         if self.target.ratio_at_least is not None:
             return self.finding.ratio >= self.target.ratio_at_least
+        if self.target.ratio_at_most is not None:
+            return self.finding.ratio <= self.target.ratio_at_most
         assert self.target.value_at_most is not None
         return self.value <= self.target.value_at_most
 

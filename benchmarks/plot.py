@@ -56,6 +56,7 @@ def _panel(panel: Axes, figure: Figure) -> None:
     panel.set_ylim(bottom=0)
     panel.set_ylabel(figure.unit)
     wanted = figure.target.text(figure.unit)
-    of_limit = f"{found.ratio:.2f} of the limit, " if figure.target.ratio_at_least is not None else ""
+    is_ratio = figure.target.value_at_most is None
+    of_limit = f"{found.ratio:.2f} of the limit, " if is_ratio else ""
     panel.set_title(f"{figure.row}\n{figure.what}\n{of_limit}target {wanted}", fontsize="medium")
     panel.spines[["top", "right"]].set_visible(False)

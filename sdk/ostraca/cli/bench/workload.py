@@ -21,7 +21,7 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import Ack
 
 if TYPE_CHECKING:
-    from ostraca.results import GetResult, PutResult
+    from ostraca.results import GetResult, LookupResult, PutResult
     from ostraca_fabric.chain import Chain
     from ostraca_fabric.status import AgentCounters
 
@@ -77,6 +77,22 @@ class Workload:
         chain = self.new_chain()
         self._check_put(self._volume.put(chain, source=self._rows, deadline_s=_DEADLINE_S, ack=Ack.COMMITTED))
         return chain
+
+    def half_stored_chain(self) -> Chain:
+        """Name twice a batch of blocks, of which the first half is committed."""
+        hashes = [secrets.token_bytes(_HASH_BYTES) for _ in range(2 * self.blocks)]
+        chain = self._volume.chain(hashes)
+        first = chain[: self.blocks]
+        self._check_put(self._volume.put(first, source=self._rows, deadline_s=_DEADLINE_S, ack=Ack.COMMITTED))
+        return chain
+
+    def lookup_s(self, chain: Chain) -> float:
+        """Look a chain up whose first half is there; return seconds."""
+        results: list[LookupResult] = []
+        spent_s = seconds_of(lambda: results.append(self._volume.lookup(chain, deadline_s=_DEADLINE_S)))
+        if results[0].prefix != len(chain) // 2:
+            raise MeasureError(f"half of the chain was stored, and the fabric found {results[0]}")
+        return spent_s
 
     def prefetch(self, chain: Chain) -> None:
         """Have the agent bring a batch into its DRAM."""
