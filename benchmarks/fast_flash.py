@@ -1,6 +1,7 @@
 """Flash faster than this machine's disk: a loop device over a file in memory, with a file system on it.
 
-Its O_DIRECT reads go past the page cache into memory that stands for flash. Needs root, and Linux's loop driver.
+Its O_DIRECT reads go past the page cache into memory that stands for flash. Needs root and Linux's loop
+driver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ostraca_fabric.errors import DriveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MEMORY = Path("/dev/shm")  # noqa: S108 (a tmpfs is what is wanted)
+MEMORY = Path("/dev/shm")
 _SPARE = 1.2
 """What a file system takes for itself, and free space that it does not slow down for."""
 
@@ -43,7 +44,19 @@ def fast_directory(name: str, *, size_bytes: int) -> Iterator[Path]:
             os.posix_fallocate(file.fileno(), 0, whole)
         device = _run("losetup", "--find", "--show", "--direct-io=off", str(backing)).strip()
         undo.callback(_run, "losetup", "--detach", device)
-        _run("mkfs.ext4", "-q", "-m", "0", "-T", "largefile4", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", device)
+        _run(
+            "mkfs.ext4",
+            "-q",
+            "-m",
+            "0",
+            "-T",
+            "largefile4",
+            "-O",
+            "^has_journal",
+            "-E",
+            "lazy_itable_init=0,nodiscard",
+            device,
+        )
         mounted.mkdir()
         undo.callback(mounted.rmdir)
         _run("mount", "-o", "noatime", device, str(mounted))

@@ -16,9 +16,15 @@ ROOT = Path(__file__).parents[2]
 ROWS = {
     "d1": ["D1", "D1c"],
     "d2": ["D2"],
+    "d2f": ["D2f"],
     "d3": ["D3", "D3"],
     "d4": ["D4"],
+    "d5": ["D5", "D5"],
     "d6": ["D6", "D6"],
+    "d7": ["D7", "D7"],
+    "d8": ["D8", "D8"],
+    "d9": ["D9"],
+    "d10": ["D10"],
     "s8": ["S8", "S8"],
     "s9": ["S9"],
 }
@@ -36,6 +42,8 @@ def test_a_benchmark_runs_and_leaves_figures_values_and_a_plot(name: str, tmp_pa
     assert done.returncode == 0, done.stderr
     assert "these figures mean nothing" in done.stdout
     summary = json.loads((tmp_path / "out" / "results.json").read_text())
+    if "left out" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert [figure["row"] for figure in summary["figures"]] == ROWS[name]
     values = json.loads((tmp_path / "out" / f"{name}.json").read_text())
     assert all(len(each["values"]) == len(each["limit_values"]) == each["rounds"] for each in values)
@@ -56,6 +64,8 @@ def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
         (Target(ratio_at_least=0.51), False),
         (Target(value_at_most=3.0), True),
         (Target(value_at_most=2.9), False),
+        (Target(ratio_at_most=0.5), True),
+        (Target(ratio_at_most=0.49), False),
     ],
 )
 def test_a_target_asks_for_a_ratio_or_for_a_value(target: Target, is_met: bool) -> None:

@@ -64,6 +64,35 @@ def test_the_ready_line_says_how_to_connect_and_to_what(tmp_path: Path) -> None:
         assert interrupt(process)[:2] == (0, "")
 
 
+def test_workers_connect_over_tcp_with_the_token_that_the_directory_keeps(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL, "--listen", "tcp://127.0.0.1:0") as (process, line):
+        address = re.findall(r'"(tcp://[^"]+)"', line)[0]
+        with pytest.raises(ostraca.AuthenticationError):
+            ostraca.connect(address)
+        token = (tmp_path / "worker.token").read_text().strip()
+        assert (tmp_path / "worker.token").stat().st_mode & 0o777 == 0o600
+        settings = ostraca.ClientSettings(transports=("inline",))
+        with ostraca.connect(address, credentials=token, settings=settings) as client:
+            volume = client.volume("kv", LAYOUT, block_bytes=4096, create=True)
+            chain, memory = volume.chain([secrets.token_bytes(32)]), np.zeros((1, 4096), np.uint8)
+            source = np.ones((1, 4096), np.uint8)
+            put = volume.put(chain, source=source, deadline_s=20, ack=ostraca.Ack.COMMITTED)
+            assert put.accepted == 1
+            assert volume.get(chain, into=memory, deadline_s=20).hits == 1
+        with pytest.raises(ostraca.AuthenticationError):
+            ostraca.connect(address, credentials=token, tenant="another")
+        interrupt(process)
+    with up(tmp_path, *SMALL, "--listen", "tcp://127.0.0.1:0") as (process, _):
+        assert (tmp_path / "worker.token").read_text().strip() == token
+        interrupt(process)
+
+
+def test_an_address_to_listen_at_that_is_not_tcp_is_bad_usage(tmp_path: Path) -> None:
+    code, said = refused(tmp_path / "new", *SMALL, "--listen", "unix:///tmp/x.sock")
+    assert code == 2
+    assert "tcp://host:port" in said
+
+
 def test_status_shows_a_fabric_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with up(tmp_path, *SMALL, "--agents", "2") as (process, _):
         assert main(["status", "--dir", str(tmp_path), "--json"]) == 0

@@ -24,7 +24,7 @@ from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.nixl_transport import NixlTransport
 from ostraca_fabric.errors import TransportError, UsageError
-from ostraca_fabric.ids import AgentId, EnclosureId
+from ostraca_fabric.ids import AgentId, EnclosureId, TenantId
 from ostraca_fabric.wire.handshake import Access
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
+_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class FabricPlan:
     """In order of preference; one that this machine lacks is left out, unless it is the only one."""
 
     addresses: tuple[str, ...] = ()
-    """Where else the first agent listens, beside its unix socket."""
+    """Where else the first agent listens, beside its unix socket; workers there show the fabric's token, and
+    are of tenant ``default``."""
 
     def __post_init__(self) -> None:
         """Refuse counts that make no fabric."""
@@ -153,6 +155,7 @@ class EmbeddedFabric:
             )
             await membership.put_enclosure(enclosure.prepare())
         self._transports = _transports(plan.transports)
+        tokens = {TenantId(_TENANT): (state.worker_token(),)} if plan.addresses else {}
         owners = LoopbackOwners()
         settings = AgentSettings(
             memory=MemorySettings(
@@ -165,7 +168,7 @@ class EmbeddedFabric:
                 AgentId(f"agent-{number}"),
                 settings,
                 addresses=addresses if number else (*addresses, *plan.addresses),
-                access=Access(own_uid=os.getuid()),
+                access=Access(own_uid=os.getuid(), tenant_tokens=tokens),
                 fabric_key=state.key,
                 membership=membership,
                 owners=owners,

@@ -3,7 +3,7 @@ volumes.
 
 ``lock`` is held while the fabric runs, so that two processes never use one directory; a new process that
 holds it knows that the one before is gone. ``fabric.key`` is a secret: without it, or with another, no block
-is found.
+is found. ``worker.token`` is what workers show that come over TCP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+TOKEN_FILE = "worker.token"  # noqa: S105 (its name)
+
 _VERSION = 1
+_TOKEN_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,25 @@ class FabricState:
     def volumes(self) -> tuple[VolumeRecord, ...]:
         """Every volume created so far."""
         return self._stored.volumes
+
+    def worker_token(self) -> str:
+        """Return the token that workers of other hosts show, making one the first time.
+
+        Raises MembershipError when it can't be kept.
+        """
+        path = self._path.with_name(TOKEN_FILE)
+        try:
+            if not path.exists():
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
+            token = path.read_text().strip()
+        except OSError as error:
+            message = f"the workers' token can't be kept: {error}"
+            raise MembershipError(message) from error
+        if not token:
+            message = f"{path} is empty: remove it, and a new token is made"
+            raise FormatError(message)
+        return token
 
     def keep_volumes(self, volumes: tuple[VolumeRecord, ...]) -> None:
         """Store the volumes; raises MembershipError when the directory can't be written."""

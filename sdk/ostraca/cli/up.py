@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
 from ostraca.cli.sizes import size_argument, size_text
+from ostraca.cli.state import TOKEN_FILE
 from ostraca.places import agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import UsageError
 
@@ -70,6 +71,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="move blocks by this alone (default: NIXL where it is installed, else inline)",
     )
     parser.add_argument(
+        "--listen",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="let workers connect over TCP, too: tcp://host:port, port 0 for any free one (may be repeated). "
+        f"They show the token in DIR/{TOKEN_FILE}. TCP is not encrypted: listen on networks you trust",
+    )
+    parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
@@ -93,6 +102,7 @@ def _run(options: argparse.Namespace) -> int:
         capacity_bytes=options.capacity,
         dram_bytes=options.dram,
         transports=_transports(options.transport),
+        addresses=_tcp_addresses(options.listen),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         has_ended = runner.run(_serve(plan))
@@ -118,6 +128,11 @@ async def _serve(plan: FabricPlan) -> bool:
     except UsageError as error:
         drives = _counted(plan.enclosures * plan.drives, "drive")
         raise UsageError(f"{error} (--capacity is {size_text(plan.capacity_bytes)} for {drives})") from error
+    if plan.addresses:
+        log.info(
+            "Workers over TCP show the token in %s: connect(..., credentials=...)",
+            plan.directory / TOKEN_FILE,
+        )
     print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
     await stop.wait()
     log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")
@@ -143,6 +158,15 @@ def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[Ag
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _tcp_addresses(listed: Sequence[str]) -> tuple[str, ...]:
+    from ostraca_fabric.wire.address import TcpAddress, parse_address
+
+    for each in listed:
+        if not isinstance(parse_address(each), TcpAddress):
+            raise UsageError(f"--listen {each}: take tcp://host:port; unix sockets lie in --dir")
+    return tuple(listed)
 
 
 def _transports(wanted: str | None) -> tuple[str, ...]:

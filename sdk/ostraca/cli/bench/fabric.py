@@ -18,41 +18,57 @@ from ostraca.cli.up import READY
 from ostraca_fabric.errors import ConnectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _READY_S = 60.0
 _STOP_S = 30.0
-_ADDRESS = re.compile(re.escape(READY) + r'ostraca\.connect\(\[?("[^"]*")')
+_ADDRESSES = re.compile(re.escape(READY) + r"ostraca\.connect\((?P<listed>.*)\)  # ")
 
 
 @dataclass(frozen=True, slots=True)
 class FabricProcess:
-    """A fabric that runs: its process, and where its first agent listens."""
+    """A fabric that runs: its process, and where its agents listen."""
 
     pid: int
-    address: str
+    addresses: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Where its first agent's unix socket is."""
+        return self.addresses[0]
 
 
 @contextlib.contextmanager
-def running_fabric(directory: Path, *options: str) -> Iterator[FabricProcess]:
+def running_fabric(
+    directory: Path,
+    *options: str,
+    inside: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    program: str = "ostraca.cli",
+) -> Iterator[FabricProcess]:
     """Run ``ostraca up --dir DIRECTORY OPTIONS`` meanwhile; its log is ``up.log`` in the directory.
 
+    *inside* is put before the command, *environment* added to this process's, and *program* is the module
+    that is ``ostraca``.
     Raises ConnectError, with the last sentence of the log, when it does not get ready.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "up.log"
-    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
+    command = [*inside, sys.executable, "-m", program, "up", "--dir", str(directory), *options]
+    everything = os.environ | dict(environment or {})
     with log.open("wb") as stderr:
         # A session of its own: a Ctrl-C at the terminal ends us, and we then stop it in order.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=everything
+        )
     try:
-        yield FabricProcess(process.pid, _address(process, log))
+        yield FabricProcess(process.pid, _addresses(process, log))
     finally:
         _stop(process)
 
 
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, ...]:
     assert process.stdout is not None
     said = b""
     until_s = time.monotonic() + _READY_S
@@ -65,10 +81,11 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
             if not part:
                 raise ConnectError(f"`ostraca up` ended before it was ready; {_last_words(log)}")
             said += part
-    found = _ADDRESS.match(said.decode())
+    found = _ADDRESSES.match(said.decode())
     if found is None:
         raise ConnectError(f"`ostraca up` said {said.decode().strip()!r}, which is no ready line")
-    return str(json.loads(found[1]))
+    listed = json.loads(found["listed"])
+    return (listed,) if isinstance(listed, str) else tuple(listed)
 
 
 def _last_words(log: Path) -> str:

@@ -38,7 +38,15 @@ class MeasureError(OstracaError):
 class Workload:
     """One worker with batches of *blocks* blocks. Close it."""
 
-    def __init__(self, address: str, *, blocks: int, block_bytes: int, transport: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        blocks: int,
+        block_bytes: int,
+        transport: str | None = None,
+        credentials: str | None = None,
+    ) -> None:
         self.blocks = blocks
         self.batch_bytes = blocks * block_bytes
         chunk_bytes = max(32 * MIB, block_bytes)
@@ -53,7 +61,7 @@ class Workload:
         self._memory = HugeMemory(self.batch_bytes, prefault=True)
         self._rows = self._memory.array[: self.batch_bytes].reshape(blocks, block_bytes)
         self._rows[:] = np.random.default_rng().integers(0, 256, self._rows.shape, np.uint8)
-        self._client = connect(address, settings=settings)
+        self._client = connect(address, settings=settings, credentials=credentials)
         layout = Layout(model="ostraca-bench@1", dtype="bytes", page_tokens=16, hash_bytes=_HASH_BYTES)
         self._volume = self._client.volume(
             f"bench-{block_bytes}", layout, block_bytes=block_bytes, create=True
