@@ -11,17 +11,19 @@ ever does (architecture §6)::
       +----------------------------------------------+
 
 Pure bookkeeping: it knows offsets, never addresses, and touches no memory. Not thread-safe; its user holds
-the lock. Calls cost per batch, not per slot: the state of every slot is a byte in one array, addressed by
-chunk and slot.
+the lock. The state of every slot is a byte in one array, addressed by chunk and slot, and a call for a batch
+of slots is one into C (``native/slots.c``).
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.native import at, library
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -29,6 +31,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FREE, _TAKEN, _QUARANTINE = 0, 1, 2
+
+
+class _Pool(ctypes.Structure):
+    """``struct pool`` of ``native/slots.c``."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p),
+        ("slot_bytes", ctypes.c_void_p),
+        ("used", ctypes.c_void_p),
+        ("chunks", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("chunk_bytes", ctypes.c_int64),
+    )
 
 
 def slot_numbers(offsets: NDArray[np.int64], *, chunk_bytes: int, slot_bytes: int) -> NDArray[np.int32]:
@@ -59,6 +74,9 @@ class SlotPool:
         self._slot_bytes = np.zeros(chunks, np.int64)  # 0: the chunk has no slot in use
         self._used = np.zeros(chunks, np.int64)  # slots not free
         self._held: dict[Hashable, list[NDArray[np.int64]]] = {}
+        width = self._state.shape[1]
+        self._pool = _Pool(at(self._state), at(self._slot_bytes), at(self._used), chunks, width, chunk_bytes)
+        self._at_pool = ctypes.addressof(self._pool)
 
     @property
     def free_bytes(self) -> int:
@@ -79,33 +97,19 @@ class SlotPool:
         assert count >= 0
         assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
         assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"
-        if count == 0:
-            return np.empty(0, np.int64)
-        per_chunk = self.chunk_bytes // slot_bytes
-        chunks = self._chunks_with_room(count, slot_bytes, per_chunk)
-        if chunks is None:
+        offsets = np.empty(count, np.int64)
+        if not library.ostraca_slots_take(self._at_pool, slot_bytes, at(offsets), count):
             return None
-        places = np.flatnonzero(self._state[chunks, :per_chunk] == _FREE)[:count]
-        rows, columns = np.divmod(places, per_chunk)
-        chosen = chunks[rows]
-        self._state[chosen, columns] = _TAKEN
-        self._used[chunks] += np.bincount(rows, minlength=len(chunks))
-        self._slot_bytes[chosen] = slot_bytes
         self.taken_bytes += count * slot_bytes
-        offsets: NDArray[np.int64] = chosen * self.chunk_bytes + columns * slot_bytes
         return offsets
 
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Give taken slots back; they may be of several sizes."""
-        chunks, columns, sizes = self._places(offsets, _TAKEN)
-        self.taken_bytes -= int(sizes.sum())
-        self._free(chunks, columns)
+        self.taken_bytes -= self._move(offsets, _TAKEN, _FREE)
 
     def quarantine(self, holder: Hashable, offsets: NDArray[np.int64]) -> None:
         """Keep taken slots from everybody until *holder* is settled. A holder may get more slots later."""
-        chunks, columns, sizes = self._places(offsets, _TAKEN)
-        moved_bytes = int(sizes.sum())
-        self._state[chunks, columns] = _QUARANTINE
+        moved_bytes = self._move(offsets, _TAKEN, _QUARANTINE)
         self.taken_bytes -= moved_bytes
         self.quarantined_bytes += moved_bytes
         self._held.setdefault(holder, []).append(np.array(offsets, np.int64))
@@ -113,9 +117,8 @@ class SlotPool:
     def settle(self, holder: Hashable) -> None:
         """Free what *holder* holds. Call it when its transfers are known to have ended, at no other time."""
         assert holder in self._held, f"{holder!r} holds nothing in quarantine"
-        chunks, columns, sizes = self._places(np.concatenate(self._held.pop(holder)), _QUARANTINE)
-        self.quarantined_bytes -= int(sizes.sum())
-        self._free(chunks, columns)
+        held = np.concatenate(self._held.pop(holder))
+        self.quarantined_bytes -= self._move(held, _QUARANTINE, _FREE)
 
     def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32]:
         """Number slots of *slot_bytes* as the wire's ArenaOffer does."""
@@ -133,37 +136,16 @@ class SlotPool:
         assert self.quarantined_bytes == int(((self._state == _QUARANTINE) * sizes).sum())
         held = [offsets for parts in self._held.values() for offsets in parts]
         assert sum(len(offsets) for offsets in held) == int((self._state == _QUARANTINE).sum())
-        if held:
-            self._places(np.concatenate(held), _QUARANTINE)
+        for offset in np.concatenate([np.empty(0, np.int64), *held]).tolist():
+            chunk, within = divmod(offset, self.chunk_bytes)
+            slot, rest = divmod(within, int(self._slot_bytes[chunk]))
+            assert (int(self._state[chunk, slot]), rest) == (_QUARANTINE, 0)
 
-    def _chunks_with_room(self, count: int, slot_bytes: int, per_chunk: int) -> NDArray[np.int64] | None:
-        """Return the chunks to take *count* slots from, in order; None when they have not as many free."""
-        partly = np.flatnonzero((self._slot_bytes == slot_bytes) & (self._used < per_chunk))
-        partly = partly[np.argsort(-self._used[partly], kind="stable")]
-        room = np.cumsum(per_chunk - self._used[partly])
-        free_in_partly = int(room[-1]) if len(room) else 0
-        if free_in_partly >= count:
-            return partly[: int(np.searchsorted(room, count)) + 1]
-        empty = np.flatnonzero(self._slot_bytes == 0)
-        wanted = -(-(count - free_in_partly) // per_chunk)
-        return np.concatenate((partly, empty[:wanted])) if wanted <= len(empty) else None
-
-    def _places(
-        self, offsets: NDArray[np.int64], state: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return chunk, slot in it and size of slots that must be distinct and all in *state*."""
-        chunks, within = np.divmod(offsets, self.chunk_bytes)
-        assert bool(((chunks >= 0) & (chunks < len(self._used))).all()), "an offset lies outside the memory"
-        sizes = self._slot_bytes[chunks]
-        assert bool((sizes > 0).all()), "an offset lies in a chunk that has no slot in use"
-        columns, remainder = np.divmod(within, sizes)
-        assert not remainder.any(), "an offset is not where a slot begins"
-        assert bool((self._state[chunks, columns] == state).all()), "a slot is not in the state it must be in"
-        ordered = np.sort(offsets)
-        assert bool((ordered[1:] != ordered[:-1]).all()), "a slot is named twice"
-        return chunks, columns, sizes
-
-    def _free(self, chunks: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
-        self._state[chunks, columns] = _FREE
-        np.subtract.at(self._used, chunks, 1)
-        self._slot_bytes[chunks[self._used[chunks] == 0]] = 0
+    def _move(self, offsets: NDArray[np.int64], before: int, after: int) -> int:
+        """Give slots, which must be distinct and all in one state, another one; return their bytes."""
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        moved_bytes = int(library.ostraca_slots_move(self._at_pool, at(offsets), len(offsets), before, after))
+        assert moved_bytes >= 0, (
+            f"offset {offsets[-1 - moved_bytes]} is no slot in the state it must be in, or is named twice"
+        )
+        return moved_bytes

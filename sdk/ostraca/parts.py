@@ -144,10 +144,7 @@ def as_blocks(value: object, *, what: str, count: int, block_bytes: int, is_writ
         if isinstance(value, (list, tuple))
         else _rows(value, what, count, is_written=is_written)
     )
-    pieces = np.diff(found.ends, prepend=0)
-    first_piece = found.ends - pieces
-    payload_bytes = np.array([layout.payload_bytes for layout in found.layouts], np.int64)
-    lengths = np.add.reduceat(payload_bytes[found.kinds], first_piece) if count else np.empty(0, np.int64)
+    lengths = _lengths(found)
     if count and int(lengths.max()) > block_bytes:
         worst = int(lengths.argmax())
         raise UsageError(
@@ -156,6 +153,15 @@ def as_blocks(value: object, *, what: str, count: int, block_bytes: int, is_writ
         )
     parts, first_part = _table(found)
     return Blocks(parts, first_part, lengths.astype(np.uint32), is_written, tuple(found.owners))
+
+
+def _lengths(found: _Found) -> NDArray[np.int64]:
+    """Return the bytes of each block."""
+    if len(found.layouts) == 1 and len(found.addresses) == len(found.ends):
+        return np.full(len(found.ends), found.layouts[0].payload_bytes, np.int64)
+    payload_bytes = np.array([layout.payload_bytes for layout in found.layouts], np.int64)
+    first_piece = np.concatenate([np.zeros(1, np.int64), found.ends[:-1]])
+    return np.add.reduceat(payload_bytes[found.kinds], first_piece) if len(found.ends) else found.ends
 
 
 class _Found(NamedTuple):
@@ -174,6 +180,10 @@ class _Found(NamedTuple):
 
 def _table(found: _Found) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """Lay the parts of all pieces end to end; return them, and ``Blocks.first_part``."""
+    if len(found.layouts) == 1 and len(found.layouts[0].parts) == 1:  # so are rows of an array, mostly
+        parts = np.repeat(found.layouts[0].parts, len(found.addresses))
+        parts["address"] += found.addresses
+        return parts, np.concatenate([np.zeros(1, np.int64), found.ends])
     counts = np.array([len(layout.parts) for layout in found.layouts], np.int64)
     templates = np.concatenate([np.empty(0, PART), *(layout.parts for layout in found.layouts)])
     parts_of_piece = counts[found.kinds]

@@ -51,6 +51,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_winners": (None, [_at, _at, _at, _at, _count, _at, _count]),
     # numbers, variates, numbers
     "ostraca_variates": (None, [_at, _at, _count]),
+    # pool, bytes of a slot, offsets taken, how many
+    "ostraca_slots_take": (_count, [_at, c_int64, _at, _count]),
+    # pool, offsets, how many, state before, state after
+    "ostraca_slots_move": (_count, [_at, _at, _count, c_int, c_int]),
     # slots, mask, keys by row, keys wanted, rows found, how many
     "ostraca_table_find": (None, [_at, c_uint64, _at, _at, _at, _count]),
     # slots, mask, keys by row, numbers by row, keys and numbers wanted, positions and rows found, how many
