@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
@@ -18,6 +20,7 @@ from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.connection import serve
+from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
 from ostraca_fabric.status import AgentStatus, ShardStatus
@@ -76,8 +79,10 @@ class Agent:
         self._clock = clock
         self._started_s = clock()
         self._drives: dict[DriveId, Drive] = {}
-        self._owner = OwnerService(clock)
+        self._events = EventRing(agent, settings.events_max, clock)
+        self._owner = OwnerService(clock, self._events)
         self._staging = Staging(settings.memory)
+        self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = Routes(membership.map)
         self._mover = Mover(
             settings,
@@ -86,6 +91,7 @@ class Agent:
             owners=owners,
             routes=lambda: self._routes,
             clock=clock,
+            events=self._events,
         )
         self._sessions = Sessions(
             settings.requests,

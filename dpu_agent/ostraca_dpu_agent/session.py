@@ -18,7 +18,10 @@ from ostraca_fabric.ids import TenantId
 from ostraca_fabric.labels import label_of, labelled, worker_name
 from ostraca_fabric.wire.messages import (
     Commit,
+    Explain,
+    Explained,
     Get,
+    Inspect,
     Lookup,
     OpenVolume,
     Prefetch,
@@ -159,12 +162,12 @@ class Sessions:
     async def handle(self, connection: ServerConnection, request: Request) -> Answer:
         """Serve one request."""
         match request:
-            case Resolve() | Reserve() | Commit():
+            case Resolve() | Reserve() | Commit() | Inspect():
                 answer = self._owner.answer(request)
                 return await answer if isinstance(answer, Awaitable) else answer
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
-            case OpenVolume() | Lookup() | Get() | Put() | Prefetch():
+            case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain():
                 session = self._sessions[connection]
                 with labelled(label_of(session.worker, request.request)):
                     return await self._of_worker(session, request)
@@ -180,13 +183,23 @@ class Sessions:
         """Forget a connection; its requests under way end as if cancelled."""
         self._sessions.pop(connection).close()
 
-    async def _of_worker(self, session: Session, request: OpenVolume | BlockRequest) -> AgentAnswer:
+    async def _of_worker(self, session: Session, request: OpenVolume | Explain | BlockRequest) -> AgentAnswer:
+        if isinstance(request, Explain):
+            return await self._explained(session, request)
         if not isinstance(request, OpenVolume):
             return await self._blocks(session, request)
         volume = await self._volumes.open(session.tenant, request)
         handle = session.add(volume, self._settings.volumes_max)
         log.debug("volume %s/%s opened", session.tenant, volume.record.name)
         return VolumeOpened(request.request, handle, volume.record.incarnation)
+
+    async def _explained(self, session: Session, request: Explain) -> Explained:
+        volume = await self._volumes.named(session.tenant, request.volume)
+        self._check(volume, request)
+        blocks = sum(map(len, request.spans))
+        if blocks != 1:
+            raise UsageError(f"{blocks} blocks to explain: name one")
+        return await self._mover.explain(volume, request)
 
     async def _blocks(self, session: Session, request: BlockRequest) -> AgentAnswer:
         volume = session.volume(request.handle)
@@ -201,7 +214,7 @@ class Sessions:
             case Prefetch():
                 return await self._mover.prefetch(session, volume, request)
 
-    def _check(self, volume: ServedVolume, request: BlockRequest) -> None:
+    def _check(self, volume: ServedVolume, request: BlockRequest | Explain) -> None:
         """Refuse what this agent can't do; columns and sizes are checked where they are read."""
         blocks_max = self._settings.blocks_max
         blocks = sum(len(span) for span in request.spans)

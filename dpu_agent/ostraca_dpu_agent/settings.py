@@ -121,6 +121,10 @@ class AgentSettings:
     owner: OwnerSettings = field(default_factory=OwnerSettings)
     requests: RequestSettings = field(default_factory=RequestSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    events_max: int = 65_536
+    """Events that `ostraca explain` can tell of, 59 bytes each: 3.9 MB. An event is one block looked up, got,
+    put or evicted; raise it where explanations do not reach back far enough."""
+
     turn_s: float = 1.0
     """How often the steward looks again when nothing has changed."""
 
@@ -130,6 +134,9 @@ class AgentSettings:
     def __post_init__(self) -> None:
         """Refuse what can't work."""
         memory = self.memory
+        if self.events_max < 1:
+            message = f"events_max is {self.events_max}: keep at least one event"
+            raise UsageError(message)
         if memory.chunk_bytes % (2 * MIB) or memory.chunk_bytes <= 0:
             message = f"memory.chunk_bytes is {memory.chunk_bytes}: make it a multiple of {2 * MIB}"
             raise UsageError(message)

@@ -49,8 +49,23 @@ class Volumes:
         except MembershipError as error:
             raise RefusedError("membership", f"volume {name!r} can't be opened now: {error}") from error
         _check_same(wanted, found)
-        identity = VolumeIdentity(tenant, name, found.layout.digest())
-        secret = volume_secret(self._fabric_key, tenant=tenant, name=name, incarnation=found.incarnation)
+        return self._served(found)
+
+    async def named(self, tenant: TenantId, name: str) -> ServedVolume:
+        """Return a volume that exists. Raises UnknownVolumeError and RefusedError."""
+        try:
+            found = await self._membership.volume(tenant, name)
+        except MembershipError as error:
+            raise RefusedError("membership", f"volume {name!r} can't be looked at now: {error}") from error
+        if found is None:
+            raise UnknownVolumeError("unknown_volume", f"there is no volume {name!r} of tenant {tenant!r}")
+        return self._served(found)
+
+    def _served(self, found: VolumeRecord) -> ServedVolume:
+        identity = VolumeIdentity(found.tenant, found.name, found.layout.digest())
+        secret = volume_secret(
+            self._fabric_key, tenant=found.tenant, name=found.name, incarnation=found.incarnation
+        )
         return ServedVolume(found, identity, secret, placement_secret(secret))
 
     async def _found(self, wanted: VolumeRecord, *, create: bool) -> VolumeRecord:

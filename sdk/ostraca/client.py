@@ -19,8 +19,6 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import msgspec
-
 from ostraca.arena import Arena
 from ostraca.ask import ask
 from ostraca.batch import Target
@@ -28,6 +26,7 @@ from ostraca.core.checks import checked_seconds
 from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import Caller, checked_token, chosen_addresses, dial
 from ostraca.meter import ClientMetrics, Meter
+from ostraca.questions import ask_status
 from ostraca.session import Session
 from ostraca.settings import ClientSettings
 from ostraca.shells import blocking
@@ -42,7 +41,7 @@ from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.handshake import CLIENT_BYTES
-from ostraca_fabric.wire.messages import OpenVolume, Status, StatusDone, VolumeOpened
+from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -199,14 +198,7 @@ class Client:
 
     def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
         """Ask the agent what it believes. Raises ConnectError when it does not answer in time."""
-        until_s = time.monotonic() + checked_seconds(
-            "timeout_s", timeout_s, longest_s=self.settings.deadline_s_max
-        )
-        with self.running():
-            answer = ask(self.reach(until_s), Status, until_s=until_s)
-        if not isinstance(answer, StatusDone):
-            raise ProtocolError(f"{type(answer).__name__} is no answer to a Status")
-        return msgspec.msgpack.decode(answer.body, type=AgentStatus)
+        return ask_status(self, timeout_s=timeout_s)
 
     def take_done(self) -> list[Done]:
         """Return what has become of submitted operations since the last call. Never blocks.

@@ -14,6 +14,7 @@ import numpy as np
 
 from ostraca.core.checks import checked_lengths
 from ostraca.jobs import get_job, get_views_job, lookup_job, prefetch_job, put_job, put_slots_job
+from ostraca.questions import ask_explanation
 from ostraca.views import BlockViews, Lent, SlotLease
 from ostraca_fabric.chain import Chain
 from ostraca_fabric.errors import UsageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
     from ostraca.shells.driver import Ticket
+    from ostraca_fabric.explain import BlockExplanation
     from ostraca_fabric.layout import Layout
     from ostraca_fabric.volume import VolumeRecord
 
@@ -159,6 +161,15 @@ class Volume:
             Lent(memory, offsets, sizes, np.ones(count, np.bool_), is_written=True),
             lambda: arena.give(offsets),
         )
+
+    def explain(self, chain: Chain, *, timeout_s: float = 5.0) -> BlockExplanation:
+        """Ask what agents know of one block, and what has happened to it: why was it a miss?
+
+        *chain* names one block, as ``chain[4:5]``; ``ostraca_fabric.explain.verdict`` puts the answer into
+        one sentence. For people, not for the data path. Raises RefusedError, and ConnectError when no agent
+        answers in time.
+        """
+        return ask_explanation(self._client, self, chain, timeout_s=timeout_s)
 
     # Without waiting. What becomes of a ticket, ``Client.take_done`` tells.
 

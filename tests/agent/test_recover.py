@@ -9,6 +9,7 @@ import pytest
 from tests.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, HeldDrive
 from tests.agent.owned_shard import keys_of, rows16, tag_of
 
+from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_dpu_agent.steward.recover import read_shard
 from ostraca_fabric.errors import DriveError, FormatError
@@ -24,7 +25,14 @@ async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
     superblock, recovered = await read_shard(drive, RECORD, FABRIC)
     epoch = OwnerEpoch(recovered.highest_epoch + 1)
     shard = OwnedShard(
-        RECORD, drive, superblock, recovered, epoch=epoch, settings=SETTINGS.owner, clock=time.monotonic
+        RECORD,
+        drive,
+        superblock,
+        recovered,
+        epoch=epoch,
+        settings=SETTINGS.owner,
+        clock=time.monotonic,
+        events=EventRing("a", 16, time.monotonic),
     )
     lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
     made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)

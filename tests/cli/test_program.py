@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ostraca.cli.bench import COMMAND as BENCH
+from ostraca.cli.explain import COMMAND as EXPLAIN
 from ostraca.cli.metrics import COMMAND as METRICS
 from ostraca.cli.program import main
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, STATUS, METRICS, BENCH)
+COMMANDS = (UP, STATUS, METRICS, EXPLAIN, BENCH)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -44,6 +45,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--cap", "4GiB"], "unrecognized arguments"),
         (["status", "unix:///a.sock", "--dir", "/tmp"], "not allowed with"),
         (["status", "over there"], "is not an address"),
+        (["explain", "no-hex", "--volume", "v"], "'no-hex' is no hash"),
+        (["explain", "00", "--volume", "v", "--agent", "unix:///a.sock"], "hash_bytes is 1"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
         (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
         (["bench", "unix:///a.sock", "--dir", "/tmp"], "not both"),

@@ -22,6 +22,8 @@ from ostraca_fabric.status import PrefetchCounters
 from ostraca_fabric.tags import TAG_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _ROWS_AT_FIRST = 1024
@@ -55,6 +57,8 @@ class BlockCache:
     def __init__(self, limit_bytes: int, *, protected_share: float) -> None:
         """Begin empty; a limit of 0 keeps nothing. *protected_share* is protected's part of the limit."""
         self.limit_bytes = limit_bytes
+        self.on_evicted: Callable[[NDArray[np.uint8]], None] = lambda _keys: None
+        """Is told the keys of blocks that had to go, shape (n, 16)."""
         rows = max(1, min(_ROWS_AT_FIRST, limit_bytes // PAGE_BYTES))
         self._order = SegmentedLru(rows, protected_max_bytes=int(protected_share * limit_bytes))
         self._keys = np.zeros((rows, KEY_BYTES), np.uint8)
@@ -143,6 +147,7 @@ class BlockCache:
         rows = self._order.evict(self.used_bytes - to_bytes)
         if len(rows):
             self._leave(rows)
+            self.on_evicted(self._keys[rows])
         if self._has_unread:
             unread = self._unread(rows)
             self.prefetched.useless_blocks += len(unread)

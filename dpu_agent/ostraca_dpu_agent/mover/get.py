@@ -105,7 +105,7 @@ class GetRun:
         if self._clocked.stopped.done():
             self._reasons[self._states == BlockState.LATE] = Reason.CANCELLED
         hit_bytes = int(self._blocks.lengths[self._states == BlockState.HIT].sum())
-        mover.counters.count("get", self._states, self._reasons, hit_bytes)
+        mover.ended("get", self._blocks.keys, self._states, self._reasons, hit_bytes)
         return GetDone(
             self._request.request,
             self._states.tobytes(),

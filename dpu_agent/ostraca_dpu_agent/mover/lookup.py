@@ -52,5 +52,5 @@ class LookupRun:
             is_hit = is_cached | located.is_found
             states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)
             reasons[:] = np.where(is_hit, Reason.NONE, located.reasons)
-        self._mover.counters.count("lookup", states, reasons)
+        self._mover.ended("lookup", self._keys, states, reasons)
         return LookupDone(self._request.request, states.tobytes(), reasons.tobytes())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ostraca_dpu_agent.mover.counters import Counters
+from ostraca_dpu_agent.mover.explain import explain
 from ostraca_dpu_agent.mover.get import GetRun
 from ostraca_dpu_agent.mover.load import Loader
 from ostraca_dpu_agent.mover.locate import Locator
@@ -19,6 +20,7 @@ from ostraca_dpu_agent.mover.prefetch import PrefetchRun
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.request import Clocked
 from ostraca_fabric.errors import RefusedError
+from ostraca_fabric.explain import EventKind
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.events import EventRing
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.request import Blocks, Worker
     from ostraca_dpu_agent.mover.routes import Routes
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import (
+        Explain,
+        Explained,
         Get,
         GetDone,
         Lookup,
@@ -54,6 +59,12 @@ _T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
 log = logging.getLogger(__name__)
 
 _CHECK_THREADS = 2
+_KINDS = {
+    "lookup": EventKind.LOOKED_UP,
+    "get": EventKind.GOT,
+    "put": EventKind.PUT,
+    "prefetch": EventKind.PREFETCHED,
+}
 
 
 class Mover:
@@ -68,6 +79,7 @@ class Mover:
         owners: Owners,
         routes: Callable[[], Routes],
         clock: Callable[[], float],
+        events: EventRing,
     ) -> None:
         """Work from *routes*, which gives the newest; *drives* is kept current by the steward."""
         self.settings = settings.flow
@@ -77,6 +89,7 @@ class Mover:
         self.owners = owners
         self.routes = routes
         self.clock = clock
+        self._events = events
         self.locator = Locator(owners)
         self._loader = Loader(staging, drives)
         self.pace = Pace()
@@ -103,6 +116,10 @@ class Mover:
             "prefetch", request, lambda: PrefetchRun(self, worker, volume, request).run()
         )
 
+    async def explain(self, volume: ServedVolume, request: Explain) -> Explained:
+        """Say what is known of one block."""
+        return await explain(self, self._events, volume, request)
+
     async def close(self, *, within_s: float) -> bool:
         """Let what is under way end; say whether all of it has.
 
@@ -113,6 +130,18 @@ class Mover:
         return ended
 
     # For the requests.
+
+    def ended(
+        self,
+        operation: str,
+        keys: NDArray[np.uint8],
+        states: NDArray[np.uint8],
+        reasons: NDArray[np.uint8],
+        good_bytes: int = 0,
+    ) -> None:
+        """Count and remember what became of blocks, and count the bytes of those moved or stored."""
+        self.counters.count(operation, states, reasons, good_bytes)
+        self._events.record(_KINDS[operation], keys, states, reasons)
 
     def clocked(self, deadline_s: float, stopped: asyncio.Future[None]) -> Clocked:
         """Start the clock of a request."""

@@ -50,7 +50,7 @@ class PrefetchRun:
                 (self._states == BlockState.HIT) & ~mover.staging.cache.contains(self._keys)
             )
             self._end(gone, BlockState.DECLINED, Reason.NO_SPACE)
-        mover.counters.count("prefetch", self._states, self._reasons, self._brought_bytes)
+        mover.ended("prefetch", self._keys, self._states, self._reasons, self._brought_bytes)
         return PrefetchDone(self._request.request, self._states.tobytes(), self._reasons.tobytes())
 
     async def _bring(self) -> None:

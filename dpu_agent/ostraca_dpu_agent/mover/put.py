@@ -124,7 +124,7 @@ class PutRun:
                 await all_ended([mover.tasks.spawn(self._lane()) for _ in range(lanes)])
         finally:
             committed_bytes = int(self._blocks.lengths[self._states == PutState.COMMITTED].sum())
-            mover.counters.count("put", self._states, self._reasons, committed_bytes)
+            mover.ended("put", self._blocks.keys, self._states, self._reasons, committed_bytes)
             self._end_staging()
 
     def _end_staging(self) -> None:

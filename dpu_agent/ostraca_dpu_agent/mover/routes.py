@@ -60,6 +60,11 @@ class Routes:
                 parts.setdefault(owner, []).append(ShardPart(shard, positions))
         return parts, np.concatenate(unowned)
 
+    def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
+        """Return the shard that the first block belongs to; None when no shard takes blocks."""
+        index = int(self._placement.shards(secret, spans)[0])
+        return None if index < 0 else self._placement.shard_ids[index]
+
     def place(self, shard: ShardId) -> tuple[DriveId, int]:
         """Return the drive a shard lies on, and its first byte there."""
         record = self._records[shard]

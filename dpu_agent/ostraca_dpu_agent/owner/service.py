@@ -7,9 +7,12 @@ import logging
 import math
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
 import numpy as np
 
+from ostraca_dpu_agent.owner.inspect import inspect
 from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.explain import EventKind
 from ostraca_fabric.ids import OwnerEpoch, ShardId
 from ostraca_fabric.labels import labelled
 from ostraca_fabric.outcome import PutState, Reason
@@ -19,6 +22,8 @@ from ostraca_fabric.wire.messages import (
     Commit,
     Committed,
     Damage,
+    Inspect,
+    Inspected,
     Release,
     Reserve,
     Reserved,
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.events import EventRing
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.wire.messages import (
         OwnerAnswer,
@@ -54,9 +60,10 @@ _ANSWER_MARGIN_S = 0.002
 class OwnerService:
     """The shards this agent owns, by id."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], events: EventRing) -> None:
         """Begin owning nothing; *clock* is the agent's own, in seconds."""
         self._clock = clock
+        self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
 
     def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
@@ -71,6 +78,11 @@ class OwnerService:
                 return self._reserved(request)
             case Commit():
                 return self._committed(request)
+            case Inspect():
+                if len(request.key) != columns.KEY_BYTES:
+                    raise MalformedError(f"a key of {len(request.key)} bytes")
+                view = inspect(self.shards.get(ShardId(request.shard)), request.key, self.events)
+                return Inspected(request.request, msgspec.msgpack.encode(view))
             case _:
                 assert_never(request)
 
@@ -144,6 +156,7 @@ class OwnerService:
             hold_s=_seconds(request.hold_s),
             within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
         )
+        self.events.record(EventKind.RESERVED, keys, made.states, made.reasons)
         _tell("reserved", part.shard, made.states, made.reasons)
         return ShardReservations(
             part.shard,
@@ -165,7 +178,9 @@ class OwnerService:
             return ShardCommitted(
                 part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
             )
+        keys = owned.keys_of(numbers)
         states, reasons = await owned.commit(numbers, tags, epoch=OwnerEpoch(part.owner_epoch))
+        self.events.record(EventKind.COMMITTED, keys, states, reasons)
         _tell("committed", part.shard, states, reasons)
         return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
+from ostraca_fabric.explain import EventKind
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import PutState, Reason
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.events import EventRing
     from ostraca_dpu_agent.owner.core import Reservations, SummaryWrite
     from ostraca_dpu_agent.settings import OwnerSettings
     from ostraca_fabric.fabric_map import ShardRecord
@@ -58,12 +60,14 @@ class OwnedShard:
         epoch: OwnerEpoch,
         settings: OwnerSettings,
         clock: Callable[[], float],
+        events: EventRing,
     ) -> None:
         """Begin to own; the first summary writes start at once."""
         self.record = record
         self.epoch = epoch
         self._drive = drive
         self._clock = clock
+        self._events = events
         self._group_commit_s = settings.group_commit_s
         self._hold_max_s = settings.hold_s
         self.core = ShardCore(
@@ -128,6 +132,13 @@ class OwnedShard:
         await ticket.done
         return ticket.states, ticket.reasons
 
+    def keys_of(self, reservations: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """Return the keys that space is reserved for, shape (n, 16); zeros where a reservation is unknown."""
+        table = self.core.reservations
+        slots = table.slots_of(reservations)
+        keys: NDArray[np.uint8] = np.where(slots[:, None] >= 0, table.keys[slots], np.uint8(0))
+        return keys
+
     def check_damage(self, report: Damage) -> None:
         """Read a block that someone found damaged again, and drop it when it is."""
         is_current = self.core.is_current(
@@ -141,7 +152,9 @@ class OwnedShard:
             self._tasks.spawn(self._read_again(report))
 
     def wake(self) -> None:
-        """Look for writes that have become due after a call of the core."""
+        """Look for writes that have become due after a call of the core, and for what it evicted."""
+        for keys in self.core.take_evicted():
+            self._events.record(EventKind.EVICTED, keys, label="")
         if self.core.has_writes_due:
             self._commits_due.set()
 
@@ -167,6 +180,7 @@ class OwnedShard:
         if is_damaged and self.core.drop(
             report.key, offset=report.offset, generation=report.generation, tag=report.tag
         ):
+            self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
             log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
 
     async def _is_damaged(self, report: Damage) -> bool:

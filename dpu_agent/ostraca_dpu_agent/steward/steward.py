@@ -160,6 +160,7 @@ class Steward:
             epoch=epoch,
             settings=self._settings.owner,
             clock=self._clock,
+            events=self._owner.events,
         )
         self._owner.shards[record.id] = owned
         blocks = owned.core.counts().blocks

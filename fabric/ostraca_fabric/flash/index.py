@@ -49,7 +49,7 @@ class Insertion(IntEnum):
     """The index is at its limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Removed:
     """What left the index with a segment."""
 
@@ -58,6 +58,8 @@ class Removed:
     """Of these, never read."""
 
     block_bytes: int
+    keys: NDArray[np.uint8]
+    """Shape (blocks, 16)."""
 
 
 class BlockIndex:
@@ -189,7 +191,10 @@ class BlockIndex:
         rows = taken[self._lengths[taken] > 0]
         lengths = self._lengths[rows]
         removed = Removed(
-            len(rows), int((lengths & _READ == 0).sum()), int((lengths & _LENGTH).sum(dtype=np.uint64))
+            blocks=len(rows),
+            unread=int((lengths & _READ == 0).sum()),
+            block_bytes=int((lengths & _LENGTH).sum(dtype=np.uint64)),
+            keys=self._keys[rows].view(np.uint8).reshape(-1, KEY_BYTES),
         )
         self.remove(rows)
         self._used -= len(taken)

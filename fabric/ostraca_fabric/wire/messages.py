@@ -279,6 +279,25 @@ class Fetch(Message, frozen=True, tag=27):
     lengths: bytes
 
 
+class Explain(Message, frozen=True, tag=30):
+    """What do agents know of this block, and what has happened to it? ``spans`` name exactly one block.
+
+    ``volume`` is one of the connection's tenant, by its name: it need not be open.
+    """
+
+    request: int
+    deadline_s: float
+    volume: str
+    spans: tuple[Span, ...]
+
+
+class Explained(Message, frozen=True, tag=31):
+    """``body``: a ``BlockExplanation`` as msgpack (``ostraca_fabric.explain``)."""
+
+    request: int
+    body: bytes
+
+
 # --- mover to owner
 # --------------------------------------------------------------------------------------------------
 
@@ -429,10 +448,29 @@ class Damage(Message, frozen=True, tag=47):
     seed: int
 
 
-WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status
-AgentAnswer = VolumeOpened | LookupDone | GetDone | PutDone | PrefetchDone | Pong | StatusDone | Failed
-OwnerRequest = Resolve | Reserve | Commit
-OwnerAnswer = Resolved | Reserved | Committed | Failed
+class Inspect(Message, frozen=True, tag=48):
+    """What does the owner know of this key of 16 bytes? That counts as no read of it."""
+
+    request: int
+    deadline_s: float
+    shard: str
+    key: bytes
+    label: str = ""
+
+
+class Inspected(Message, frozen=True, tag=49):
+    """``body``: an ``OwnerView`` as msgpack (``ostraca_fabric.explain``)."""
+
+    request: int
+    body: bytes
+
+
+WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status | Explain
+AgentAnswer = (
+    VolumeOpened | LookupDone | GetDone | PutDone | PrefetchDone | Pong | StatusDone | Explained | Failed
+)
+OwnerRequest = Resolve | Reserve | Commit | Inspect
+OwnerAnswer = Resolved | Reserved | Committed | Inspected | Failed
 OwnerNotice = Release | Damage
 
 AnyMessage = (

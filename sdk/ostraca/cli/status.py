@@ -31,12 +31,14 @@ class FabricStatus:
     silent: tuple[tuple[str, str, str], ...]
 
 
-def add_address_options(parser: argparse.ArgumentParser) -> None:
-    """Let the user say which agent to ask, for ``chosen_address``."""
+def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> None:
+    """Let the user say which agent to ask, for ``chosen_address``: by position, or behind *flag*."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "address", nargs="?", metavar="ADDRESS", help="any agent: unix:///path/to/socket or tcp://host:port"
-    )
+    meaning = "any agent: unix:///path/to/socket or tcp://host:port"
+    if flag:
+        where.add_argument(flag, dest="address", metavar="ADDRESS", help=meaning)
+    else:
+        where.add_argument("address", nargs="?", metavar="ADDRESS", help=meaning)
     where.add_argument(
         "--dir",
         type=directory_argument,

@@ -124,13 +124,10 @@ def _operations(agents: tuple[AgentStatus, ...]) -> Table:
 
 
 def latency_text(seconds: float) -> str:
-    """Write the bound of a latency bucket for people: ``50 µs``, ``2 ms``, ``5 s``."""
+    """Write the bound of a latency bucket for people: ``0.05 ms``, ``20 ms``, ``5 s``."""
     if math.isinf(seconds):
         return f"over {LATENCY_BOUNDS_S[-1]:g} s"
-    for unit_s, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:g} {name}"
-    return f"{seconds * 1e6:g} µs"
+    return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
 def _shards(agents: tuple[AgentStatus, ...]) -> Table:

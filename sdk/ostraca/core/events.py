@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.wire.messages import (
+    Explained,
     Failed,
     GetDone,
     GetProgress,
@@ -49,7 +50,17 @@ class Cancelled:
     """The caller wants no more of it."""
 
 
-Answer = VolumeOpened | LookupDone | GetProgress | GetDone | PutDone | PrefetchDone | StatusDone | Failed
+Answer = (
+    VolumeOpened
+    | LookupDone
+    | GetProgress
+    | GetDone
+    | PutDone
+    | PrefetchDone
+    | StatusDone
+    | Explained
+    | Failed
+)
 Event = Answer | Verified | Ticked | Disconnected | Cancelled
 
 

@@ -38,6 +38,7 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Cancel,
+    Explained,
     Failed,
     Get,
     GetDone,
@@ -247,7 +248,7 @@ class Question:
         """Take an event; return what to do. Raises MalformedError when the agent's answer does not fit."""
         what = type(self._message).__name__
         match event:
-            case VolumeOpened() | StatusDone():
+            case VolumeOpened() | StatusDone() | Explained():
                 return [Replied(event)]
             case Failed():
                 return [Rejected(refusal(event))]

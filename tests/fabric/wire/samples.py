@@ -32,6 +32,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Status(1),
     m.StatusDone(1, b"body"),
     m.Fetch(1, bytes(8), bytes(4)),
+    m.Explain(1, 0.5, "volume", SPANS),
+    m.Explained(1, b"body"),
     m.Resolve(1, 0.5, 1.0, (m.ShardKeys("e/d/0", bytes(16)),)),
     m.Resolved(1, (m.ShardExtents("e/d/0", is_owner=True, owner_epoch=1),)),
     m.Reserve(1, 0.5, 1.0, (m.ShardWants("e/d/0", bytes(16), bytes(4)),)),
@@ -40,4 +42,6 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Committed(1, (m.ShardCommitted("e/d/0", b"\x02", b"\x00"),)),
     m.Release((m.ShardRelease("e/d/0", (1, 2), bytes(8)),)),
     m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),
+    m.Inspect(1, 0.5, "e/d/0", bytes(16)),
+    m.Inspected(1, b"body"),
 )

@@ -99,6 +99,7 @@ class ShardCore:
         self._opening_due: Segment | None = None
         self._open_after_s = now_s
         self.counted: Counter[str] = Counter()
+        self._evicted: list[NDArray[np.uint8]] = []
         # The newest first, and within a segment the last listed first: of two blocks of one key, that one
         # stays.
         for found in reversed(recovered.segments):
@@ -323,6 +324,11 @@ class ShardCore:
         self.counted["blocks_dropped"] += 1
         return True
 
+    def take_evicted(self) -> list[NDArray[np.uint8]]:
+        """Return the keys of what was evicted since the last call, segment by segment."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def check(self) -> None:
         """Assert every invariant of this state. For tests: looks at every block."""
         check(self)
@@ -376,6 +382,7 @@ class ShardCore:
             if segment is None:
                 break
             removed = self.index.remove_segment(segment.number)
+            self._evicted.append(removed.keys)
             self.counted["segments_evicted"] += 1
             self.counted["blocks_evicted"] += removed.blocks
             self.counted["blocks_evicted_unread"] += removed.unread

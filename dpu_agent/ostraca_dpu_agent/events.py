@@ -1,0 +1,113 @@
+"""What has happened to blocks lately: a ring of events, which new ones overwrite.
+
+Events are recorded by batch into flat arrays, and searched by a block's key, which is derived under its
+volume's secret: so whoever asks about a block learns of events of its own tenant alone. An event that another
+tenant's request may have caused, such as an eviction, carries no label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.explain import EVENTS_MAX, BlockEvent, EventKind
+from ostraca_fabric.labels import LABEL_CHARS_MAX, current_label
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+_NO_STATE = 255
+_STATES = {
+    EventKind.LOOKED_UP: BlockState,
+    EventKind.GOT: BlockState,
+    EventKind.PREFETCHED: BlockState,
+    EventKind.PUT: PutState,
+    EventKind.RESERVED: PutState,
+    EventKind.COMMITTED: PutState,
+}
+
+
+class EventRing:
+    """The newest events of one agent. Lives on the event loop's thread."""
+
+    def __init__(self, agent: str, rows: int, clock: Callable[[], float]) -> None:
+        """Remember *rows* events; an event takes 59 bytes."""
+        assert rows > 0, "a ring has room for an event"
+        self.agent = agent
+        self._clock = clock
+        self._since_s = clock()
+        self._keys = np.zeros((rows, 2), np.uint64)
+        self._at_s = np.zeros(rows, np.float64)
+        self._labels = np.zeros(rows, np.dtype(f"S{LABEL_CHARS_MAX}"))
+        self._kinds = np.zeros(rows, np.uint8)
+        self._states = np.zeros(rows, np.uint8)
+        self._reasons = np.zeros(rows, np.uint8)
+        self._written = 0
+
+    def record(
+        self,
+        kind: EventKind,
+        keys: NDArray[np.uint8],
+        states: NDArray[np.uint8] | int = _NO_STATE,
+        reasons: NDArray[np.uint8] | int = Reason.NONE,
+        *,
+        label: str | None = None,
+    ) -> None:
+        """Remember that this happened to blocks now. *keys*: shape (n, 16).
+
+        *label* is that of the request being handled, unless it is given.
+        """
+        count, rows = len(keys), len(self._kinds)
+        if count > rows:
+            skipped = count - rows
+            states = states if isinstance(states, int) else states[skipped:]
+            reasons = reasons if isinstance(reasons, int) else reasons[skipped:]
+            keys, count = keys[skipped:], rows
+        first = self._written % rows
+        before_wrap = min(count, rows - first)
+        words = np.ascontiguousarray(keys).view(np.uint64)
+        named = (current_label() if label is None else label).encode("ascii", "replace")
+        now_s = self._clock()
+        for begin, source in ((first, slice(0, before_wrap)), (0, slice(before_wrap, count))):
+            if source.start == source.stop:
+                continue
+            where = slice(begin, begin + source.stop - source.start)
+            self._keys[where] = words[source]
+            self._at_s[where] = now_s
+            self._labels[where] = named
+            self._kinds[where] = kind
+            self._states[where] = states if isinstance(states, int) else states[source]
+            self._reasons[where] = reasons if isinstance(reasons, int) else reasons[source]
+        self._written += count
+
+    @property
+    def reaches_back_s(self) -> float:
+        """How long ago the oldest event that is remembered happened, or the agent began to remember."""
+        rows = len(self._kinds)
+        oldest_s = self._since_s if self._written <= rows else float(self._at_s[self._written % rows])
+        return self._clock() - oldest_s
+
+    def of(self, key: bytes) -> tuple[BlockEvent, ...]:
+        """Return what is remembered of a block, oldest first: the newest ``EVENTS_MAX`` events."""
+        first, second = np.frombuffer(key, np.uint64).tolist()
+        is_its = (self._keys[:, 0] == first) & (self._keys[:, 1] == second) & (self._kinds > 0)
+        found = np.flatnonzero(is_its)
+        in_order = found[np.argsort((found - self._written) % len(self._kinds))]
+        now_s = self._clock()
+        return tuple(self._event(row, now_s) for row in in_order[-EVENTS_MAX:].tolist())
+
+    def _event(self, row: int, now_s: float) -> BlockEvent:
+        kind, state = EventKind(int(self._kinds[row])), int(self._states[row])
+        reason = Reason(int(self._reasons[row]))
+        return BlockEvent(
+            agent=self.agent,
+            age_s=now_s - float(self._at_s[row]),
+            label=self._labels[row].decode(),
+            kind=kind.name,
+            state="" if state == _NO_STATE else _STATES[kind](state).name,
+            reason=reason.name if reason else "",
+        )
