@@ -19,7 +19,7 @@ from benchmarks.two_hosts import two_hosts, why_not
 from ostraca.cli.bench import suite
 from ostraca.cli.bench.fabric import running_fabric
 from ostraca.cli.bench.series import Finding, Series
-from ostraca.cli.state import TOKEN_FILE
+from ostraca.places import TOKEN_FILE
 from ostraca_fabric.errors import ConnectError
 
 if TYPE_CHECKING:

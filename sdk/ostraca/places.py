@@ -8,6 +8,9 @@ from pathlib import Path
 DAEMON_SOCKET = Path("/run/ostraca/agent.sock")
 """Where the agent of a pod's host listens for workers."""
 
+TOKEN_FILE = "worker.token"  # noqa: S105 (its name)
+"""In the directory of a fabric of ``ostraca up``: the token that workers of other hosts show."""
+
 
 def default_directory(environment: Mapping[str, str]) -> Path:
     """Return where ``up`` keeps a fabric unless told otherwise: the user's folder for state."""

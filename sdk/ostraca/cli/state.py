@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ostraca.places import TOKEN_FILE
 from ostraca_fabric.errors import FormatError, MembershipError
 from ostraca_fabric.ids import ID_BYTES, FabricId
 from ostraca_fabric.keys import FABRIC_KEY_BYTES
@@ -24,8 +25,6 @@ from ostraca_fabric.volume import VolumeRecord
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
-
-TOKEN_FILE = "worker.token"  # noqa: S105 (its name)
 
 _VERSION = 1
 _TOKEN_BYTES = 24

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
 from ostraca.cli.sizes import size_argument, size_text
-from ostraca.cli.state import TOKEN_FILE
-from ostraca.places import agent_socket, default_directory, directory_argument
+from ostraca.places import TOKEN_FILE, agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
