@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ostraca.jobs import Job, Outcome
 
-_STORED = (PutState.STAGED, PutState.COMMITTED)
+_IS_STORED = np.isin(np.arange(256), (PutState.STAGED, PutState.COMMITTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Meter:
             if job.recompute_s > 0 and job.blocks:
                 saved_s = job.recompute_s * hits / job.blocks - took_s
         elif job.operation == "put":
-            moved_bytes = _bytes_of(job.lengths, np.isin(states, _STORED))
+            moved_bytes = _bytes_of(job.lengths, _IS_STORED[states])
         with self._lock:
             tally = self._tallies[job.operation]
             tally.count(states, reasons)
