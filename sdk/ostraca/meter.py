@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ostraca.jobs import Job, Outcome
 
+_IS_HIT = np.arange(256) == int(BlockState.HIT)
 _IS_STORED = np.isin(np.arange(256), (PutState.STAGED, PutState.COMMITTED))
 
 
@@ -82,7 +83,7 @@ class Meter:
         hits, moved_bytes, saved_s = 0, 0, 0.0
         if job.operation == "get":
             hits = outcome.states.count(BlockState.HIT)
-            moved_bytes = _bytes_of(job.lengths, states == BlockState.HIT)
+            moved_bytes = _bytes_of(job.lengths, _IS_HIT[states])
             if job.recompute_s > 0 and job.blocks:
                 saved_s = job.recompute_s * hits / job.blocks - took_s
         elif job.operation == "put":
@@ -113,4 +114,4 @@ class Meter:
 
 
 def _bytes_of(lengths: NDArray[np.uint32] | None, is_counted: NDArray[np.bool_]) -> int:
-    return 0 if lengths is None else int(lengths[is_counted].sum(dtype=np.uint64))
+    return 0 if lengths is None else int(lengths @ is_counted.astype(np.int64))
