@@ -25,7 +25,7 @@ HOST_ROWS = 80
 DEVICE_BLOCKS = 80
 START_S = 120.0
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 256,
@@ -48,6 +48,18 @@ MODEL = {
 }
 
 
+HYBRID_MODEL = MODEL | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 256,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "tie_word_embeddings": True,
+}
+"""A model of two KV groups, one of which keeps a window only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """What an engine made of prompts."""
@@ -65,11 +77,18 @@ class EngineError(Exception):
 class EngineProcess:
     """An engine. Use it as a context manager: it is stopped in order, and must end well."""
 
-    def __init__(self, directory: Path, name: str, tier: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        tier: dict[str, Any] | None,
+        *,
+        model_config: dict[str, Any] = MODEL,
+    ) -> None:
         """*tier* is the tier's entry in ``secondary_tiers``; None for an engine without offloading."""
-        model = directory / "model"
+        model = directory / str(model_config["model_type"])
         model.mkdir(exist_ok=True)
-        (model / "config.json").write_text(json.dumps(MODEL))
+        (model / "config.json").write_text(json.dumps(model_config))
         self.log = directory / f"{name}.log"
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -188,10 +207,11 @@ def _engine(model: str, tier: dict[str, Any] | None) -> Any:
         dtype="bfloat16",
         seed=0,
         enforce_eager=True,
-        max_model_len=2048,
+        max_model_len=1152,
         block_size=CHUNK_TOKENS,
         num_gpu_blocks_override=DEVICE_BLOCKS,
         enable_prefix_caching=True,
+        disable_hybrid_kv_cache_manager=False,
         disable_log_stats=False,
         kv_transfer_config=transfer if tier else None,
     )

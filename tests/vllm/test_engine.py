@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 from tests.e2e.fabric_host import FabricProcess, drive_files
-from tests.vllm.engine_process import CHUNK_TOKENS, MIB, EngineError, EngineProcess
+from tests.vllm.engine_process import (
+    CHUNK_TOKENS,
+    HYBRID_MODEL,
+    MIB,
+    EngineError,
+    EngineProcess,
+)
 
 pytestmark = [
     pytest.mark.vllm,
@@ -105,13 +111,25 @@ def test_tokens_are_the_same_with_a_fabric_and_without(
         assert requests_of(metrics) < 3 * STORM
 
 
+def test_noise_in_place_of_what_was_stored_would_show_in_the_tokens(
+    host: FabricProcess, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    lying = tier(host.address, type="LyingTier", module_path="tests.vllm.lying_tier")
+    with EngineProcess(tmp_path, "engine", lying) as engine:
+        assert engine.generate(PROMPTS, within_s=ROUND_S).tokens == expected
+        until_usable(engine)
+        made = engine.generate(PROMPTS, within_s=ROUND_S)
+        assert engine.metrics()["load_chunks{hit}"] > 0
+        assert made.tokens != expected
+
+
 def test_a_restarted_engine_loads_what_the_one_before_it_stored(
     host: FabricProcess, tmp_path: Path, expected: list[list[int]]
 ) -> None:
     with EngineProcess(tmp_path, "first", tier(host.address)) as first:
         assert first.generate(PROMPTS, within_s=ROUND_S).tokens == expected
     with EngineProcess(tmp_path, "second", tier(host.address)) as second:
-        warm_up(second)
+        until_usable(second)
         made = second.generate(PROMPTS, within_s=ROUND_S)
         assert made.tokens == expected
         assert sum(made.cached) > PROMPTS_COUNT // 2 * PROMPT_TOKENS
@@ -125,7 +143,7 @@ def test_an_engine_loads_what_another_one_stores_meanwhile(
         EngineProcess(tmp_path, "one", tier(host.address)) as one,
         EngineProcess(tmp_path, "other", tier(host.address)) as other,
     ):
-        warm_up(other)
+        until_usable(other)
         cached = 0
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             assert one.generate([prompt], within_s=ROUND_S).tokens == [tokens]
@@ -142,9 +160,21 @@ def test_an_engine_with_other_weights_finds_nothing(
     with EngineProcess(tmp_path, "first", tier(host.address)) as first:
         assert first.generate(PROMPTS, within_s=ROUND_S).tokens == expected
     with EngineProcess(tmp_path, "second", tier(host.address, revision="retrained")) as second:
-        warm_up(second)
+        until_usable(second)
         assert second.generate(PROMPTS, within_s=ROUND_S).tokens == expected
         assert "load_chunks{hit}" not in second.metrics()
+
+
+def test_each_kv_group_of_a_hybrid_model_is_stored_and_loaded(host: FabricProcess, tmp_path: Path) -> None:
+    with EngineProcess(tmp_path, "plain", None, model_config=HYBRID_MODEL) as plain:
+        wanted = plain.generate(PROMPTS, within_s=ROUND_S).tokens
+    with EngineProcess(tmp_path, "first", tier(host.address), model_config=HYBRID_MODEL) as first:
+        assert first.generate(PROMPTS, within_s=ROUND_S).tokens == wanted
+    with EngineProcess(tmp_path, "second", tier(host.address), model_config=HYBRID_MODEL) as second:
+        until_usable(second)
+        made = second.generate(PROMPTS, within_s=ROUND_S)
+        assert made.tokens == wanted
+        assert sum(made.cached) > PROMPTS_COUNT // 2 * PROMPT_TOKENS
 
 
 def test_a_stopped_agent_costs_time_and_no_token(
@@ -254,7 +284,7 @@ def test_blocks_cross_by_nixl_too(tmp_path: Path, expected: list[list[int]]) -> 
         until_loaded(engine, expected)
 
 
-def warm_up(engine: EngineProcess) -> None:
+def until_usable(engine: EngineProcess) -> None:
     """Let the engine compute something else until it has found the fabric."""
     dice = random.Random(1)
     for _ in range(100):
