@@ -41,6 +41,7 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         ({"locality": "NEAR"}, "LOCAL or REMOTE"),
         ({"transports": ["rdma"]}, "transports"),
         ({"agents": 7}, "agents"),
+        ({"agents": "http://host"}, "http://host"),
         ({"token_file": "/nowhere/token"}, "token_file can't be read"),
     ],
 )

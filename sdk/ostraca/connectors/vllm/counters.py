@@ -17,9 +17,9 @@ _PREFIX = "vllm:kv_offload_ostraca_"
 _KNOWN_REASONS = frozenset(Reason)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric. Prometheus adds ``_total`` to the name of a counter."""
+    """One metric, the same only as itself. Prometheus adds ``_total`` to the name of a counter."""
 
     name: str
     kind: str

@@ -16,6 +16,7 @@ import msgspec
 from ostraca.connectors.vllm.core.pause import Pause
 from ostraca.settings import MIB, ClientSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.wire.address import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,6 +135,8 @@ class TierSettings:
                 raise UsageError(f"{field.name} is {value}: it must not be negative")
             if field.name not in _MAY_BE_ZERO and field.name.endswith(("_s", "_max")) and not value > 0:
                 raise UsageError(f"{field.name} is {value}: it must be above zero")
+        for address in self.agents:
+            parse_address(address)
         self.client()
 
     def client(self) -> ClientSettings:

@@ -30,12 +30,10 @@ class Run(NamedTuple):
     keys: tuple[bytes, ...]
 
 
-class _Place(NamedTuple):
-    group: int
-    nth: int
-    """How many chunks of the group come before it in the prefix."""
-    is_whole: bool
-    """False for the last, partly filled chunk of a prefix."""
+_Placed = tuple[int, int, bool, bytes]
+"""Of one chunk, in the order that sorts: its group, how many of the group come before it, whether it is only
+partly filled (the last of a prefix may be), and its key.
+"""
 
 
 def engine_hash(key: bytes) -> bytes:
@@ -66,80 +64,65 @@ class Prefix:
         """Cut *keys* into runs, first things first; return them and the keys that can't be placed."""
         if self._positions is None:
             return list(_each_by_itself(keys)), []
-        self._learn()
-        placed: list[tuple[_Place, bytes]] = []
+        self._learn(self._positions)
+        placed: list[_Placed] = []
         strays: list[bytes] = []
         for key in keys:
-            place = self._place(key)
-            if place is None:
-                strays.append(key)
+            group = group_of(key)
+            end_token, tokens = self._positions.get(key), self._tokens_per_chunk.get(group)
+            if end_token and tokens:
+                nth, rest = divmod(end_token - 1, tokens)
+                placed.append((group, nth, rest != tokens - 1, key))
             else:
-                placed.append((place, key))
+                strays.append(key)
         placed.sort()
         runs = []
         for part in _consecutive(placed):
             run = self._run(part)
             if run is None:
-                strays.extend(key for _, key in part)
+                strays.extend(key for *_, key in part)
             else:
                 runs.append(run)
         return runs, strays
 
-    def _learn(self) -> None:
+    def _learn(self, positions: Mapping[bytes, int]) -> None:
         """Take in what the engine recorded since the last time: it only ever adds."""
-        assert self._positions is not None
-        if len(self._positions) <= self._seen:
+        if len(positions) <= self._seen:
             return
-        for key in islice(self._positions, self._seen, None):
-            place = self._place(key)
-            if place is not None and place.is_whole:
-                self._by_place[place.group, place.nth] = key
-        self._seen = len(self._positions)
+        for key, end_token in islice(positions.items(), self._seen, None):
+            group = group_of(key)
+            tokens = self._tokens_per_chunk.get(group)
+            if tokens and not end_token % tokens:
+                self._by_place[group, end_token // tokens - 1] = key
+        self._seen = len(positions)
 
-    def _place(self, key: bytes) -> _Place | None:
-        assert self._positions is not None
-        group = group_of(key)
-        end_token = self._positions.get(key)
-        tokens = self._tokens_per_chunk.get(group)
-        if end_token is None or tokens is None or end_token < 1:
-            return None
-        return _Place(group, (end_token - 1) // tokens, end_token % tokens == 0)
-
-    def _run(self, part: Sequence[tuple[_Place, bytes]]) -> Run | None:
+    def _run(self, part: Sequence[_Placed]) -> Run | None:
         """Name consecutive chunks by a chain that begins where their first stripe unit does.
 
         Units are counted from the root of the prefix, so a chain that begins at any unit places alike.
         """
-        first = part[0][0]
-        begin = first.nth - first.nth % STRIPE_UNIT_BLOCKS
-        before = [self._by_place.get((first.group, index)) for index in range(begin, first.nth)]
+        group, first, *_ = part[0]
+        begin = first - first % STRIPE_UNIT_BLOCKS
+        before = [self._by_place.get((group, nth)) for nth in range(begin, first)]
         known = [key for key in before if key is not None]
         if len(known) < len(before):
             return None
-        keys = tuple(key for _, key in part)
-        hashes = [engine_hash(key) for key in (*known, *keys)]
-        chain = Chain(
-            b"".join(hashes),
-            len(hashes[0]),
-            group=first.group,
-            start=len(known),
-            stop=len(hashes),
-        )
+        keys = tuple([key for *_, key in part])
+        hashes = [key[:-GROUP_BYTES] for key in (*known, *keys)]
+        chain = Chain(b"".join(hashes), len(hashes[0]), group=group, start=len(known), stop=len(hashes))
         return Run(chain, keys)
 
 
-def _consecutive(placed: Sequence[tuple[_Place, bytes]]) -> Iterator[list[tuple[_Place, bytes]]]:
-    """Cut sorted places where the group changes, a chunk is missing, or two share an index."""
-    part: list[tuple[_Place, bytes]] = []
-    for place, key in placed:
-        if part:
-            last = part[-1][0]
-            if (place.group, place.nth) != (last.group, last.nth + 1) or not last.is_whole:
-                yield part
-                part = []
-        part.append((place, key))
-    if part:
-        yield part
+def _consecutive(placed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
+    """Cut sorted chunks where the group changes, one is missing, or two share a place."""
+    begin = 0
+    for at in range(1, len(placed)):
+        group, nth, is_partial, _ = placed[at - 1]
+        if is_partial or placed[at][1] != nth + 1 or placed[at][0] != group:
+            yield placed[begin:at]
+            begin = at
+    if placed:
+        yield placed[begin:]
 
 
 def _each_by_itself(keys: Iterable[bytes]) -> Iterator[Run]:
