@@ -22,6 +22,18 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
 
 from __future__ import annotations
 
+_SHOWN_CHARACTERS = 64
+
+
+def shown(text: str) -> str:
+    """Return text of someone else's as it can stand in a message or a log line: quoted, and not at length.
+
+    What it holds can then neither begin a line of its own, nor drive a terminal, nor make a refusal longer
+    than its reader takes.
+    """
+    quoted = ascii(text[: _SHOWN_CHARACTERS + 1])
+    return quoted if len(quoted) <= _SHOWN_CHARACTERS + 2 else f"{quoted[:_SHOWN_CHARACTERS]}...'"
+
 
 class OstracaError(Exception):
     """Something in Ostraca went wrong."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import UsageError, shown
 
 FabricId = NewType("FabricId", bytes)
 """16 random bytes, made once when a fabric is."""
@@ -44,7 +44,7 @@ def checked_name(what: str, name: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.match(name):  # type: ignore[redundant-expr]  # untyped callers
         message = (
-            f"{what} {name!r} is not a usable name: take 1 to 63 of a-z, 0-9, '.', '_' and '-', "
+            f"{what} {shown(str(name))} is not a usable name: take 1 to 63 of a-z, 0-9, '.', '_' and '-', "
             "beginning with a letter or digit"
         )
         raise UsageError(message)

@@ -28,11 +28,12 @@ from ostraca_fabric.errors import (
     RefusedError,
     TransportError,
     UsageError,
+    shown,
 )
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import Address, UnixAddress, parse_address
-from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, AgentHandshake
+from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, AgentHandshake
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     Cancel,
@@ -113,7 +114,10 @@ class ServerConnection(FramedConnection):
     @property
     def peer(self) -> str:
         """Who said Hello, and as which user."""
-        who = "someone" if self._phase is _Phase.NEW else f"{self.hello.role} {self.hello.name!r}"
+        who = "someone"
+        if self._phase is not _Phase.NEW:
+            role = self.hello.role if self.hello.role in ROLES else "someone"
+            who = f"{role} {shown(self.hello.name)}"
         return who if self._peer_uid is None else f"{who} (user {self._peer_uid})"
 
     @property

@@ -11,7 +11,8 @@ connection to one tenant. Who may speak for a tenant is said by ``Access``:
   reach the agent's socket.
 - Over TCP there is no way without a token.
 
-A refusal never tells whether the tenant exists.
+A refusal never tells whether the tenant exists, and repeats no more than a few words of the Hello: it goes
+into the log, and must fit what a caller reads before the Welcome.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ostraca_fabric.errors import AuthenticationError, ConnectError, ProtocolError, UsageError, VersionError
+from ostraca_fabric.errors import (
+    AuthenticationError,
+    ConnectError,
+    ProtocolError,
+    UsageError,
+    VersionError,
+    shown,
+)
 from ostraca_fabric.ids import AgentId, StartId, TenantId, checked_name
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
@@ -42,6 +50,8 @@ CLIENT_BYTES = 16
 ROOT_UID = 0
 OVERFLOW_UID = 65534
 """What Linux reports for any user of another user namespace: it identifies nobody."""
+
+_OFFERS_SHOWN = 4
 
 DEFAULT_LIMITS = ConnectionLimits(frame_bytes_max=4 << 20, blocks_max=16384, inflight_max=64)
 """A request of ``blocks_max`` blocks with 32-byte hashes takes about 1.2 MB; an owner's answer to it 0.7."""
@@ -117,7 +127,8 @@ class AgentHandshake:
         common = min(self.version_newest, hello.version_newest)
         if common >= max(self.version_oldest, hello.version_oldest):
             return common
-        older = "the agent" if hello.version_oldest > self.version_newest else f"the {hello.role or 'caller'}"
+        caller = hello.role if hello.role in ROLES else "caller"
+        older = "the agent" if hello.version_oldest > self.version_newest else f"the {caller}"
         raise _RefusalError(
             "version",
             f"agent {self.agent} speaks wire versions {self.version_oldest} to {self.version_newest}, "
@@ -126,7 +137,7 @@ class AgentHandshake:
 
     def _check_identity(self, hello: Hello, peer_uid: int | None) -> None:
         if hello.role not in ROLES:
-            raise _RefusalError("protocol", f"{hello.role!r} is no role: say one of {', '.join(ROLES)}")
+            raise _RefusalError("protocol", f"{shown(hello.role)} is no role: say one of {', '.join(ROLES)}")
         if hello.role == WORKER:
             try:
                 checked_name("tenant", hello.tenant)
@@ -152,7 +163,7 @@ class AgentHandshake:
         for offer in offers:
             if offer.transport in self.transports:
                 return offer.transport
-        offered = ", ".join(offer.transport for offer in offers)
+        offered = ", ".join(shown(offer.transport) for offer in offers[:_OFFERS_SHOWN])
         raise _RefusalError(
             "transport",
             f"agent {self.agent} moves blocks by {', '.join(self.transports) or 'nothing'}, "

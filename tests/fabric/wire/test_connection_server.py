@@ -358,3 +358,15 @@ async def test_a_server_that_closes_waits_for_requests_under_way(
     assert not closing.done()
     handler.release.set()
     assert await closing
+
+
+async def test_nobody_writes_the_log_but_the_agent(
+    server: Server, dial: Dial, caplog: pytest.LogCaptureFixture
+) -> None:
+    forged = "x\nWARNING: all is well" + "y" * 5000
+    peer = await dial(server.address)
+    peer.say(msgspec.structs.replace(HELLO, role=forged, name=forged))
+    assert await peer.refused() == "protocol"
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 1000

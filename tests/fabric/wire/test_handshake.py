@@ -170,3 +170,19 @@ def test_a_welcome_to_something_never_offered_is_not_accepted(change: dict[str, 
 def test_a_worker_names_its_client_with_16_bytes_or_not_at_all(client: bytes, is_taken: bool) -> None:
     answer = END.answer(hello(client=client), OWN_UID)
     assert isinstance(answer, Welcome) is is_taken
+
+
+@pytest.mark.parametrize("odd", ["r" * 200_000, "\n" * 50_000, "worker\nWARNING: all is well"])
+@pytest.mark.parametrize("where", ["role", "tenant", "transport"])
+def test_a_refusal_is_one_short_line_whatever_was_said(where: str, odd: str) -> None:
+    said = {
+        "role": hello(role=odd),
+        "tenant": hello(tenant=odd),
+        "transport": hello(arenas=(ArenaOffer(odd, 1, 1),) * 100),
+    }[where]
+    for versions in ((1, 1), (7, 8)):
+        said = msgspec.structs.replace(said, version_oldest=versions[0], version_newest=versions[1])
+        answer = END.answer(said, OWN_UID)
+        assert isinstance(answer, Refused)
+        assert answer.message.isprintable()
+        assert len(answer.message) < 1000
