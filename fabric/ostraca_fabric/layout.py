@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +17,12 @@ from ostraca_fabric.errors import UsageError
 DIGEST_BYTES = 16
 HASH_BYTES_MIN = 8
 HASH_BYTES_MAX = 64
+GROUPS_MAX = 256
+"""KV groups of one layout. Models have a handful; without a limit, one message could keep an agent busy for
+seconds with the digest of its layout."""
+
+WORD_CHARACTERS_MAX = 1024
+"""The longest text in a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class Layout:
     page_tokens: int
     """Tokens in one page, and so in one block."""
 
-    groups: tuple[KvGroup, ...] = ()
+    groups: Annotated[tuple[KvGroup, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
     """The KV groups in the engine's order; a request names one by its index."""
 
     tensor_parallel: int = 1
@@ -74,6 +81,25 @@ class Layout:
         positive = (self.page_tokens, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
         if min(positive) < 1:
             message = "page_tokens and the parallel sizes of a layout must be at least 1"
+            raise UsageError(message)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        if len(self.groups) > GROUPS_MAX:
+            message = f"a layout of {len(self.groups)} KV groups: it has at most {GROUPS_MAX}"
+            raise UsageError(message)
+        words = (
+            self.model,
+            self.dtype,
+            self.adapter,
+            self.cache_salt,
+            *(group.kind for group in self.groups),
+        )
+        longest = max(map(len, words))
+        if longest > WORD_CHARACTERS_MAX:
+            message = (
+                f"a text of {longest} characters in a layout: take at most {WORD_CHARACTERS_MAX}, a digest"
+            )
             raise UsageError(message)
 
     def digest(self) -> bytes:

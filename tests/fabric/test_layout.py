@@ -11,7 +11,15 @@ import pytest
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import TenantId
-from ostraca_fabric.layout import DIGEST_BYTES, HASH_BYTES_MAX, HASH_BYTES_MIN, KvGroup, Layout
+from ostraca_fabric.layout import (
+    DIGEST_BYTES,
+    GROUPS_MAX,
+    HASH_BYTES_MAX,
+    HASH_BYTES_MIN,
+    WORD_CHARACTERS_MAX,
+    KvGroup,
+    Layout,
+)
 from ostraca_fabric.volume import BLOCK_BYTES_MAX, VolumeRecord
 from ostraca_fabric.wire.messages import AnyMessage, OpenVolume
 
@@ -113,3 +121,19 @@ def test_a_volume_takes_blocks_up_to_its_limit(block_bytes: int) -> None:
 def test_a_block_size_that_flash_cannot_hold_is_refused(block_bytes: int) -> None:
     with pytest.raises(UsageError, match="block_bytes"):
         VolumeRecord(TenantId("acme"), "llama-70b", LAYOUT, block_bytes)
+
+
+def test_a_layout_beyond_any_model_is_refused_before_it_costs_anything() -> None:
+    with pytest.raises(UsageError, match="KV groups"):
+        replace(LAYOUT, groups=(GROUP,) * (GROUPS_MAX + 1))
+    groups = [{"layers": 1, "kv_heads": 1, "head_dim": 1}] * (GROUPS_MAX + 1)
+    with pytest.raises(msgspec.ValidationError, match="length"):
+        msgspec.convert({"model": "m", "dtype": "d", "page_tokens": 1, "groups": groups}, Layout)
+
+
+@pytest.mark.parametrize("field", ["model", "dtype", "adapter", "cache_salt"])
+def test_a_text_of_a_layout_is_no_document(field: str) -> None:
+    with pytest.raises(UsageError, match="characters"):
+        replace(LAYOUT, **{field: "x" * (WORD_CHARACTERS_MAX + 1)})
+    with pytest.raises(UsageError, match="characters"):
+        replace(LAYOUT, groups=(replace(GROUP, kind="x" * (WORD_CHARACTERS_MAX + 1)),))

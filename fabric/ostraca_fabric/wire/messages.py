@@ -14,6 +14,8 @@ connection. Deadlines travel as the time that remains, in seconds, so no two clo
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from ostraca_fabric.chain import Span
@@ -23,6 +25,13 @@ WIRE_VERSION = 1
 """What this release speaks by preference. It also speaks the one before it (none before the first)."""
 
 WIRE_VERSION_OLDEST = 1
+
+SPANS_MAX = 16384
+"""Spans in one request. Each is checked by itself as it is decoded: without a limit, one frame of empty ones
+would keep an agent from everybody else for a third of a second."""
+
+
+Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t"):
@@ -133,7 +142,7 @@ class Lookup(Message, frozen=True, tag=12):
     request: int
     handle: int
     deadline_s: float
-    spans: tuple[Span, ...]
+    spans: Spans
     pin_s: float = 0.0
 
 
@@ -153,7 +162,7 @@ class Get(Message, frozen=True, tag=14):
     request: int
     handle: int
     deadline_s: float
-    spans: tuple[Span, ...]
+    spans: Spans
     lengths: bytes
     slots: bytes
     slot_bytes: int
@@ -196,7 +205,7 @@ class Put(Message, frozen=True, tag=17):
     handle: int
     deadline_s: float
     ack: int
-    spans: tuple[Span, ...]
+    spans: Spans
     lengths: bytes
     tags: bytes
     slots: bytes
@@ -221,7 +230,7 @@ class Prefetch(Message, frozen=True, tag=19):
     request: int
     handle: int
     deadline_s: float
-    spans: tuple[Span, ...]
+    spans: Spans
 
 
 class PrefetchDone(Message, frozen=True, tag=20):

@@ -9,7 +9,7 @@ from tests.fabric.wire.samples import SAMPLES
 from ostraca_fabric.errors import MalformedError, ProtocolError
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
-from ostraca_fabric.wire.messages import AnyMessage, Cancel, Hello, Message, Ping, Resolve
+from ostraca_fabric.wire.messages import SPANS_MAX, AnyMessage, Cancel, Hello, Lookup, Message, Ping, Resolve
 
 DECODERS: dict[str, codec.MessageDecoder[object]] = {
     "hello": codec.HELLO,
@@ -129,3 +129,11 @@ def test_nothing_but_a_protocol_error_comes_of_random_bytes(junk: bytes) -> None
     except ProtocolError:
         return
     assert isinstance(decoded, Hello)
+
+
+def test_a_request_of_too_many_spans_is_refused_before_they_are_looked_at() -> None:
+    nothing = [b"", 8, b"", [], 0, 0]
+    good = msgspec.msgpack.encode([12, 1, 0, 0.1, [nothing] * SPANS_MAX])
+    assert isinstance(codec.FROM_WORKER.decode(good), Lookup)
+    with pytest.raises(MalformedError, match="length"):
+        codec.FROM_WORKER.decode(msgspec.msgpack.encode([12, 1, 0, 0.1, [nothing] * (SPANS_MAX + 1)]))
