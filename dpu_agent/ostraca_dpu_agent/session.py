@@ -143,7 +143,13 @@ class Sessions:
 
     async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:  # noqa: ARG002
         """Attach the worker's arena by the transport chosen, or by the next one offered that works."""
-        offers = [offer for offer in hello.arenas if offer.transport in self._transports]
+        # The first offer of each transport counts: attaching takes time, and nobody has two arenas.
+        first = {offer.transport: offer for offer in reversed(hello.arenas)}
+        offers = [
+            first.pop(offer.transport)
+            for offer in hello.arenas
+            if offer.transport in self._transports and offer.transport in first
+        ]
         peer = None
         for number, offer in enumerate(offers):
             try:

@@ -25,7 +25,7 @@ from tests.agent.assembly import (
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.chain import Span
 from ostraca_fabric.connection import ClientConnection, connect
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import ConnectError, MembershipError, TransportError
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.wire.messages import (
     ArenaOffer,
@@ -272,3 +272,24 @@ async def test_volumes_beyond_the_most_are_refused(tmp_path: Path) -> None:
         assert isinstance(await wire.ask(opened, name="w"), VolumeOpened)
         assert await wire.refused(opened, name="x") == "membership"
         assert isinstance(await wire.ask(opened, name="w"), VolumeOpened)
+
+
+async def test_an_arena_is_attached_once_however_often_it_is_offered(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        attached: list[ArenaOffer] = []
+        transport = wire.fabric.agent._transports["inline"]
+
+        async def attach(offer: ArenaOffer, *_: object) -> None:
+            attached.append(offer)
+            raise TransportError("it can't be reached")
+
+        transport.attach = attach  # type: ignore[method-assign,assignment]
+        offer = ArenaOffer("inline", 8 * MIB, 2 * MIB)
+        offers = (ArenaOffer("other", 1, 1), offer, *(replaced(offer, number) for number in range(1000)))
+        with pytest.raises(ConnectError, match="transport"):
+            await connect(wire.address, msgspec.structs.replace(hello(), arenas=offers))
+        assert attached == [offer]
+
+
+def replaced(offer: ArenaOffer, number: int) -> ArenaOffer:
+    return msgspec.structs.replace(offer, base=number)
