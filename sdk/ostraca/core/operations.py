@@ -193,6 +193,9 @@ class GetOperation(_BlockOperation):
                 self._damaged[found[~good]] = True
                 return [] if self._done is None else [self._concluded(self._done)]
             case GetDone():
+                # All of it is checked before any of it counts.
+                self._answered(event.states, event.reasons, BlockState)
+                columns.positions(event.unsettled, self.blocks)
                 self._done = event
                 return self._on_landed(event.positions, event.tags, now_s) or [self._concluded(event)]
             case _:
@@ -209,10 +212,8 @@ class GetOperation(_BlockOperation):
 
     def _concluded(self, done: GetDone) -> Finished:
         """Merge what the agent says with what was verified here."""
-        answer = self._answered(done.states, done.reasons, BlockState)
-        columns.positions(done.unsettled, self.blocks)
-        states = columns.u8(answer.states, self.blocks).copy()
-        reasons = columns.u8(answer.reasons, self.blocks).copy()
+        states = columns.u8(done.states, self.blocks).copy()
+        reasons = columns.u8(done.reasons, self.blocks).copy()
         claimed = (states == BlockState.HIT) & ~self._good
         for blocks, state, reason in (
             (claimed & ~self._landed, BlockState.MISS, Reason.TRANSFER_FAILED),
