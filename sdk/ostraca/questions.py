@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ostraca.ask import ask
 from ostraca.core.checks import checked_chain, checked_seconds
 from ostraca_fabric.errors import ProtocolError, UsageError
 from ostraca_fabric.explain import BlockExplanation
 from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.wire.codec import read_body
 from ostraca_fabric.wire.messages import Explain, Explained, Status, StatusDone
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def ask_status(client: Client, *, timeout_s: float) -> AgentStatus:
     answer = _answer(client, lambda request, _: Status(request), timeout_s)
     if not isinstance(answer, StatusDone):
         raise ProtocolError(f"{type(answer).__name__} is no answer to a Status")
-    return msgspec.msgpack.decode(answer.body, type=AgentStatus)
+    return read_body(answer.body, AgentStatus)
 
 
 def ask_explanation(client: Client, volume: Volume, chain: Chain, *, timeout_s: float) -> BlockExplanation:
@@ -40,7 +39,7 @@ def ask_explanation(client: Client, volume: Volume, chain: Chain, *, timeout_s: 
     answer = _answer(client, lambda request, left_s: Explain(request, left_s, volume.name, spans), timeout_s)
     if not isinstance(answer, Explained):
         raise ProtocolError(f"{type(answer).__name__} is no answer to an Explain")
-    return msgspec.msgpack.decode(answer.body, type=BlockExplanation)
+    return read_body(answer.body, BlockExplanation)
 
 
 def _answer(client: Client, question: Callable[[int, float], Message], timeout_s: float) -> Answer:

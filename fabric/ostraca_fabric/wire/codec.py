@@ -36,6 +36,7 @@ from ostraca_fabric.wire.messages import (
 )
 
 M_co = TypeVar("M_co", covariant=True)
+B = TypeVar("B")
 
 MESSAGE_TYPES: dict[int, type[Message]] = {
     message_type.__struct_config__.tag: message_type for message_type in typing.get_args(AnyMessage)
@@ -102,3 +103,11 @@ TO_AGENT: MessageDecoder[OwnerAnswer | Pong | StatusDone | Refused] = MessageDec
 TO_OPERATOR: MessageDecoder[Pong | StatusDone | Failed | Refused] = MessageDecoder(
     Pong | StatusDone | Failed | Refused, sender="an agent that was asked by an operator"
 )
+
+
+def read_body(body: bytes, kind: type[B]) -> B:
+    """Read what a message carries as msgpack of its own. Raises MalformedError."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(f"not an {kind.__name__}: {error}") from error

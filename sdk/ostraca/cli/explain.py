@@ -72,10 +72,9 @@ def _run(options: argparse.Namespace) -> int:
 
 async def ask(address: str, token: str, tenant: str, volume: str, span: Span) -> BlockExplanation:
     """Ask an agent about one block. Raises ConnectError, TimeoutError, RefusedError or UsageError."""
-    import msgspec
-
     from ostraca_fabric.connection import connect
     from ostraca_fabric.explain import BlockExplanation
+    from ostraca_fabric.wire.codec import read_body
     from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
     from ostraca_fabric.wire.messages import Explain, Explained, Failed
 
@@ -90,7 +89,7 @@ async def ask(address: str, token: str, tenant: str, volume: str, span: Span) ->
         raise RefusedError(answer.code, answer.message)
     if not isinstance(answer, Explained):
         raise ProtocolError(f"{type(answer).__name__} is no answer to an Explain")
-    return msgspec.msgpack.decode(answer.body, type=BlockExplanation)
+    return read_body(answer.body, BlockExplanation)
 
 
 def explanation_lines(found: BlockExplanation, *, now_s: float) -> Iterator[str]:

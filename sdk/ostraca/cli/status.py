@@ -101,10 +101,9 @@ async def ask_fabric(address: str, token: str = "") -> FabricStatus:
 
 async def ask(address: str, token: str = "") -> AgentStatus:
     """Return what one agent believes. Raises ConnectError, TimeoutError or UsageError."""
-    import msgspec
-
     from ostraca_fabric.connection import connect
     from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.wire.codec import read_body
     from ostraca_fabric.wire.handshake import OPERATOR, WorkerHandshake
     from ostraca_fabric.wire.messages import Status, StatusDone
 
@@ -118,7 +117,7 @@ async def ask(address: str, token: str = "") -> AgentStatus:
         raise ProtocolError(
             f"{type(answer).__name__} is no answer to a question for the status: is {address} an agent?"
         )
-    return msgspec.msgpack.decode(answer.body, type=AgentStatus)
+    return read_body(answer.body, AgentStatus)
 
 
 def as_json(status: FabricStatus) -> str:
