@@ -69,6 +69,7 @@ class Pump:
         self._lock = threading.Lock()  # guards _outbox, _is_closed and writing to the socket
         self._outbox: deque[memoryview] = deque()
         self._is_closed = False
+        self._has_begun = False
         self._turns = threading.Lock()  # held while turns are done
         self._leading = threading.Lock()  # held by the caller that leads
         self._led_until_s = 0.0
@@ -210,6 +211,10 @@ class Pump:
 
     def _turn(self, longest_s: float | None) -> bool:
         """Sleep until there is something to do, and do it; False when the connection has ended."""
+        if not self._has_begun:
+            self._has_begun = True
+            # What came behind the Welcome, in the same read.
+            self._take(0)
         with self._lock:
             has_more = bool(self._outbox)
         pace_s = self._pace_s()
@@ -253,14 +258,18 @@ class Pump:
                 return False
             if not count:
                 return False
-            for event in self._reader.received(count):
-                if isinstance(event, ProtocolError):
-                    raise event
-                if not isinstance(event, BulkEnd):
-                    self._on_message(event)
+            self._take(count)
             if count < len(buffer):
                 return True
         return True
+
+    def _take(self, count: int) -> None:
+        """Take what *count* more bytes completed. Raises ProtocolError."""
+        for event in self._reader.received(count):
+            if isinstance(event, ProtocolError):
+                raise event
+            if not isinstance(event, BulkEnd):
+                self._on_message(event)
 
     def close_in_child(self) -> None:
         """Let a forked child go of the connection, without a word to the agent: it is the parent's."""
