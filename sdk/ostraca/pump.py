@@ -10,7 +10,8 @@ told.
 It knows frames, not messages. Whoever makes one gives it three functions: ``on_message`` with each message's
 bytes, from whichever thread does a turn (raising ProtocolError ends the connection), ``pace_s`` for how long
 to sleep (None: until something happens), and ``on_lost``, from the pump's own thread, exactly once and as the
-very last, after which nothing that comes from the agent touches memory.
+very last, after which nothing that comes from the agent touches memory. An agent that asks and does not read
+ends its connection when more than ``unsent_max`` pieces wait for it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ class Pump:
         on_message: Callable[[bytes], None],
         on_lost: Callable[[str], None],
         pace_s: Callable[[], float | None],
+        unsent_max: int,
     ) -> None:
         self._socket = sock
+        self._unsent_max = unsent_max
         self._reader = reader
         self._end = end
         self._on_message = on_message
@@ -95,7 +98,11 @@ class Pump:
             self._outbox.extend(
                 view for view in (memoryview(frame).cast("B") for frame in frames) if len(view)
             )
-            if not self._write():
+            is_sent = self._write()
+            if len(self._outbox) > self._unsent_max:
+                self._outbox.clear()
+                self._shut_down("the agent does not read what it is sent")
+            if not is_sent:
                 os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:

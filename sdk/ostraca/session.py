@@ -19,6 +19,7 @@ from ostraca.core.operations import NOT_STARTED_CODES
 from ostraca.pump import Pump
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import ProtocolError
+from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.labels import label_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import TO_WORKER
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN = (0, Ticked())
 """Of no request: who finds it in its mailbox waits again, and then reads."""
+
+_UNSENT_MIN = 4096
+"""Requests and cancels that may wait for an agent that has stopped reading for a while."""
+
+_PIECES_PER_BLOCK = 2
+"""A bulk frame's header and its bytes. No more blocks are to be fetched at once than slots fit the arena."""
 
 _NONE_UNSETTLED = np.empty(0, np.uint32)
 
@@ -95,6 +102,7 @@ class Session:
             on_message=self._on_message,
             on_lost=self._on_lost,
             pace_s=self._pace_s,
+            unsent_max=_UNSENT_MIN + _PIECES_PER_BLOCK * (arena.size_bytes // PAGE_BYTES),
         )
         with arena.changed:
             arena.ledger.met(self.agent, self._start_id)
