@@ -61,10 +61,11 @@ if TYPE_CHECKING:
     from ostraca_fabric.outcome import Ack
     from ostraca_fabric.wire.messages import Message
 
-NOT_STARTED_CODES = frozenset(
-    {"unknown_volume", "layout_mismatch", "usage", "overloaded", "malformed", "frame_too_long"}
-)
-"""Codes of ``Failed`` after which no transfer of the request was ever begun."""
+NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "overloaded", "malformed"})
+"""Codes of ``Failed`` after which no transfer of the request was ever begun.
+
+Not ``frame_too_long``: the *answer* was, and it may have named slots under transfers.
+"""
 
 CALLER_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage"})
 """Codes of ``Failed`` that are errors to raise: asking again changes nothing."""
