@@ -28,6 +28,7 @@ from ostraca_fabric.wire.messages import (
     Cancel,
     Failed,
     Fetch,
+    Get,
     GetDone,
     GetProgress,
     Pong,
@@ -92,6 +93,7 @@ class Session:
         self._settings = settings
         self._request_ids = request_ids
         self._end = arena.ends[self.transport]
+        self._inline = self._end if isinstance(self._end, InlineArenaEnd) else None
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
         self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
@@ -153,6 +155,8 @@ class Session:
         with self._arena.changed:
             if slots is not None:
                 self._arena.ledger.sent(request, slots, agent=self.agent, start_id=self._start_id)
+                if isinstance(message, Get) and self._inline is not None:
+                    self._inline.open(slots, message.slot_bytes)
             if self.lost_because:
                 # Never sent, so there is nothing to wait for.
                 self._arena.ledger.answered(request, _NONE_UNSETTLED)
@@ -215,6 +219,7 @@ class Session:
             return
         with self._arena.changed:
             self._mailboxes.pop(request, None)
+            self._shut(self._arena.ledger.slots(request))
             self._arena.ledger.left(request)
             is_due = self._arena.ledger.is_due
             self._arena.tell_changed()
@@ -225,6 +230,7 @@ class Session:
         """The caller waits for this request no longer, but looks at its slots until ``leave``."""
         with self._arena.changed:
             self._mailboxes.pop(request, None)
+            self._shut(self._arena.ledger.slots(request))
 
     def break_off(self, why: str) -> None:
         """End the connection because its agent can't be understood; its requests hear Disconnected."""
@@ -250,16 +256,16 @@ class Session:
         message = TO_WORKER.decode(payload)
         match message:
             case GetProgress():
-                self._deliver(message.request, message)
+                self._on_landed(message)
             case Settled(request=request):
                 with self._arena.changed:
                     self._arena.ledger.settled(request)
                     self._arena.tell_changed()
             case Fetch():
-                if not isinstance(self._end, InlineArenaEnd):
+                if self._inline is None:
                     raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
                 frames: list[bytes | memoryview] = []
-                for offset, part in self._end.answer(message):
+                for offset, part in self._inline.answer(message):
                     frames.extend((bulk_header(message.transfer, offset, len(part)), part))
                 self._pump.send(frames)
             case Refused(code=code, message=words):
@@ -271,7 +277,21 @@ class Session:
             case Failed(code=code):
                 self._finish(message, b"" if code in NOT_STARTED_CODES else None)
             case _:
-                self._finish(message, b"")
+                # An answer to something that has no slots: given to a get or a put, it proves nothing.
+                self._finish(message, None)
+
+    def _on_landed(self, message: GetProgress) -> None:
+        """Take word of blocks that landed: from here on nothing else may."""
+        with self._arena.changed:
+            slots = self._arena.ledger.slots(message.request)
+            if len(slots):
+                self._shut(slots[columns.positions(message.positions, len(slots))])
+        self._deliver(message.request, message)
+
+    def _shut(self, slots: NDArray[np.int64]) -> None:
+        """Let nothing land in these slots any more, where that is ours to decide. The lock is held."""
+        if self._inline is not None:
+            self._inline.shut(slots)
 
     def _finish(self, message: Event, unsettled: bytes | None) -> None:
         """Take a request's final message; *unsettled* None stands for every slot of it."""
@@ -279,10 +299,11 @@ class Session:
         with self._arena.changed:
             slots = self._arena.ledger.slots(request)
             positions = (
-                np.arange(slots, dtype=np.uint32)
+                np.arange(len(slots), dtype=np.uint32)
                 if unsettled is None
-                else columns.positions(unsettled, slots)
+                else columns.positions(unsettled, len(slots))
             )
+            self._shut(slots)
             self._arena.ledger.answered(request, positions)
             self._inflight.discard(request)
             self._arena.tell_changed()
@@ -298,7 +319,7 @@ class Session:
         with self._arena.changed:
             self.lost_because = self.lost_because or why
             # Inline bytes came through this connection alone, and its reader is closed.
-            self._arena.ledger.lost(is_drained=isinstance(self._end, InlineArenaEnd))
+            self._arena.ledger.lost(is_drained=self._inline is not None)
             waiting = list(self._mailboxes.items())
             self._inflight.clear()
             self._arena.tell_changed()

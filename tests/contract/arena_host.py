@@ -15,8 +15,11 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
+
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.adapters.nixl_arena import NixlArenaEnd
+from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.wire import codec
@@ -81,6 +84,7 @@ def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Con
         end = NixlArenaEnd(memory, slots)
     else:
         end = InlineArenaEnd(memory.view, slots)
+        end.open(np.arange(0, arena_bytes, PAGE_BYTES), arena_bytes)
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(address)
         listening.listen()

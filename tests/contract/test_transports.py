@@ -99,8 +99,26 @@ class TestInline(TransportContract):
             fetch = Fetch(1, slots=offset.to_bytes(8, "little"), lengths=PAGE.to_bytes(4, "little"))
             with pytest.raises(MalformedError):
                 end.answer(fetch)
+        memory.close()
+
+    async def test_bytes_land_in_open_slots_only(self) -> None:
+        memory = HugeMemory(CHUNK, prefault=False)
+        end = InlineArenaEnd(memory.view, SlotPool(CHUNK, CHUNK))
+        slots = np.array([0, CHUNK - PAGE])
+        assert end.sink(1, 0, PAGE) is None
+        end.open(slots, PAGE)
         assert end.sink(1, CHUNK - PAGE, PAGE) is not None
-        assert end.sink(1, CHUNK - PAGE, PAGE + 1) is None
+        for offset, length in (
+            (CHUNK - PAGE, PAGE + 1),
+            (0, PAGE + 1),
+            (1, 1),
+            (CHUNK, 1),
+            ((1 << 64) - PAGE, 1),
+        ):
+            assert end.sink(1, offset, length) is None
+        end.shut(slots[1:])
+        assert end.sink(1, CHUNK - PAGE, PAGE) is None
+        assert end.sink(1, 0, PAGE) is not None
         end.close()
         assert end.sink(1, 0, PAGE) is None
         memory.close()

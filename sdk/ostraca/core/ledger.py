@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ostraca_fabric.slots import SlotPool
 
 
+_NO_SLOTS = np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class _Entry:
     """One request's slots.
@@ -84,10 +87,10 @@ class Ledger:
         """
         self._entries[request] = _Entry(offsets, agent, start_id)
 
-    def slots(self, request: int) -> int:
-        """Count the slots that a request's answer may name; 0 for a request without any."""
+    def slots(self, request: int) -> NDArray[np.int64]:
+        """Return the slots that a request's answer may name; none for a request that is answered or has none."""
         entry = self._entries.get(request)
-        return len(entry.mine) if entry and not entry.is_answered else 0
+        return entry.mine if entry and not entry.is_answered else _NO_SLOTS
 
     def answered(self, request: int, unsettled: NDArray[np.uint32]) -> None:
         """The agent's final answer came; transfers at positions *unsettled* may still be under way."""
