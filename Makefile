@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
-#   DEMO_ARGS=, PYTEST_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -46,6 +46,14 @@ check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone.
+.PHONY: fuzz
+fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: --frames, --seconds, --seed, --target)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes -r requirements-fuzz.lock || \
+	  echo 'atheris could not be installed: going on without it'
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -57,7 +65,7 @@ format: $(READY) ## Format the code and apply safe lint fixes
 
 # Hashes are the public index's: wheels that happen to lie on this machine must not find their way into the lock.
 .PHONY: lock
-lock: $(READY) ## Write the two lock files anew (LOCK_ARGS=--upgrade for newer versions)
+lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versions)
 	@env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
 	  $(BIN)/uv pip compile pyproject.toml --group dev --extra agent --extra enclosure --extra demo \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -67,6 +75,12 @@ lock: $(READY) ## Write the two lock files anew (LOCK_ARGS=--upgrade for newer v
 	  $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	  --quiet --output-file requirements-compiler.lock $(LOCK_ARGS)
+	@printf '%s\n' 'atheris~=3.0.0 ; python_version < "3.12" and platform_machine == "x86_64"' \
+	    'atheris>=3.1 ; python_version >= "3.12" and platform_machine == "x86_64"' | \
+	  env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+	  $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --quiet --output-file requirements-fuzz.lock $(LOCK_ARGS)
 
 .PHONY: clean
 clean: ## Remove .venv and every cache

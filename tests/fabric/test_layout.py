@@ -133,7 +133,8 @@ def test_a_layout_beyond_any_model_is_refused_before_it_costs_anything() -> None
 
 @pytest.mark.parametrize("field", ["model", "dtype", "adapter", "cache_salt"])
 def test_a_text_of_a_layout_is_no_document(field: str) -> None:
+    long: dict[str, Any] = {field: "x" * (WORD_CHARACTERS_MAX + 1)}
     with pytest.raises(UsageError, match="characters"):
-        replace(LAYOUT, **{field: "x" * (WORD_CHARACTERS_MAX + 1)})
+        replace(LAYOUT, **long)
     with pytest.raises(UsageError, match="characters"):
         replace(LAYOUT, groups=(replace(GROUP, kind="x" * (WORD_CHARACTERS_MAX + 1)),))

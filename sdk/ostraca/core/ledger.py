@@ -88,7 +88,7 @@ class Ledger:
         self._entries[request] = _Entry(offsets, agent, start_id)
 
     def slots(self, request: int) -> NDArray[np.int64]:
-        """Return the slots that a request's answer may name; none for a request that is answered or has none."""
+        """Return the slots that a request's answer may name; none once it came, or without slots."""
         entry = self._entries.get(request)
         return entry.mine if entry and not entry.is_answered else _NO_SLOTS
 
