@@ -155,13 +155,13 @@ class Session:
         with self._arena.changed:
             if slots is not None:
                 self._arena.ledger.sent(request, slots, agent=self.agent, start_id=self._start_id)
-                if isinstance(message, Get) and self._inline is not None:
-                    self._inline.open(slots, message.slot_bytes)
             if self.lost_because:
                 # Never sent, so there is nothing to wait for.
                 self._arena.ledger.answered(request, _NONE_UNSETTLED)
                 mailbox.put((request, Disconnected()))
                 return
+            if slots is not None and isinstance(message, Get) and self._inline is not None:
+                self._inline.open(slots, message.slot_bytes)
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
         self._pump.send([encode(message)])
@@ -319,6 +319,8 @@ class Session:
         with self._arena.changed:
             self.lost_because = self.lost_because or why
             # Inline bytes came through this connection alone, and its reader is closed.
+            if self._inline is not None:
+                self._inline.shut_all()
             self._arena.ledger.lost(is_drained=self._inline is not None)
             waiting = list(self._mailboxes.items())
             self._inflight.clear()

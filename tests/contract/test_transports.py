@@ -119,6 +119,9 @@ class TestInline(TransportContract):
         end.shut(slots[1:])
         assert end.sink(1, CHUNK - PAGE, PAGE) is None
         assert end.sink(1, 0, PAGE) is not None
+        end.shut_all()
+        assert end.sink(1, 0, PAGE) is None
+        end.open(slots, PAGE)
         end.close()
         assert end.sink(1, 0, PAGE) is None
         memory.close()

@@ -67,6 +67,10 @@ class InlineArenaEnd:
         """Let none land there any more. A frame whose bytes are coming in now still does."""
         self._open_bytes[slots // PAGE_BYTES] = 0
 
+    def shut_all(self) -> None:
+        """Let none land anywhere: the connection is gone."""
+        self._open_bytes[:] = 0
+
     def sink(self, transfer: int, offset: int, length: int) -> memoryview | None:  # noqa: ARG002
         """Return where a bulk frame's bytes go: the open slot at *offset*; None when there is no such slot.
 
