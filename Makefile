@@ -46,13 +46,14 @@ check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone.
+# What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone. One heap for all
+# threads: what several keep for themselves would look like memory that grows.
 .PHONY: fuzz
 fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: --frames, --seconds, --seed, --target)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	  $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes -r requirements-fuzz.lock || \
 	  echo 'atheris could not be installed: going on without it'
-	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+	@MALLOC_ARENA_MAX=1 $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits
