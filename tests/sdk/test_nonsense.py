@@ -164,7 +164,7 @@ def test_an_answer_that_does_not_speak_of_slots_frees_none(
 
 def test_a_status_that_can_not_be_read_is_a_typed_error(agent: ScriptedAgent, client: ostraca.Client) -> None:
     agent.script[Status] = lambda connection, message: connection.send(StatusDone(message.request, b"\xc1"))
-    with pytest.raises(MalformedError, match="status"):
+    with pytest.raises(MalformedError, match="AgentStatus"):
         client.status()
 
 

@@ -110,4 +110,4 @@ def read_body(body: bytes, kind: type[B]) -> B:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"not an {kind.__name__}: {error}") from error
+        raise MalformedError(f"no {kind.__name__}: {error}") from error

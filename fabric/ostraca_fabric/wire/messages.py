@@ -297,7 +297,7 @@ class Explain(Message, frozen=True, tag=30):
     request: int
     deadline_s: float
     volume: str
-    spans: tuple[Span, ...]
+    spans: Spans
 
 
 class Explained(Message, frozen=True, tag=31):
