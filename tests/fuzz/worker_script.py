@@ -122,7 +122,9 @@ class WorkerScript:
             case 9:
                 return m.Cancel(dice.choice((request, self._requests - 1, *WHOLE_NUMBERS)))
             case 10:
-                return m.Status(request)
+                name = dice.choice(("v", "v", "", "n" * 1000))
+                explain = m.Explain(request, self._time(), name, self._spans())
+                return dice.choice((m.Status(request), explain))
             case _:
                 return m.Ping(dice.choice((request, *WHOLE_NUMBERS)))
 
