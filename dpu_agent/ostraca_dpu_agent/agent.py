@@ -15,6 +15,7 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
+from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward.steward import Steward
@@ -85,6 +86,7 @@ class Agent:
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = Routes(membership.map)
         self._mover = Mover(
+            agent,
             settings,
             staging=self._staging,
             drives=self._drives,
@@ -93,11 +95,15 @@ class Agent:
             clock=clock,
             events=self._events,
         )
+        volumes = Volumes(membership, fabric_key)
+        self._neighbours = Neighbours(
+            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes
+        )
         self._sessions = Sessions(
             settings.requests,
             mover=self._mover,
-            owner=self._owner,
-            volumes=Volumes(membership, fabric_key),
+            neighbours=self._neighbours,
+            volumes=volumes,
             transports=transports,
             status=self.status,
         )
@@ -121,7 +127,7 @@ class Agent:
         Agents that start together join before any of them starts: shards are then claimed by whom placement
         prefers, and not all by the first.
         """
-        self._owners.register(self.id, self._owner)
+        self._owners.register(self.id, self._neighbours)
         await self._membership.join(self._record)
 
     async def start(self) -> None:
@@ -158,6 +164,7 @@ class Agent:
         """
         for server in self._servers:
             await server.close()
+        self._neighbours.close()
         return await self._mover.close(within_s=self._settings.drain_s)
 
     async def leave(self) -> bool:

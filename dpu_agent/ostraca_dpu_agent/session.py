@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ostraca_dpu_agent.mover.request import check_spans
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UsageError
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.labels import label_of, labelled, worker_name
@@ -25,6 +26,7 @@ from ostraca_fabric.wire.messages import (
     Lookup,
     OpenVolume,
     Prefetch,
+    PrefetchFor,
     Put,
     Reserve,
     Resolve,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ostraca_dpu_agent.mover.mover import Mover
-    from ostraca_dpu_agent.owner.service import OwnerService
+    from ostraca_dpu_agent.neighbours import Neighbours
     from ostraca_dpu_agent.settings import RequestSettings
     from ostraca_dpu_agent.volumes import ServedVolume, Volumes
     from ostraca_fabric.connection import ServerConnection
@@ -46,17 +48,17 @@ if TYPE_CHECKING:
     from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.wire.messages import (
         AgentAnswer,
+        AgentRequest,
+        AnswerToAgent,
         GetProgress,
         Hello,
-        OwnerAnswer,
         OwnerNotice,
-        OwnerRequest,
         Settled,
         WorkerRequest,
     )
 
-    Request = WorkerRequest | OwnerRequest
-    Answer = AgentAnswer | OwnerAnswer
+    Request = WorkerRequest | AgentRequest
+    Answer = AgentAnswer | AnswerToAgent
     BlockRequest = Lookup | Get | Put | Prefetch
 
 log = logging.getLogger(__name__)
@@ -122,15 +124,15 @@ class Sessions:
         settings: RequestSettings,
         *,
         mover: Mover,
-        owner: OwnerService,
+        neighbours: Neighbours,
         volumes: Volumes,
         transports: Mapping[str, Transport],
         status: Callable[[], AgentStatus],
     ) -> None:
-        """Serve blocks through *mover*, shards through *owner*."""
+        """Serve workers through *mover*, agents through *neighbours*."""
         self._settings = settings
         self._mover = mover
-        self._owner = owner
+        self._neighbours = neighbours
         self._volumes = volumes
         self._transports = transports
         self._status = status
@@ -169,8 +171,10 @@ class Sessions:
         """Serve one request."""
         match request:
             case Resolve() | Reserve() | Commit() | Inspect():
-                answer = self._owner.answer(request)
+                answer = self._neighbours.answer(request)
                 return await answer if isinstance(answer, Awaitable) else answer
+            case PrefetchFor():
+                return await self._neighbours.prefetch(request, connection.cancelled(request.request))
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain():
@@ -183,7 +187,7 @@ class Sessions:
 
     def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:  # noqa: ARG002
         """Take an owner's notice from another agent."""
-        self._owner.notice(notice)
+        self._neighbours.notice(notice)
 
     def on_close(self, connection: ServerConnection) -> None:
         """Forget a connection; its requests under way end as if cancelled."""
@@ -201,7 +205,7 @@ class Sessions:
 
     async def _explained(self, session: Session, request: Explain) -> Explained:
         volume = await self._volumes.named(session.tenant, request.volume)
-        self._check(volume, request)
+        check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
         blocks = sum(map(len, request.spans))
         if blocks != 1:
             raise UsageError(f"{blocks} blocks to explain: name one")
@@ -209,7 +213,8 @@ class Sessions:
 
     async def _blocks(self, session: Session, request: BlockRequest) -> AgentAnswer:
         volume = session.volume(request.handle)
-        self._check(volume, request)
+        # Columns and sizes are checked where they are read.
+        check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
         match request:
             case Get():
                 return await self._mover.get(session, volume, request)
@@ -219,18 +224,3 @@ class Sessions:
                 return await self._mover.lookup(session, volume, request)
             case Prefetch():
                 return await self._mover.prefetch(session, volume, request)
-
-    def _check(self, volume: ServedVolume, request: BlockRequest | Explain) -> None:
-        """Refuse what this agent can't do; columns and sizes are checked where they are read."""
-        blocks_max = self._settings.blocks_max
-        blocks = sum(len(span) for span in request.spans)
-        if max(blocks, len(request.spans)) > blocks_max:
-            message = (
-                f"{blocks} blocks in {len(request.spans)} spans in one request: ask for at most {blocks_max} "
-                "at once"
-            )
-            raise UsageError(message)
-        wanted = volume.record.layout.hash_bytes
-        if any(span.hash_bytes != wanted for span in request.spans):
-            message = f"engine hashes of volume {volume.record.name!r} have {wanted} bytes"
-            raise UsageError(message)

@@ -59,7 +59,8 @@ AGENT_BLOCKS = Metric(
     _C,
     "blocks",
     _OUTCOME,
-    "Blocks by what became of them, and why. Those of a put are counted when their fate is known.",
+    "Blocks by what became of them, and why. Those of a put are counted when their fate is known, those of a "
+    "prefetch at another agent by both.",
 )
 AGENT_BYTES = Metric(
     "ostraca_agent_bytes",

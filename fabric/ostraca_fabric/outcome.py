@@ -72,7 +72,7 @@ class Reason(IntEnum):
     IN_FLIGHT = 8
     """Another put of the same block is under way."""
     NO_SPACE = 9
-    """The shard has no segment free to write now."""
+    """The shard has no segment free to write now; of a prefetch: the DRAM cache has no room, or is off."""
     NO_OWNER = 10
     """No agent owns the shard, or its owner can't be reached."""
     QUARANTINED = 11
@@ -89,3 +89,7 @@ class Reason(IntEnum):
     """The reservation ended before the commit."""
     BAD_LENGTH = 17
     """No segment of the shard can hold a block of this length."""
+    NO_AGENT = 18
+    """The agent that a prefetch names is not in the fabric, can't be reached, or failed."""
+    UNKNOWN_VOLUME = 19
+    """The agent that a prefetch names does not know the volume, or knows another incarnation of it."""

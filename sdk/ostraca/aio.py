@@ -121,9 +121,9 @@ class AsyncVolume:
         """As ``Volume.lookup``."""
         return await self._run(lookup_job(self.blocking, chains, deadline_s=deadline_s, pin_s=pin_s))
 
-    async def prefetch(self, chain: Chain, *, deadline_s: float) -> PrefetchResult:
+    async def prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> PrefetchResult:
         """As ``Volume.prefetch``."""
-        return await self._run(prefetch_job(self.blocking, chain, deadline_s=deadline_s))
+        return await self._run(prefetch_job(self.blocking, chain, deadline_s=deadline_s, at=at))
 
     async def get(
         self, chain: Chain, *, into: object, deadline_s: float, recompute_s: float | None = None

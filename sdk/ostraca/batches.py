@@ -48,11 +48,12 @@ class AskBatch(Batch):
     """A lookup or prefetch: no bytes cross."""
 
     def __init__(
-        self, target: Target, chains: Sequence[Chain], *, until_s: float, pin_s: float | None
+        self, target: Target, chains: Sequence[Chain], *, until_s: float, pin_s: float | None, at: str = ""
     ) -> None:
-        """A lookup with this pin, or a prefetch when *pin_s* is None."""
+        """A lookup with this pin, or a prefetch at that agent when *pin_s* is None."""
         super().__init__(target, sum(map(len, chains)), until_s=until_s)
         self._pin_s = pin_s
+        self._at = at
         blocks_max = blocks_per_request(self._session.limits, target.record.layout.hash_bytes)
         self._windows = {window.first: window for window in windows(chains, blocks_max)}
 
@@ -61,7 +62,7 @@ class AskBatch(Batch):
         spans = tuple(chain.span() for chain in window.chains)
         left_s = self._until_s - time.monotonic()
         if self._pin_s is None:
-            asked = Prefetch(request, self._target.handle, left_s, spans)
+            asked = Prefetch(request, self._target.handle, left_s, spans, self._at)
             self._submit(PrefetchOperation(asked, until_s=self._until_s), first)
         else:
             question = Lookup(request, self._target.handle, left_s, spans, self._pin_s)

@@ -15,6 +15,7 @@ from ostraca.batches import AskBatch, GetIntoBatch, GetViewsBatch, PutFromBatch,
 from ostraca.core.checks import (
     check_batch,
     checked_ack,
+    checked_agent,
     checked_chain,
     checked_chains,
     checked_lengths,
@@ -138,16 +139,16 @@ def lookup_job(
     )
 
 
-def prefetch_job(volume: Volume, chain: Chain, *, deadline_s: float) -> Job[PrefetchResult]:
-    """Blocks into the agent's memory."""
+def prefetch_job(volume: Volume, chain: Chain, *, deadline_s: float, at: str | None) -> Job[PrefetchResult]:
+    """Blocks into an agent's memory."""
     checked = _chain(volume, chain)
-    until_s = _until_s(volume, deadline_s)
+    until_s, where = _until_s(volume, deadline_s), checked_agent(at)
     return Job(
         "prefetch",
         volume,
         len(checked),
         until_s,
-        lambda target: AskBatch(target, [checked], until_s=until_s, pin_s=None),
+        lambda target: AskBatch(target, [checked], until_s=until_s, pin_s=None, at=where),
         lambda outcome, _: PrefetchResult(*outcome),
     )
 

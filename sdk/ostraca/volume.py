@@ -88,9 +88,14 @@ class Volume:
         """
         return self._client.run(lookup_job(self, chains, deadline_s=deadline_s, pin_s=pin_s))
 
-    def prefetch(self, chain: Chain, *, deadline_s: float) -> PrefetchResult:
-        """Ask the agent to bring blocks into its memory, so that a later get of them is faster."""
-        return self._client.run(prefetch_job(self, chain, deadline_s=deadline_s))
+    def prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> PrefetchResult:
+        """Ask the agent to bring blocks into its memory, so that a later get of them is faster.
+
+        *at* is the id of the agent that is to have them: that of the host where they will be wanted. Without
+        it, it is this client's own. One that is not there, has no DRAM cache or does not answer in time
+        leaves the blocks DECLINED or LATE.
+        """
+        return self._client.run(prefetch_job(self, chain, deadline_s=deadline_s, at=at))
 
     def get(
         self, chain: Chain, *, into: object, deadline_s: float, recompute_s: float | None = None
@@ -179,9 +184,9 @@ class Volume:
         """Begin a ``lookup``."""
         return self._client.submit(lookup_job(self, chains, deadline_s=deadline_s, pin_s=pin_s))
 
-    def submit_prefetch(self, chain: Chain, *, deadline_s: float) -> Ticket:
+    def submit_prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> Ticket:
         """Begin a ``prefetch``."""
-        return self._client.submit(prefetch_job(self, chain, deadline_s=deadline_s))
+        return self._client.submit(prefetch_job(self, chain, deadline_s=deadline_s, at=at))
 
     def submit_get(
         self, chain: Chain, *, into: object, deadline_s: float, recompute_s: float | None = None

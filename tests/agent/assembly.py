@@ -314,8 +314,40 @@ async def assembled(
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosure(drive.record())
     owners = LoopbackOwners()
-    agent = Agent(
-        AgentId("agent-0"),
+    agent = _agent(0, settings, addresses, membership, owners, drive)
+    await agent.join()
+    await agent.start()
+    volumes = Volumes(membership, bytes(32))
+    volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
+    yield Assembly(agent, drive, owners, membership, volume)
+    drive.let_go()
+    if await stop(agent):
+        agent.unmap()
+
+
+@asynccontextmanager
+async def beside(
+    fabric: Assembly, settings: AgentSettings, *, addresses: Sequence[str] = ()
+) -> AsyncIterator[Agent]:
+    """Start a second agent in a fabric whose shard the first one owns, and stop it in the end."""
+    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, fabric.drive)
+    await agent.join()
+    await agent.start()
+    yield agent
+    assert await stop(agent)
+    agent.unmap()
+
+
+def _agent(
+    number: int,
+    settings: AgentSettings,
+    addresses: Sequence[str],
+    membership: MemoryMembership,
+    owners: LoopbackOwners,
+    drive: HeldDrive,
+) -> Agent:
+    return Agent(
+        AgentId(f"agent-{number}"),
         settings,
         addresses=addresses,
         access=Access(own_uid=os.getuid()),
@@ -326,14 +358,6 @@ async def assembled(
         open_drive=lambda _record: drive,
         clock=time.monotonic,
     )
-    await agent.join()
-    await agent.start()
-    volumes = Volumes(membership, bytes(32))
-    volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
-    yield Assembly(agent, drive, owners, membership, volume)
-    drive.let_go()
-    if await stop(agent):
-        agent.unmap()
 
 
 async def stop(agent: Agent) -> bool:

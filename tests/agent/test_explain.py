@@ -120,7 +120,7 @@ async def test_an_owner_that_is_gone_is_named() -> None:
         found = await explained(fabric, 0)
         assert found.owner_view is None
         assert verdict(found) == f"It can't be got now: agent-0 does not answer for shard {SHARD}."
-        fabric.owners.register(fabric.agent.id, fabric.service)
+        fabric.owners.register(fabric.agent.id, fabric.agent._neighbours)
 
 
 async def test_the_agent_remembers_as_many_events_as_its_settings_say() -> None:

@@ -11,13 +11,13 @@ from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.ids import AgentId
 from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnswerToAgent,
     Commit,
     Committed,
     Damage,
     Failed,
-    OwnerAnswer,
     OwnerNotice,
-    OwnerRequest,
     Release,
     Reserve,
     Reserved,
@@ -34,12 +34,12 @@ OWNER = AgentId("owner")
 class Scripted:
     """An owner that answers when it is told to, and takes notices as it is told to."""
 
-    def __init__(self, answer: OwnerAnswer | Exception) -> None:
+    def __init__(self, answer: AnswerToAgent | Exception) -> None:
         self._answer = answer
         self.may_answer = asyncio.Event()
         self.heard: list[OwnerNotice] = []
 
-    async def answer(self, request: OwnerRequest) -> OwnerAnswer:
+    async def answer(self, request: AgentRequest) -> AnswerToAgent:
         await self.may_answer.wait()
         if isinstance(self._answer, Exception):
             raise self._answer
@@ -54,19 +54,19 @@ class Scripted:
 class AtOnce(Scripted):
     """An owner that answers at once."""
 
-    def answer(self, request: OwnerRequest) -> OwnerAnswer:  # type: ignore[override]  # either is an answer
+    def answer(self, request: AgentRequest) -> AnswerToAgent:  # type: ignore[override]  # either is an answer
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
 
 
-def registered_now(answer: OwnerAnswer | Exception) -> tuple[LoopbackOwners, Scripted]:
+def registered_now(answer: AnswerToAgent | Exception) -> tuple[LoopbackOwners, Scripted]:
     owners, owner = LoopbackOwners(), AtOnce(answer)
     owners.register(OWNER, owner)
     return owners, owner
 
 
-def registered(answer: OwnerAnswer | Exception) -> tuple[LoopbackOwners, Scripted]:
+def registered(answer: AnswerToAgent | Exception) -> tuple[LoopbackOwners, Scripted]:
     owners, owner = LoopbackOwners(), Scripted(answer)
     owners.register(OWNER, owner)
     return owners, owner
@@ -96,7 +96,7 @@ async def test_an_agent_that_is_not_there_cannot_be_reached() -> None:
     ],
 )
 async def test_what_an_answer_hands_out_too_late_is_given_back(
-    request_: OwnerRequest, answer: OwnerAnswer, released: ShardRelease
+    request_: AgentRequest, answer: AnswerToAgent, released: ShardRelease
 ) -> None:
     owners, owner = registered(answer)
     with pytest.raises(TimeoutError):

@@ -164,7 +164,7 @@ async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -
         worker.stopped(put.request).set_result(None)
         assert put_states(await putting) == [PutState.LATE] * 3
         assert time.monotonic() - begun_s < LATE_S
-        fabric.owners.register(fabric.agent.id, fabric.service)
+        fabric.owners.register(fabric.agent.id, fabric.agent._neighbours)
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("-inf")])

@@ -12,6 +12,7 @@ from tests.e2e.fabric_host import (
     BLOCK_BYTES,
     MIB,
     SMALL,
+    FabricProcess,
     FabricThread,
     content,
     empty,
@@ -22,7 +23,7 @@ from tests.e2e.fabric_host import (
 )
 
 import ostraca
-from ostraca import Ack, PutState
+from ostraca import Ack, BlockState, PutState, Reason
 from ostraca_fabric.status import PrefetchCounters
 
 BLOCKS = 96  # three stripe units
@@ -100,3 +101,30 @@ def test_prefetched_blocks_come_from_dram_and_need_no_flash(tmp_path: Path) -> N
         assert agent.cache_used_bytes == blocks * BLOCK_BYTES
         size_bytes = blocks * BLOCK_BYTES
         assert agent.counters.prefetched == PrefetchCounters(blocks, size_bytes, blocks, size_bytes)
+
+
+def test_a_worker_has_blocks_brought_to_the_agent_of_another_host(tmp_path: Path) -> None:
+    blocks = 32
+    directory = tmp_path / "fabric"
+    shape = ("--agents", "2", "--drives", "2", "--capacity", "520MiB", "--dram", "128MiB")
+    first, second = (f"unix://{directory}/agent-{number}.sock" for number in range(2))
+    with FabricProcess(directory, *shape, "--transport", "inline") as host:
+        with ostraca.connect(first, settings=SMALL) as writer:
+            volume = volume_of(writer)
+            chain = volume.chain(hashes(blocks))
+            put = volume.put(chain, source=content(blocks), deadline_s=20, ack=Ack.COMMITTED)
+            assert set(put.states) == {PutState.COMMITTED}
+            assert volume.prefetch(chain, deadline_s=20, at="agent-1").hits == blocks
+            absent = volume.prefetch(chain, deadline_s=20, at="agent-2")
+            assert set(absent.states) == {BlockState.DECLINED}
+            assert set(absent.reasons) == {Reason.NO_AGENT}
+        with ostraca.connect(second, settings=SMALL) as reader:
+            assert reader.agent == "agent-1"
+            into = empty(blocks)
+            assert volume_of(reader).get(chain, into=into, deadline_s=20).hits == blocks
+            assert np.array_equal(into, content(blocks))
+            counters = reader.status().counters
+        assert host.stop() == 0
+    size_bytes = blocks * BLOCK_BYTES
+    assert counters.get_hits_from_cache == blocks
+    assert counters.prefetched == PrefetchCounters(blocks, size_bytes, blocks, size_bytes)

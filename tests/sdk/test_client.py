@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, MIB, SETTINGS, hashes
-from tests.sdk.scripted_agent import ScriptedAgent, agent_at
+from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca.dial import chosen_addresses
 from ostraca.shells.done import Done
 from ostraca_fabric.adapters.nixl_runtime import PACKAGES
-from ostraca_fabric.wire.messages import Failed, OpenVolume
+from ostraca_fabric.wire.messages import Failed, Message, OpenVolume, Prefetch
 
 FAR_S = 30.0
 
@@ -472,3 +472,23 @@ def test_callers_that_read_for_themselves_and_those_that_submit_all_hear_their_a
     assert not wrong
     assert all(isinstance(each.result, ostraca.LookupResult) and each.result.prefix == 8 for each in done)
     assert time.monotonic() - begun_s < FAR_S / 2  # nobody waited for a deadline to be looked after
+
+
+def test_a_prefetch_names_the_agent_that_is_to_have_the_blocks(
+    agent: ScriptedAgent, volume: ostraca.Volume
+) -> None:
+    named = []
+
+    def note(connection: AgentConnection, message: Message) -> None:
+        assert isinstance(message, Prefetch)
+        named.append(message.at)
+        ScriptedAgent.usual(connection, message)
+
+    agent.script = {Prefetch: note}
+    chain = volume.chain(hashes(2))
+    volume.prefetch(chain, deadline_s=FAR_S)
+    volume.prefetch(chain, deadline_s=FAR_S, at="agent-7")
+    assert named == ["", "agent-7"]
+    for wrong in ("", 7, b"agent-7"):
+        with pytest.raises(ostraca.UsageError, match="id of an agent"):
+            volume.prefetch(chain, deadline_s=FAR_S, at=wrong)  # type: ignore[arg-type]

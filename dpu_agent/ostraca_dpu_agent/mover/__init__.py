@@ -2,5 +2,6 @@
 
 ``routes`` says which owner to ask, ``space`` keeps what owners hand out for a put, ``staging`` and ``cache``
 keep the memory, ``load`` brings verified blocks from flash into staging, ``get``, ``put`` and ``prefetch``
-are the three requests, drawn as in the architecture's data path.
+are the three requests, drawn as in the architecture's data path; ``elsewhere`` hands a prefetch on to another
+agent.
 """

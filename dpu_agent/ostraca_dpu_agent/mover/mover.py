@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ostraca_dpu_agent.mover.counters import Counters
+from ostraca_dpu_agent.mover.elsewhere import PrefetchElsewhere
 from ostraca_dpu_agent.mover.explain import explain
 from ostraca_dpu_agent.mover.get import GetRun
 from ostraca_dpu_agent.mover.load import Loader
@@ -27,7 +28,7 @@ from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.messages import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from numpy.typing import NDArray
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ids import AgentId, DriveId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         LookupDone,
         Prefetch,
         PrefetchDone,
+        PrefetchFor,
         Put,
         PutDone,
     )
@@ -72,6 +74,7 @@ class Mover:
 
     def __init__(
         self,
+        agent: AgentId,
         settings: AgentSettings,
         *,
         staging: Staging,
@@ -82,6 +85,7 @@ class Mover:
         events: EventRing,
     ) -> None:
         """Work from *routes*, which gives the newest; *drives* is kept current by the steward."""
+        self._agent = agent
         self.settings = settings.flow
         self.hold_s = settings.owner.hold_s
         self.staging = staging
@@ -111,10 +115,24 @@ class Mover:
         return await self._bounded("lookup", request, lambda: LookupRun(self, worker, volume, request).run())
 
     async def prefetch(self, worker: Worker, volume: ServedVolume, request: Prefetch) -> PrefetchDone:
-        """Bring blocks into the DRAM cache."""
-        return await self._bounded(
-            "prefetch", request, lambda: PrefetchRun(self, worker, volume, request).run()
-        )
+        """Bring blocks into the DRAM cache, or have them brought into that of the agent it names."""
+        stopped = worker.stopped(request.request)
+        if request.at in ("", self._agent):
+            return await self.prefetch_here(volume, request, holder=worker, stopped=stopped)
+        elsewhere = PrefetchElsewhere(self, volume, request, stopped)
+        return await self._bounded("prefetch", request, elsewhere.run)
+
+    async def prefetch_here(
+        self,
+        volume: ServedVolume,
+        request: Prefetch | PrefetchFor,
+        *,
+        holder: Hashable,
+        stopped: asyncio.Future[None],
+    ) -> PrefetchDone:
+        """Bring blocks into the DRAM cache, with staging that counts for *holder*."""
+        run = PrefetchRun(self, volume, request, holder=holder, stopped=stopped)
+        return await self._bounded("prefetch", request, run.run)
 
     async def explain(self, volume: ServedVolume, request: Explain) -> Explained:
         """Say what is known of one block."""
@@ -195,7 +213,10 @@ class Mover:
         )
 
     async def _bounded(
-        self, operation: str, request: Get | Put | Lookup | Prefetch, run: Callable[[], Awaitable[_T]]
+        self,
+        operation: str,
+        request: Get | Put | Lookup | Prefetch | PrefetchFor,
+        run: Callable[[], Awaitable[_T]],
     ) -> _T:
         """Serve a request, timed, unless too many are under way."""
         if self._requests >= self.settings.requests_max:

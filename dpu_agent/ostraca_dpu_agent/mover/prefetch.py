@@ -14,20 +14,30 @@ from ostraca_fabric.outcome import BlockState, Reason
 from ostraca_fabric.wire.messages import PrefetchDone
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Hashable
+
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.mover import Mover
-    from ostraca_dpu_agent.mover.request import Worker
     from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.wire.messages import Prefetch
+    from ostraca_fabric.wire.messages import Prefetch, PrefetchFor
 
 
 class PrefetchRun:
     """One prefetch: one wave after the other, so that gets go before it."""
 
-    def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Prefetch) -> None:
-        """Take the request apart."""
+    def __init__(
+        self,
+        mover: Mover,
+        volume: ServedVolume,
+        request: Prefetch | PrefetchFor,
+        *,
+        holder: Hashable,
+        stopped: asyncio.Future[None],
+    ) -> None:
+        """Take the request apart; its staging counts for *holder*."""
         self._mover = mover
         self._volume = volume
         self._request = request
@@ -35,8 +45,8 @@ class PrefetchRun:
         self._states = np.full(len(self._keys), BlockState.LATE, np.uint8)
         self._reasons = np.full(len(self._keys), Reason.DEADLINE, np.uint8)
         self._brought_bytes = 0
-        self._worker = worker
-        self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+        self._holder = holder
+        self._clocked = mover.clocked(request.deadline_s, stopped)
 
     async def run(self) -> PrefetchDone:
         """Bring what can be brought by the deadline."""
@@ -88,7 +98,7 @@ class PrefetchRun:
             len(positions),
             slot_bytes,
             Purpose.GET,
-            holder=self._worker,
+            holder=self._holder,
             within_s=self._clocked.left_s,
         )
         if isinstance(lease, NoRoom):

@@ -117,6 +117,22 @@ class Clocked:
             self.stopped.remove_done_callback(ended)
 
 
+def check_spans(volume: ServedVolume, spans: Sequence[Span], *, blocks_max: int) -> None:
+    """Refuse more blocks than one request may have, and hashes that are not the volume's; raises
+    UsageError.
+    """
+    blocks = sum(map(len, spans))
+    if max(blocks, len(spans)) > blocks_max:
+        message = (
+            f"{blocks} blocks in {len(spans)} spans in one request: ask for at most {blocks_max} at once"
+        )
+        raise UsageError(message)
+    wanted = volume.record.layout.hash_bytes
+    if any(span.hash_bytes != wanted for span in spans):
+        message = f"engine hashes of volume {volume.record.name!r} have {wanted} bytes"
+        raise UsageError(message)
+
+
 def check_sizes(volume: ServedVolume, lengths: NDArray[np.uint32], slot_bytes: int) -> None:
     """Refuse blocks and slots of sizes that the volume can't have; raises UsageError."""
     if not len(lengths):

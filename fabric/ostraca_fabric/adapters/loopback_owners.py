@@ -1,4 +1,4 @@
-"""Owners in the same process, reached as if they were not: every call is encoded, handed over as bytes, and
+"""Agents in the same process, reached as if they were not: every call is encoded, handed over as bytes, and
 decoded.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from ostraca_fabric.errors import ConnectError, ProtocolError
+from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.labels import current_label
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ostraca_fabric.ids import AgentId
-    from ostraca_fabric.wire.messages import Message, OwnerAnswer, OwnerNotice, OwnerRequest
+    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Message, OwnerNotice
 
 log = logging.getLogger(__name__)
 
 
-class AnswersOwners(Protocol):
-    """What an agent's owner role offers to movers."""
+class AnswersAgents(Protocol):
+    """What an agent offers to the movers of others, and to its own."""
 
-    def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
+    def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
         """Answer a request: at once, or with something to wait for."""
 
     def notice(self, notice: OwnerNotice) -> None:
@@ -53,11 +53,11 @@ class LoopbackOwners:
 
     def __init__(self) -> None:
         """Begin with no agent."""
-        self._services: dict[AgentId, AnswersOwners] = {}
+        self._services: dict[AgentId, AnswersAgents] = {}
         self._numbers = itertools.count(1)
         self._answering = Tasks("loopback owners")
 
-    def register(self, agent: AgentId, service: AnswersOwners) -> None:
+    def register(self, agent: AgentId, service: AnswersAgents) -> None:
         """Make an agent reachable."""
         self._services[agent] = service
 
@@ -65,8 +65,8 @@ class LoopbackOwners:
         """Make an agent unreachable, as if it had died; answers under way still come."""
         self._services.pop(agent, None)
 
-    async def ask(self, agent: AgentId, request: OwnerRequest) -> OwnerAnswer:
-        """Return the owner's answer; raises TimeoutError and ConnectError as the port says."""
+    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
+        """Return the agent's answer; raises TimeoutError and ConnectError as the port says."""
         service = self._services.get(agent)
         if service is None:
             message = f"agent {agent} is not in this process"
@@ -101,11 +101,11 @@ class LoopbackOwners:
             self.tell(agent, Release(releases))
 
 
-def _decoded(payload: bytes) -> OwnerAnswer:
-    return cast("OwnerAnswer", TO_AGENT.decode(payload))
+def _decoded(payload: bytes) -> AnswerToAgent:
+    return cast("AnswerToAgent", TO_AGENT.decode(payload))
 
 
-def _handed_out(answer: OwnerAnswer) -> tuple[ShardRelease, ...]:
+def _handed_out(answer: AnswerToAgent) -> tuple[ShardRelease, ...]:
     """Say what to release of an answer: pins, and reservations."""
     if not isinstance(answer, Resolved | Reserved):
         return ()
@@ -118,12 +118,12 @@ def _of_shard(part: ShardExtents | ShardReservations) -> ShardRelease | None:
     return ShardRelease(part.shard, (), part.reservations) if part.reservations else None
 
 
-def _begun(service: AnswersOwners, payload: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+def _begun(service: AnswersAgents, payload: bytes) -> bytes | Coroutine[Any, Any, bytes]:
     """Have a request served; return the answer, or what to run for it.
 
     An answer that needs no waiting takes no task: a look-up would spend more on that than on looking.
     """
-    request = cast("OwnerRequest", FROM_AGENT.decode(payload))
+    request = cast("AgentRequest", FROM_AGENT.decode(payload))
     try:
         answer = service.answer(request)
     except Exception as error:  # noqa: BLE001 (told to who asked)
@@ -131,19 +131,21 @@ def _begun(service: AnswersOwners, payload: bytes) -> bytes | Coroutine[Any, Any
     return _answered(request, answer) if isinstance(answer, Awaitable) else _payload(answer)
 
 
-async def _answered(request: OwnerRequest, answer: Awaitable[OwnerAnswer]) -> bytes:
+async def _answered(request: AgentRequest, answer: Awaitable[AnswerToAgent]) -> bytes:
     try:
         return _payload(await answer)
     except Exception as error:  # noqa: BLE001 (told to who asked)
         return _failed(request, error)
 
 
-def _failed(request: OwnerRequest, error: Exception) -> bytes:
+def _failed(request: AgentRequest, error: Exception) -> bytes:
     """Tell what the service raised, as a connection does."""
-    if isinstance(error, ProtocolError):
+    if isinstance(error, ProtocolError | RefusedError):
         return _payload(Failed(request.request, error.code, str(error)))
+    if isinstance(error, UsageError):
+        return _payload(Failed(request.request, "usage", str(error)))
     log.error("A %s failed", type(request).__name__, exc_info=error)
-    return _payload(Failed(request.request, "internal", "the owner failed; its log says why"))
+    return _payload(Failed(request.request, "internal", "the agent failed; its log says why"))
 
 
 def _payload(message: Message) -> bytes:

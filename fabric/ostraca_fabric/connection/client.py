@@ -21,13 +21,13 @@ from ostraca_fabric.wire.address import UnixAddress, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
+    AgentRequest,
+    AnswerToAgent,
     Cancel,
     Fetch,
     GetProgress,
     Hello,
-    OwnerAnswer,
     OwnerNotice,
-    OwnerRequest,
     Refused,
     Settled,
     Welcome,
@@ -36,8 +36,8 @@ from ostraca_fabric.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | OwnerRequest
-Answer = AgentAnswer | OwnerAnswer
+Request = WorkerRequest | AgentRequest
+Answer = AgentAnswer | AnswerToAgent
 Aside = GetProgress | Settled | Fetch
 """What an agent says about a request beside its answer."""
 

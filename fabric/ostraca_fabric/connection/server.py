@@ -36,13 +36,13 @@ from ostraca_fabric.wire.address import Address, UnixAddress, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, AgentHandshake
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
+    AgentRequest,
+    AnswerToAgent,
     Cancel,
     Damage,
     Failed,
     Hello,
-    OwnerAnswer,
     OwnerNotice,
-    OwnerRequest,
     Ping,
     Pong,
     Refused,
@@ -53,8 +53,8 @@ from ostraca_fabric.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | OwnerRequest
-Answer = AgentAnswer | OwnerAnswer
+Request = WorkerRequest | AgentRequest
+Answer = AgentAnswer | AnswerToAgent
 
 _ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
     WORKER: codec.FROM_WORKER,

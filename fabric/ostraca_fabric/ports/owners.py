@@ -1,4 +1,5 @@
-"""How a mover reaches the owner of a shard, wherever it is: in the same process, or on another host.
+"""How an agent reaches another one, wherever it is: in the same process, or on another host. Most often a
+mover asks the owner of a shard.
 
 Every call is encoded and decoded, also inside one process, so that an owner behind a network is nothing new.
 """
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId
-    from ostraca_fabric.wire.messages import OwnerAnswer, OwnerNotice, OwnerRequest
+    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 
 class Owners(Protocol):
-    """The agents that own shards."""
+    """The agents of the fabric, most often as owners of shards."""
 
-    async def ask(self, agent: AgentId, request: OwnerRequest) -> OwnerAnswer:
-        """Return the owner's answer.
+    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
+        """Return the agent's answer.
 
         Raises TimeoutError when none came within the request's ``deadline_s``, and ConnectError when the
         agent can't be reached. Who asks must treat both as "its blocks are misses".

@@ -15,6 +15,8 @@ import msgspec
 from ostraca_fabric.errors import MalformedError, ProtocolError
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
+    AgentRequest,
+    AnswerToAgent,
     AnyMessage,
     Cancel,
     Failed,
@@ -22,9 +24,7 @@ from ostraca_fabric.wire.messages import (
     GetProgress,
     Hello,
     Message,
-    OwnerAnswer,
     OwnerNotice,
-    OwnerRequest,
     Ping,
     Pong,
     Refused,
@@ -82,8 +82,8 @@ HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="someone who has not
 FROM_WORKER: MessageDecoder[WorkerRequest | Cancel] = MessageDecoder(
     WorkerRequest | Cancel, sender="a worker"
 )
-FROM_AGENT: MessageDecoder[OwnerRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
-    OwnerRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"
+FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
+    AgentRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"
 )
 FROM_OPERATOR: MessageDecoder[Ping | Status | Cancel] = MessageDecoder(
     Ping | Status | Cancel, sender="an operator"
@@ -97,8 +97,8 @@ HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
 TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Refused] = MessageDecoder(
     AgentAnswer | GetProgress | Settled | Fetch | Refused, sender="a worker's agent"
 )
-TO_AGENT: MessageDecoder[OwnerAnswer | Pong | StatusDone | Refused] = MessageDecoder(
-    OwnerAnswer | Pong | StatusDone | Refused, sender="an agent that was asked as an owner"
+TO_AGENT: MessageDecoder[AnswerToAgent | Pong | StatusDone | Refused] = MessageDecoder(
+    AnswerToAgent | Pong | StatusDone | Refused, sender="an agent that was asked by an agent"
 )
 TO_OPERATOR: MessageDecoder[Pong | StatusDone | Failed | Refused] = MessageDecoder(
     Pong | StatusDone | Failed | Refused, sender="an agent that was asked by an operator"

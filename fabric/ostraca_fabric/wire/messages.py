@@ -231,10 +231,12 @@ class Prefetch(Message, frozen=True, tag=19):
     handle: int
     deadline_s: float
     spans: Spans
+    at: str = ""
+    """The agent that is to have them; empty for the one that is asked."""
 
 
 class PrefetchDone(Message, frozen=True, tag=20):
-    """``states``: HIT where the block is in the agent's DRAM now."""
+    """``states``: HIT where the block is in that agent's DRAM now. Also the answer to ``PrefetchFor``."""
 
     request: int
     states: bytes
@@ -474,6 +476,25 @@ class Inspected(Message, frozen=True, tag=49):
     body: bytes
 
 
+# --- agent to agent
+# --------------------------------------------------------------------------------------------------
+
+
+class PrefetchFor(Message, frozen=True, tag=50):
+    """Bring blocks of this tenant's volume into your DRAM, as far as there is room and time.
+
+    Failed with ``unknown_volume`` where the volume is not known, or known as another incarnation.
+    """
+
+    request: int
+    deadline_s: float
+    tenant: str
+    volume: str
+    incarnation: int
+    spans: Spans
+    label: str = ""
+
+
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status | Explain
 AgentAnswer = (
     VolumeOpened | LookupDone | GetDone | PutDone | PrefetchDone | Pong | StatusDone | Explained | Failed
@@ -481,6 +502,8 @@ AgentAnswer = (
 OwnerRequest = Resolve | Reserve | Commit | Inspect
 OwnerAnswer = Resolved | Reserved | Committed | Inspected | Failed
 OwnerNotice = Release | Damage
+AgentRequest = OwnerRequest | PrefetchFor
+AnswerToAgent = OwnerAnswer | PrefetchDone
 
 AnyMessage = (
     Hello
@@ -492,7 +515,7 @@ AnyMessage = (
     | Cancel
     | Settled
     | Fetch
-    | OwnerRequest
+    | AgentRequest
     | OwnerAnswer
     | OwnerNotice
 )

@@ -84,6 +84,18 @@ def checked_lengths(lengths: int | Sequence[int], *, count: int, block_bytes: in
     return listed.astype(np.uint32)
 
 
+def checked_agent(at: object) -> str:
+    """Return the id of the agent that is meant, empty for the one that is asked. Raises UsageError."""
+    if at is None:
+        return ""
+    if not isinstance(at, str) or not at:
+        raise UsageError(
+            f"at is {at!r}: pass the id of an agent (Client.agent, or agents in Client.status()), or None "
+            "for the one this client is connected to"
+        )
+    return at
+
+
 def checked_ack(ack: object) -> Ack:
     """Return the state to acknowledge a put at. Raises UsageError."""
     try:

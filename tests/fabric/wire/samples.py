@@ -23,7 +23,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.GetDone(1, bytes(32), bytes(32)),
     m.Put(1, 2, 0.5, 1, SPANS, bytes(128), bytes(512), bytes(256), 1 << 16),
     m.PutDone(1, bytes(32), bytes(32), bytes(4)),
-    m.Prefetch(1, 2, 0.5, SPANS),
+    m.Prefetch(1, 2, 0.5, SPANS, "agent-1"),
     m.PrefetchDone(1, bytes(32), bytes(32)),
     m.Cancel(1),
     m.Settled(1),
@@ -44,4 +44,5 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),
     m.Inspect(1, 0.5, "e/d/0", bytes(16)),
     m.Inspected(1, b"body"),
+    m.PrefetchFor(1, 0.5, "tenant", "volume", 1, SPANS, "01020304/7"),
 )
