@@ -118,7 +118,8 @@ class WorkerScript:
                     request, self._handle(), self._time(), ack, spans, lengths, tags, slots, slot_bytes
                 )
             case 8:
-                return m.Prefetch(request, self._handle(), self._time(), self._spans())
+                at = dice.choice(("", "", "agent-0", "agent-1", "\n", "n" * 1000))
+                return m.Prefetch(request, self._handle(), self._time(), self._spans(), at)
             case 9:
                 return m.Cancel(dice.choice((request, self._requests - 1, *WHOLE_NUMBERS)))
             case 10:
@@ -187,7 +188,7 @@ class WorkerScript:
         """
         dice, request, shard = self._dice, self._request(), self._dice.choice(SHARDS)
         keys, count = dice.randbytes(16 * dice.choice((0, 1, 5))), dice.choice((0, 1, 5))
-        match dice.randrange(6):
+        match dice.randrange(7):
             case 0 | 1:
                 keys += dice.choice((b"", b"", b"x"))
                 return m.Resolve(request, self._time(), self._time(), (m.ShardKeys(shard, keys),) * count)
@@ -201,6 +202,10 @@ class WorkerScript:
             case 4:
                 pins = (dice.choice(WHOLE_NUMBERS[-6:]),) * count
                 return m.Release((m.ShardRelease(SHARDS[2], pins, bytes(8 * count)),))
+            case 5:
+                tenant, name = dice.choice((self._tenant, "other", "")), dice.choice(("v", "v", "w", "\n"))
+                incarnation = dice.choice((1, 1, *WHOLE_NUMBERS))
+                return m.PrefetchFor(request, self._time(), tenant, name, incarnation, self._spans())
             case _:
                 offset, length, generation, seed = (dice.choice(WHOLE_NUMBERS) for _ in range(4))
                 key, tag = keys[: dice.choice((0, 15, 16))], dice.randbytes(dice.choice((0, 16)))
