@@ -7,7 +7,11 @@ is the oldest. Generation 0 is "never written".
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
 """What flash is addressed and aligned in: summary pages, extents and I/O are multiples of it."""
@@ -33,3 +37,9 @@ def generation_parts(packed: Generation) -> tuple[int, int]:
 def rounded_up(length_bytes: int, multiple: int = PAGE_BYTES) -> int:
     """Return the least multiple of *multiple* that holds *length_bytes*."""
     return -(-length_bytes // multiple) * multiple
+
+
+def whole_pages(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return what blocks of these *lengths* take on flash, in bytes. None comes near 4 GiB."""
+    pages: NDArray[np.uint32] = (lengths + (PAGE_BYTES - 1)) // PAGE_BYTES * PAGE_BYTES
+    return pages

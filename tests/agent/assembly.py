@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from tests.agent.owned_shard import keys_of, rows16, tag_of
 
 from ostraca_dpu_agent.agent import Agent
@@ -30,7 +31,7 @@ from ostraca_fabric.flash.superblock import Superblock, encode_superblock
 from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId, drive_id, shard_id
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
-from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.ports.drive import Pieces
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
 from ostraca_fabric.tags import tag_seeds, tags_of
 from ostraca_fabric.testing.memory_drive import MemoryDrive
@@ -71,7 +72,7 @@ class HeldDrive(MemoryDrive):
         self.holds_writes = False
         self.held: list[Callable[[], None]] = []
         self.fails_flushes = False
-        self.writes: list[tuple[Run, ...]] = []
+        self.writes: list[Pieces] = []
         self.asked: list[str] = []
         """Writes and flushes in the order they were submitted."""
 
@@ -80,16 +81,16 @@ class HeldDrive(MemoryDrive):
         return EnclosureRecord(ENCLOSURE, (DriveRecord(DRIVE, "memory"),), (shard,))
 
     def submit_read(
-        self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
-    ) -> asyncio.Future[list[bool]]:
+        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
+    ) -> asyncio.Future[NDArray[np.bool_]]:
         act = super().submit_read
-        return self._perhaps(self.holds_reads, lambda: act(runs, then))
+        return self._perhaps(self.holds_reads, lambda: act(pieces, then))
 
-    def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
+    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         act = super().submit_write
-        self.writes.append(tuple(runs))
+        self.writes.append(pieces)
         self.asked.append("write")
-        return self._perhaps(self.holds_writes, lambda: act(runs))
+        return self._perhaps(self.holds_writes, lambda: act(pieces))
 
     def submit_flush(self) -> asyncio.Future[bool]:
         self.asked.append("flush")
@@ -106,11 +107,11 @@ class HeldDrive(MemoryDrive):
             act()
 
     def _perhaps(
-        self, is_held: bool, submit: Callable[[], asyncio.Future[list[bool]]]
-    ) -> asyncio.Future[list[bool]]:
+        self, is_held: bool, submit: Callable[[], asyncio.Future[NDArray[np.bool_]]]
+    ) -> asyncio.Future[NDArray[np.bool_]]:
         if not is_held:
             return submit()
-        outer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        outer: asyncio.Future[NDArray[np.bool_]] = asyncio.get_running_loop().create_future()
 
         def act() -> None:
             submit().add_done_callback(lambda inner: outer.set_result(inner.result()))

@@ -45,7 +45,7 @@ async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
 async def test_a_shard_of_more_segments_than_a_drive_takes_reads_at_once_is_found_whole() -> None:
     drive = HeldDrive(segments=40)
     await with_blocks(drive, [1, 2, 3])
-    drive._runs_queued_max = 4
+    drive._pieces_queued_max = 4
     _, recovered = await read_shard(drive, RECORD, FABRIC)
     assert sum(len(segment.entries) for segment in recovered.segments) == 3
 

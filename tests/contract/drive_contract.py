@@ -3,142 +3,182 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import mmap
 import random
 import threading
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.ports.drive import Drive, Run
+from ostraca_fabric.ports.drive import Drive, Pieces
 
 DRIVE_BYTES = 8 << 20
-RUNS_QUEUED_MAX = 64
+PIECES_QUEUED_MAX = 2048
 
 
-def pages(count: int, filled: bytes = b"") -> memoryview:
+def pages(count: int, filled: bytes = b"") -> NDArray[np.uint8]:
     """Return page-aligned memory, all zeroes or filled with noise that *filled* seeds."""
-    memory = memoryview(mmap.mmap(-1, count * PAGE_BYTES))
+    memory = np.frombuffer(mmap.mmap(-1, count * PAGE_BYTES), np.uint8)
     if filled:
-        memory[:] = random.Random(filled).randbytes(len(memory))
+        memory[:] = np.frombuffer(random.Random(filled).randbytes(len(memory)), np.uint8)
     return memory
 
 
+def pieces(
+    memory: NDArray[np.uint8], at: Sequence[int], on: Sequence[int], counts: Sequence[int] | int = 1
+) -> Pieces:
+    """Make pieces of *counts* pages, at these pages of memory and on these of the drive."""
+    lengths = np.full(len(at), counts, np.uint32) * np.uint32(PAGE_BYTES)
+    return Pieces(memory, np.array(at, np.int64) * PAGE_BYTES, np.array(on, np.int64) * PAGE_BYTES, lengths)
+
+
+def at_page(memory: NDArray[np.uint8], page: int) -> Pieces:
+    """All of some memory, in one piece."""
+    return Pieces.one(memory, drive_offset=page * PAGE_BYTES)
+
+
+async def written(drive: Drive, wanted: Pieces) -> list[bool]:
+    """Write, and say what became of each piece."""
+    return list(map(bool, await drive.submit_write(wanted)))
+
+
+async def read(drive: Drive, wanted: Pieces) -> list[bool]:
+    """Read, and say what became of each piece."""
+    return list(map(bool, await drive.submit_read(wanted)))
+
+
 class DriveContract:
-    """Drives given by the fixture have ``DRIVE_BYTES`` and take ``RUNS_QUEUED_MAX`` runs at once."""
+    """Drives given by the fixture have ``DRIVE_BYTES`` and take ``PIECES_QUEUED_MAX`` pieces at once."""
 
     @pytest.fixture
     def drive(self) -> Drive:
         raise NotImplementedError
 
     async def test_what_is_written_is_read_back(self, drive: Drive) -> None:
-        written, read = pages(16, b"a"), pages(16)
-        assert await drive.submit_write([Run(5 * PAGE_BYTES, (written,))]) == [True]
-        assert await drive.submit_read([Run(5 * PAGE_BYTES, (read,))]) == [True]
-        assert read == written
+        source, target = pages(16, b"a"), pages(16)
+        assert await written(drive, at_page(source, 5)) == [True]
+        assert await read(drive, at_page(target, 5)) == [True]
+        assert np.array_equal(target, source)
 
-    async def test_a_run_gathers_and_scatters_its_views_in_order(self, drive: Drive) -> None:
-        written, read = pages(6, b"b"), pages(6)
-        cut = PAGE_BYTES
-        parts = (written[4 * cut :], written[: 3 * cut], written[3 * cut : 4 * cut])
-        assert await drive.submit_write([Run(0, parts)]) == [True]
-        assert await drive.submit_read([Run(0, (read[: 5 * cut], read[5 * cut :]))]) == [True]
-        assert bytes(read) == b"".join(parts)
+    async def test_adjacent_pieces_are_gathered_from_and_scattered_to_their_own_memory(
+        self, drive: Drive
+    ) -> None:
+        source, target = pages(6, b"b"), pages(6)
+        assert await written(drive, pieces(source, [4, 0, 3], [0, 2, 5], [2, 3, 1])) == [True] * 3
+        assert await read(drive, pieces(target, [1, 0], [0, 5], [5, 1])) == [True] * 2
+        rows = target.reshape(6, -1)
+        assert np.array_equal(rows[[1, 2, 3, 4, 5, 0]], source.reshape(6, -1)[[4, 5, 0, 1, 2, 3]])
 
-    async def test_a_run_may_have_more_views_than_one_call_takes(self, drive: Drive) -> None:
-        count = 1500
-        written, read = pages(count, b"c"), pages(count)
-        views = [
-            tuple(memory[at : at + PAGE_BYTES] for at in range(0, len(memory), PAGE_BYTES))
-            for memory in (written, read)
-        ]
-        assert await drive.submit_write([Run(PAGE_BYTES, views[0])]) == [True]
-        assert await drive.submit_read([Run(PAGE_BYTES, views[1])]) == [True]
-        assert read == written
+    async def test_what_lies_between_pieces_is_left_alone(self, drive: Drive) -> None:
+        source, other, target = pages(8, b"i"), pages(8, b"j"), pages(8)
+        assert await written(drive, at_page(other, 0)) == [True]
+        assert await written(drive, pieces(source, [0, 1, 5], [0, 1, 5])) == [True] * 3
+        assert await read(drive, pieces(target, [7, 6, 5, 3, 1, 0], [7, 6, 5, 3, 1, 0])) == [True] * 6
+        expected = other.copy().reshape(8, -1)
+        expected[[0, 1, 5]] = source.reshape(8, -1)[[0, 1, 5]]
+        expected[[2, 4]] = 0
+        assert np.array_equal(target.reshape(8, -1), expected)
 
-    async def test_each_run_of_a_batch_has_its_own_end(self, drive: Drive) -> None:
-        memory = pages(3, b"d")
-        views = [memory[at : at + PAGE_BYTES] for at in range(0, len(memory), PAGE_BYTES)]
-        beyond = Run(DRIVE_BYTES, (views[1],))
-        runs = [Run(0, (views[0],)), beyond, Run(PAGE_BYTES, (views[2],))]
-        assert await drive.submit_write(runs) == [True, False, True]
-        assert await drive.submit_read(runs) == [True, False, True]
+    @pytest.mark.parametrize("step", [1, 2], ids=["adjacent", "apart"])
+    async def test_there_may_be_more_pieces_than_one_call_takes(self, drive: Drive, step: int) -> None:
+        count = 1000 if step == 2 else 1500
+        source, target = pages(count, b"c"), pages(count)
+        at, on = range(count), range(1, 1 + step * count, step)
+        assert await written(drive, pieces(source, at, on)) == [True] * count
+        assert await read(drive, pieces(target, at, on)) == [True] * count
+        assert np.array_equal(target, source)
+
+    async def test_each_piece_of_a_batch_has_its_own_end(self, drive: Drive) -> None:
+        source, target = pages(3, b"d"), pages(3)
+        on = [0, DRIVE_BYTES // PAGE_BYTES, 2]
+        assert await written(drive, pieces(source, [0, 1, 2], on)) == [True, False, True]
+        assert await read(drive, pieces(target, [0, 1, 2], on)) == [True, False, True]
+        assert np.array_equal(target.reshape(3, -1)[[0, 2]], source.reshape(3, -1)[[0, 2]])
 
     async def test_the_drive_never_grows(self, drive: Drive) -> None:
-        half_beyond = Run(DRIVE_BYTES - PAGE_BYTES, (pages(2, b"e"),))
-        assert await drive.submit_write([half_beyond]) == [False]
-        assert await drive.submit_read([half_beyond]) == [False]
+        half_beyond = at_page(pages(2, b"e"), DRIVE_BYTES // PAGE_BYTES - 1)
+        assert await written(drive, half_beyond) == [False]
+        assert await read(drive, half_beyond) == [False]
+        assert await read(drive, at_page(pages(1), 1 << 50)) == [False]
         assert drive.size_bytes == DRIVE_BYTES
 
-    async def test_then_sees_each_run_in_memory_and_has_a_say(self, drive: Drive) -> None:
+    async def test_then_sees_each_piece_in_memory_once_and_has_a_say(self, drive: Drive) -> None:
         count = 40
-        written, read = pages(count, b"f"), pages(count)
-        assert await drive.submit_write([Run(0, (written,))]) == [True]
-        runs = [
-            Run(number * PAGE_BYTES, (read[number * PAGE_BYTES : (number + 1) * PAGE_BYTES],))
-            for number in range(count)
-        ]
-        seen = [False] * count
+        source, target = pages(count, b"f"), pages(count)
+        assert await written(drive, at_page(source, 0)) == [True]
+        on = np.array([number for number in range(count) if number % 7])
+        seen = np.zeros(len(on), np.int64)
 
-        def then(number: int) -> bool:
-            part = slice(number * PAGE_BYTES, (number + 1) * PAGE_BYTES)
-            seen[number] = read[part] == written[part]
-            return number % 3 != 0
+        def then(rows: slice) -> NDArray[np.bool_]:
+            for row, page in zip(range(rows.start, rows.stop), on[rows], strict=True):
+                part = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
+                seen[row] += np.array_equal(target[part], source[part])
+            says: NDArray[np.bool_] = on[rows] % 3 != 0
+            return says
 
-        assert await drive.submit_read(runs, then) == [number % 3 != 0 for number in range(count)]
-        assert all(seen)
+        ends = await drive.submit_read(pieces(target, on.tolist(), on.tolist()), then)
+        assert ends.tolist() == (on % 3 != 0).tolist()
+        assert seen.tolist() == [1] * len(on)
 
-    async def test_then_is_not_asked_about_a_run_that_was_not_read(self, drive: Drive) -> None:
+    async def test_then_is_not_asked_about_a_piece_that_was_not_read(self, drive: Drive) -> None:
         asked: list[int] = []
 
-        def then(number: int) -> bool:
-            asked.append(number)
-            return True
+        def then(rows: slice) -> NDArray[np.bool_]:
+            asked.extend(range(rows.start, rows.stop))
+            return np.ones(rows.stop - rows.start, np.bool_)
 
-        assert await drive.submit_read([Run(DRIVE_BYTES, (pages(1),))], then) == [False]
-        assert asked == []
+        beyond = DRIVE_BYTES // PAGE_BYTES
+        ends = await drive.submit_read(pieces(pages(5), range(5), [0, beyond, 2, beyond + 4, 6]), then)
+        assert ends.tolist() == [True, False, True, False, True]
+        assert sorted(asked) == [0, 2, 4]
 
     async def test_many_batches_at_once_all_end(self, drive: Drive) -> None:
-        memories = [pages(4, bytes([number])) for number in range(RUNS_QUEUED_MAX)]
-        offsets = itertools.count(0, 4 * PAGE_BYTES)
-        batches = [[Run(offset, (memory,))] for memory, offset in zip(memories, offsets, strict=False)]
-        ends = await asyncio.gather(*(drive.submit_write(batch) for batch in batches))
-        assert ends == [[True]] * RUNS_QUEUED_MAX
-        read = pages(4 * RUNS_QUEUED_MAX)
-        assert await drive.submit_read([Run(0, (read,))]) == [True]
-        assert bytes(read) == b"".join(memories)
+        memories = [pages(4, bytes([number])) for number in range(64)]
+        batches = [at_page(memory, 4 * number) for number, memory in enumerate(memories)]
+        assert await asyncio.gather(*(written(drive, batch) for batch in batches)) == [[True]] * 64
+        target = pages(4 * 64)
+        assert await read(drive, at_page(target, 0)) == [True]
+        assert np.array_equal(target, np.concatenate(memories))
 
-    async def test_more_runs_than_may_wait_fail_at_once_and_disturb_no_others(self, drive: Drive) -> None:
-        memory = pages(1, b"g")
-        under_way = drive.submit_write([Run(0, (memory,))])
+    async def test_more_pieces_than_may_wait_fail_at_once_and_disturb_no_others(self, drive: Drive) -> None:
+        many = pieces(pages(1), [0] * PIECES_QUEUED_MAX, [0] * PIECES_QUEUED_MAX)
+        under_way = drive.submit_write(at_page(pages(1, b"g"), 0))
         assert drive.queued == 1
-        refused = drive.submit_read([Run(0, (pages(1),))] * RUNS_QUEUED_MAX)
+        refused = drive.submit_read(many)
         assert refused.done()
-        assert refused.result() == [False] * RUNS_QUEUED_MAX
-        assert await under_way == [True]
+        assert not refused.result().any()
+        assert len(refused.result()) == PIECES_QUEUED_MAX
+        assert (await under_way).tolist() == [True]
         assert drive.queued == 0
-        assert await drive.submit_read([Run(0, (pages(1),))] * RUNS_QUEUED_MAX) == [True] * RUNS_QUEUED_MAX
+        assert await read(drive, many) == [True] * PIECES_QUEUED_MAX
 
     async def test_an_empty_batch_ends(self, drive: Drive) -> None:
-        assert await drive.submit_read([]) == []
-        assert await drive.submit_write([]) == []
+        assert await read(drive, pieces(pages(1), [], [])) == []
+        assert await written(drive, pieces(pages(1), [], [])) == []
 
     async def test_a_flush_ends(self, drive: Drive) -> None:
-        await drive.submit_write([Run(0, (pages(1, b"h"),))])
+        await drive.submit_write(at_page(pages(1, b"h"), 0))
         assert await drive.submit_flush()
         assert drive.queued == 0
 
-    async def test_a_run_that_is_not_in_whole_pages_is_a_broken_invariant(self, drive: Drive) -> None:
+    @pytest.mark.parametrize("column", ["memory_offsets", "drive_offsets", "lengths"])
+    async def test_a_piece_that_is_not_in_whole_pages_is_a_broken_invariant(
+        self, drive: Drive, column: str
+    ) -> None:
+        crooked = pieces(pages(2), [0], [0])
+        getattr(crooked, column)[0] += 512
         with pytest.raises(AssertionError, match="page"):
-            drive.submit_write([Run(512, (pages(1),))])
+            drive.submit_write(crooked)
         with pytest.raises(AssertionError, match="page"):
-            drive.submit_read([Run(0, (pages(1)[:512],))])
+            drive.submit_read(crooked)
         assert drive.queued == 0
 
     async def test_futures_resolve_on_the_loop_s_thread(self, drive: Drive) -> None:
         resolved_on: list[threading.Thread] = []
-        future = drive.submit_read([Run(0, (pages(1),))])
+        future = drive.submit_read(at_page(pages(1), 0))
         future.add_done_callback(lambda _: resolved_on.append(threading.current_thread()))
         await future
         await asyncio.sleep(0)

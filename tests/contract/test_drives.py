@@ -8,15 +8,25 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvloop
-from tests.contract.drive_contract import DRIVE_BYTES, RUNS_QUEUED_MAX, DriveContract, pages
+from numpy.typing import NDArray
+from tests.contract.drive_contract import (
+    DRIVE_BYTES,
+    PIECES_QUEUED_MAX,
+    DriveContract,
+    at_page,
+    pages,
+    pieces,
+    read,
+    written,
+)
 
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
-from ostraca_fabric.ports.drive import Run
 from ostraca_fabric.testing.memory_drive import MemoryDrive
 
 DRIVE = DriveId("shelf/drive-0")
@@ -32,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 def opened(path: Path, *, is_direct: bool = True) -> FileDrive:
     return FileDrive.open(
-        DRIVE, str(path), DriveSettings(is_direct=is_direct, runs_queued_max=RUNS_QUEUED_MAX)
+        DRIVE, str(path), DriveSettings(is_direct=is_direct, pieces_queued_max=PIECES_QUEUED_MAX)
     )
 
 
@@ -62,18 +72,18 @@ class TestBufferedFileDrive(DriveContract):
 class TestMemoryDrive(DriveContract):
     @pytest.fixture
     def drive(self) -> MemoryDrive:
-        return MemoryDrive(DRIVE, DRIVE_BYTES, runs_queued_max=RUNS_QUEUED_MAX)
+        return MemoryDrive(DRIVE, DRIVE_BYTES, pieces_queued_max=PIECES_QUEUED_MAX)
 
 
 def test_a_file_drive_works_on_uvloop_too(path: Path) -> None:
     async def scenario() -> bool:
         drive = opened(path)
-        written, read = pages(4, b"u"), pages(4)
-        assert await drive.submit_write([Run(0, (written,))]) == [True]
+        source, target = pages(4, b"u"), pages(4)
+        assert await written(drive, at_page(source, 0)) == [True]
         assert await drive.submit_flush()
-        assert await drive.submit_read([Run(0, (read,))]) == [True]
+        assert await read(drive, at_page(target, 0)) == [True]
         drive.close()
-        return read == written
+        return np.array_equal(target, source)
 
     assert uvloop.run(scenario())
 
@@ -81,30 +91,73 @@ def test_a_file_drive_works_on_uvloop_too(path: Path) -> None:
 def test_blocks_outlive_the_process_that_wrote_them(path: Path) -> None:
     async def write() -> None:
         drive = opened(path)
-        await drive.submit_write([Run(8 * PAGE_BYTES, (pages(2, b"w"),))])
+        await drive.submit_write(at_page(pages(2, b"w"), 8))
         drive.close()
 
     uvloop.run(write())
-    assert path.read_bytes()[8 * PAGE_BYTES : 10 * PAGE_BYTES] == bytes(pages(2, b"w"))
+    assert path.read_bytes()[8 * PAGE_BYTES : 10 * PAGE_BYTES] == pages(2, b"w").tobytes()
     assert path.stat().st_size == DRIVE_BYTES
 
 
 async def test_closing_waits_for_what_is_under_way(path: Path) -> None:
     drive = opened(path)
-    future = drive.submit_write([Run(0, (pages(256, b"x"),))])
+    future = drive.submit_write(at_page(pages(256, b"x"), 0))
     drive.close()
-    assert await future == [True]
+    assert (await future).tolist() == [True]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"ostraca-{DRIVE}")]
 
 
-async def test_a_file_cut_short_fails_the_runs_beyond_its_end_and_says_so(
+async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
     file_drive: FileDrive, path: Path
 ) -> None:
     os.truncate(path, 3 * PAGE_BYTES)
-    runs = [Run(0, (pages(2),)), Run(2 * PAGE_BYTES, (pages(2),)), Run(6 * PAGE_BYTES, (pages(1),))]
-    assert await file_drive.submit_read(runs) == [True, False, False]
+    # The second joins the third in one I/O, of which a part can be read.
+    assert await read(file_drive, pieces(pages(4), range(4), [0, 2, 3, 6])) == [True, False, False, False]
     assert file_drive.failures == 2
-    assert "came to an end" in file_drive.last_error
+    assert "comes to an end" in file_drive.last_error
+
+
+async def test_a_batch_is_cut_into_shares_that_neither_lose_nor_repeat_a_piece(path: Path) -> None:
+    drive = FileDrive.open(DRIVE, str(path), DriveSettings(share_bytes_max=5 * PAGE_BYTES, threads=3))
+    rng = np.random.default_rng(7)
+    for count in (1, 2, 3, 4, 7, 64, 300):
+        lengths = rng.integers(1, 4, count)
+        gaps = rng.integers(0, 3, count)
+        ends = np.cumsum(lengths + gaps)
+        on, at = (ends - lengths).tolist(), (np.cumsum(lengths) - lengths).tolist()
+        source, target = pages(int(lengths.sum()), bytes([count % 256])), pages(int(lengths.sum()))
+        asked = np.zeros(count, np.int64)
+
+        def then(rows: slice, asked: NDArray[np.int64] = asked) -> NDArray[np.bool_]:
+            asked[rows] += 1
+            return np.ones(rows.stop - rows.start, np.bool_)
+
+        assert all(await written(drive, pieces(source, at, on, lengths.tolist())))
+        assert (await drive.submit_read(pieces(target, at, on, lengths.tolist()), then)).all()
+        assert np.array_equal(target, source)
+        assert asked.tolist() == [1] * count
+    drive.close()
+
+
+async def test_a_check_that_crashes_fails_its_pieces_and_no_thread(
+    file_drive: FileDrive, caplog: pytest.LogCaptureFixture
+) -> None:
+    def then(_: slice) -> NDArray[np.bool_]:
+        raise ZeroDivisionError
+
+    ends = await file_drive.submit_read(pieces(pages(2), [0, 1], [0, 4]), then)
+    assert ends.tolist() == [False, False]
+    assert "met a bug" in caplog.text
+    assert await read(file_drive, at_page(pages(1), 0)) == [True]
+
+
+@pytest.mark.parametrize("at", [-1, 2, 1 << 40])
+async def test_a_piece_outside_of_its_memory_moves_nothing(file_drive: FileDrive, at: int) -> None:
+    memory = pages(2, b"o")
+    assert await written(file_drive, pieces(memory, [0, at], [0, 1])) == [False, False]
+    target = pages(2, b"p")
+    assert await read(file_drive, at_page(target, 0)) == [True]
+    assert not target.any()
 
 
 async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -> None:
@@ -115,7 +168,7 @@ async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -
         has_volatile_cache=False,
         settings=DriveSettings(),
     )
-    assert await full.submit_write([Run(0, (pages(1),)), Run(PAGE_BYTES, (pages(1),))]) == [False, False]
+    assert await written(full, pieces(pages(2), [0, 1], [0, 4])) == [False, False]
     assert (full.failures, full.last_error.rpartition(": ")[2]) == (2, os.strerror(28))
     full.close()
 
@@ -125,19 +178,19 @@ async def test_a_drive_that_keeps_failing_does_not_fill_the_log(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(20):
-            await file_drive.submit_read([Run(DRIVE_BYTES, (pages(1),))])
+            await file_drive.submit_read(at_page(pages(1), DRIVE_BYTES // PAGE_BYTES))
     assert file_drive.failures == 20
     assert len(caplog.records) == 5  # the 1st, 2nd, 4th, 8th and 16th
 
 
 async def test_a_cancelled_future_leaves_the_drive_in_order(file_drive: FileDrive) -> None:
-    future = file_drive.submit_write([Run(0, (pages(64, b"y"),))])
+    future = file_drive.submit_write(at_page(pages(64, b"y"), 0))
     future.cancel()
-    read = pages(64)
+    target = pages(64)
     while file_drive.queued:
         await file_drive.submit_flush()
-    assert await file_drive.submit_read([Run(0, (read,))]) == [True]
-    assert read == pages(64, b"y")
+    assert await read(file_drive, at_page(target, 0)) == [True]
+    assert np.array_equal(target, pages(64, b"y"))
 
 
 @pytest.mark.parametrize("fault", ["missing", "directory"])
@@ -159,11 +212,13 @@ async def test_planted_faults_of_a_memory_drive_befall_the_bytes_they_name() -> 
     drive.fail_reads(PAGE_BYTES, 1)
     drive.fail_writes(4 * PAGE_BYTES, PAGE_BYTES, written_bytes=100)
     memory = pages(2, b"z")
-    assert await drive.submit_write([Run(0, (memory,)), Run(3 * PAGE_BYTES, (memory,))]) == [True, False]
-    assert drive.bytes[3 * PAGE_BYTES : 5 * PAGE_BYTES] == bytes(memory[:100]) + bytes(2 * PAGE_BYTES - 100)
-    assert await drive.submit_read([Run(0, (memory,)), Run(2 * PAGE_BYTES, (memory,))]) == [False, True]
+    assert await written(drive, pieces(memory, [0, 0], [0, 3], 2)) == [True, False]
+    assert drive.bytes[3 * PAGE_BYTES : 5 * PAGE_BYTES] == memory[:100].tobytes() + bytes(
+        2 * PAGE_BYTES - 100
+    )
+    assert await read(drive, pieces(memory, [0, 0], [0, 3], 2)) == [False, True]
     drive.mend()
     drive.flip_bit(5, bit=3)
-    read = pages(2)
-    assert await drive.submit_read([Run(0, (read,))]) == [True]
-    assert read[5] == pages(2, b"z")[5] ^ 8
+    target = pages(2)
+    assert await read(drive, at_page(target, 0)) == [True]
+    assert target[5] == pages(2, b"z")[5] ^ 8

@@ -1,7 +1,7 @@
 """Flash into staging: reads extents, adjacent ones in one I/O, and checks every block's tag.
 
 The check runs in the drive's threads, right behind the read, while the bytes are in cache and the loop is
-free.
+free. Blocks are columns all the way: Python's part is the same for a wave of four blocks and of a thousand.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_dpu_agent.mover.runs import joined
-from ostraca_fabric.extent import rounded_up
+from ostraca_fabric.extent import whole_pages
 from ostraca_fabric.outcome import Reason
-from ostraca_fabric.tags import matches
+from ostraca_fabric.ports.drive import Pieces
+from ostraca_fabric.tags import are_good
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_fabric.ids import DriveId
-    from ostraca_fabric.ports.drive import Drive, Run
+    from ostraca_fabric.ports.drive import Drive
 
 
 class Loader:
@@ -48,60 +48,53 @@ class Loader:
         only when every read has ended: whoever can't wait that long leaves this running and keeps the lease.
         """
         reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-        reads: list[asyncio.Future[list[bool]]] = []
+        reads: list[asyncio.Future[NDArray[np.bool_]]] = []
         try:
-            for drive_id, rows in self._by_drive(located, positions).items():
+            for drive_id, rows, drive_offsets in _by_drive(located, positions):
                 drive = self._drives.get(drive_id)
                 if drive is not None:
-                    runs, members = self._runs(located, positions, rows, lease)
-                    check = self._checker(located, positions, members, lease, seeds, reasons)
-                    reads.append(drive.submit_read(runs, check))
+                    lengths = located.lengths[positions[rows]]
+                    offsets = lease.offsets[rows]
+                    pieces = Pieces(self._staging.array, offsets, drive_offsets, whole_pages(lengths))
+                    chosen = positions[rows]
+                    check = _checker(pieces, lengths, seeds[chosen], located.tags[chosen], rows, reasons)
+                    reads.append(drive.submit_read(pieces, check))
         finally:  # whatever went wrong: the lease must outlive every read that was begun
             await asyncio.gather(*reads)
         return reasons
 
-    @staticmethod
-    def _by_drive(located: Located, positions: NDArray[np.intp]) -> dict[DriveId, list[int]]:
-        """Rows of *positions* by drive, in the order they lie there."""
-        rows: dict[DriveId, list[int]] = {}
-        at = np.lexsort((located.offsets[positions], located.source[positions]))
-        for row in at.tolist():
-            source = located.sources[int(located.source[positions[row]])]
-            rows.setdefault(source.drive, []).append(row)
-        return rows
 
-    def _runs(
-        self, located: Located, positions: NDArray[np.intp], rows: list[int], lease: Lease
-    ) -> tuple[list[Run], list[list[int]]]:
-        """Join adjacent extents: the runs, and the rows each run fills."""
-        extents = []
-        for row in rows:
-            position = positions[row]
-            offset = located.sources[int(located.source[position])].base + int(located.offsets[position])
-            length = rounded_up(int(located.lengths[position]))
-            extents.append((offset, self._staging.view(int(lease.offsets[row]), length), row))
-        return joined(extents)
+def _by_drive(
+    located: Located, positions: NDArray[np.intp]
+) -> Iterator[tuple[DriveId, NDArray[np.intp], NDArray[np.int64]]]:
+    """Yield for each drive the rows of *positions* that lie on it, in the order they lie there, and where."""
+    numbers: dict[DriveId, int] = {}
+    of_source = [numbers.setdefault(source.drive, len(numbers)) for source in located.sources]
+    sources = located.source[positions]
+    drives = np.array(of_source, np.intp)[sources]
+    bases = np.array([source.base for source in located.sources], np.int64)
+    offsets = bases[sources] + located.offsets[positions].astype(np.int64)
+    order = np.lexsort((offsets, drives))
+    ends = np.cumsum(np.bincount(drives, minlength=len(numbers))).tolist()
+    for drive, begin, end in zip(numbers, [0, *ends], ends, strict=False):
+        if begin < end:
+            rows = order[begin:end]
+            yield drive, rows, offsets[rows]
 
-    def _checker(
-        self,
-        located: Located,
-        positions: NDArray[np.intp],
-        members: list[list[int]],
-        lease: Lease,
-        seeds: NDArray[np.uint64],
-        reasons: NDArray[np.uint8],
-    ) -> Callable[[int], bool]:
-        lengths = located.lengths[positions].tolist()
-        tags = located.tags[positions].tobytes()
-        seeds_here = seeds[positions].tolist()
-        offsets = lease.offsets.tolist()
-        view = self._staging.view
 
-        def check(run: int) -> bool:
-            for row in members[run]:
-                block = view(offsets[row], lengths[row])
-                good = matches(block, seeds_here[row], tags[row * 16 : row * 16 + 16])
-                reasons[row] = Reason.NONE if good else Reason.DAMAGED
-            return True
+def _checker(
+    pieces: Pieces,
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+    rows: NDArray[np.intp],
+    reasons: NDArray[np.uint8],
+) -> Callable[[slice], NDArray[np.bool_]]:
+    """Make the check of blocks that have been read, for the drive's threads. *rows*: theirs in *reasons*."""
 
-        return check
+    def check(some: slice) -> NDArray[np.bool_]:
+        good = are_good(pieces.memory, pieces.memory_offsets[some], lengths[some], seeds[some], tags[some])
+        reasons[rows[some]] = np.where(good, Reason.NONE, Reason.DAMAGED)
+        return good
+
+    return check

@@ -174,9 +174,9 @@ class Mover:
         """Say how many slots of this size make a wave that is read from flash."""
         return max(1, self.settings.read_wave_bytes // slot_bytes)
 
-    async def checked(self, check: Callable[[], list[bool]]) -> NDArray[np.bool_]:
+    async def checked(self, check: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """Run a check of many bytes off the loop."""
-        return np.array(await asyncio.get_running_loop().run_in_executor(self._checkers, check), np.bool_)
+        return await asyncio.get_running_loop().run_in_executor(self._checkers, check)
 
     async def load(
         self, located: Located, blocks: Blocks, positions: NDArray[np.intp], lease: Lease

@@ -15,26 +15,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
-from ostraca_dpu_agent.mover.runs import joined
 from ostraca_dpu_agent.mover.space import Space
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.extent import rounded_up
+from ostraca_fabric.extent import rounded_up, whole_pages
 from ostraca_fabric.outcome import Ack, PutState, Reason
+from ostraca_fabric.ports.drive import Pieces
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
-from ostraca_fabric.tags import matches
+from ostraca_fabric.tags import are_good, blank_rests
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PutDone, Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.mover.request import Worker
     from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.ports.drive import Run
     from ostraca_fabric.wire.messages import Put
 
 
@@ -229,23 +228,17 @@ class PutRun:
         self._end(positions[~good], PutState.DECLINED, Reason.DAMAGED)
         return good
 
-    def _checks(self, positions: NDArray[np.intp], lease: Lease) -> Callable[[], list[bool]]:
+    def _checks(self, positions: NDArray[np.intp], lease: Lease) -> Callable[[], NDArray[np.bool_]]:
         """Make the check of a wave, to run off the loop; it also blanks what is left of each block's last
         page.
         """
-        view = self._mover.staging.view
-        offsets = lease.offsets.tolist()
-        lengths = self._blocks.lengths[positions].tolist()
-        seeds = self._blocks.seeds[positions].tolist()
-        tags = self._tags[positions].tobytes()
+        memory, offsets = self._mover.staging.array, lease.offsets
+        lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
+        tags = self._tags[positions]
 
-        def check() -> list[bool]:
-            good = []
-            for row, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
-                good.append(matches(view(offset, length), seeds[row], tags[row * 16 : row * 16 + 16]))
-                rest = rounded_up(length) - length
-                if rest:
-                    view(offset + length, rest)[:] = bytes(rest)
+        def check() -> NDArray[np.bool_]:
+            good = are_good(memory, offsets, lengths, seeds, tags)
+            blank_rests(memory, offsets, lengths)
             return good
 
         return check
@@ -255,33 +248,28 @@ class PutRun:
     ) -> NDArray[np.bool_]:
         """Write the given rows of a wave, adjacent extents in one I/O; says which are on flash."""
         written = np.zeros(len(rows), np.bool_)
-        writes: list[asyncio.Future[list[bool]]] = []
+        writes: list[asyncio.Future[NDArray[np.bool_]]] = []
         members = []
         try:
             for target, chosen in self._space.by_target(positions[rows]):
                 drive = self._mover.drives.get(target.drive)
                 if drive is not None:
-                    runs, covered = self._runs(positions, rows, chosen.tolist(), lease)
-                    writes.append(drive.submit_write(runs))
-                    members.append(covered)
+                    writes.append(drive.submit_write(self._pieces(positions, rows[chosen], lease)))
+                    members.append(chosen)
         finally:  # whatever went wrong: the lease must outlive every write that was begun
-            all_ends = await asyncio.gather(*writes)
-        for ends, covered in zip(all_ends, members, strict=True):
-            for is_ok, at in zip(ends, covered, strict=True):
-                written[at] = is_ok
+            ends = await asyncio.gather(*writes)
+        for chosen, end in zip(members, ends, strict=True):
+            written[chosen] = end
         return written
 
-    def _runs(
-        self, positions: NDArray[np.intp], rows: NDArray[np.intp], order: Sequence[int], lease: Lease
-    ) -> tuple[list[Run], list[list[int]]]:
-        extents = []
-        for at in order:
-            row = int(rows[at])
-            position = int(positions[row])
-            length = rounded_up(int(self._blocks.lengths[position]))
-            offset = self._space.drive_offset(position)
-            extents.append((offset, self._mover.staging.view(int(lease.offsets[row]), length), at))
-        return joined(extents)
+    def _pieces(self, positions: NDArray[np.intp], rows: NDArray[np.intp], lease: Lease) -> Pieces:
+        chosen = positions[rows]
+        return Pieces(
+            self._mover.staging.array,
+            lease.offsets[rows],
+            self._space.drive_offsets(chosen),
+            whole_pages(self._blocks.lengths[chosen]),
+        )
 
     async def _commit(self, positions: NDArray[np.intp], written: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Commit what was written; says which blocks are committed."""

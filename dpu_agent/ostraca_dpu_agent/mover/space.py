@@ -100,9 +100,10 @@ class Space:
             groups.append((self._targets[number], rows[order]))
         return groups
 
-    def drive_offset(self, position: int) -> int:
-        """Return where on its drive a block goes, in bytes."""
-        return self._targets[int(self._target[position])].base + int(self._offsets[position])
+    def drive_offsets(self, positions: Positions) -> NDArray[np.int64]:
+        """Return where on their drives reserved blocks go, in bytes."""
+        bases = np.array([target.base for target in self._targets], np.int64)
+        return bases[self._target[positions]] + self._offsets[positions].astype(np.int64)
 
     async def commit(self, positions: Positions, tags: NDArray[np.uint8]) -> None:
         """Have blocks that are on flash listed, and end them. *tags*: those of the whole put, (n, 16)."""

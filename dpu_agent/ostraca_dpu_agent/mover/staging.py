@@ -103,6 +103,9 @@ class Staging:
         wanted = max(settings.staging_bytes, settings.cache_bytes + settings.reserve_bytes)
         total = rounded_up(wanted, settings.chunk_bytes)
         self.memory = HugeMemory(total, prefault=True)
+        self.array = self.memory.array
+        """All of the memory, flat: blocks lie in it at the offsets of their slots."""
+
         self.cache = BlockCache(settings.cache_bytes, protected_share=settings.cache_protected_share)
         self._pool = SlotPool(total, settings.chunk_bytes)
         self._held = dict.fromkeys(Purpose, 0)
@@ -122,10 +125,6 @@ class Staging:
     def quarantined_bytes(self) -> int:
         """Bytes of slots whose request is over and whose transfer isn't known to be, cached blocks not."""
         return self._pool.quarantined_bytes
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return writable memory of a slot."""
-        return self.memory.view[offset : offset + length]
 
     async def lease(
         self, count: int, slot_bytes: int, purpose: Purpose, *, holder: Hashable, within_s: float

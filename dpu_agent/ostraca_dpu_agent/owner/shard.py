@@ -20,7 +20,7 @@ from ostraca_fabric.explain import EventKind
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.ports.drive import Pieces
 from ostraca_fabric.tags import matches
 from ostraca_fabric.tasks import Tasks
 
@@ -186,9 +186,10 @@ class OwnedShard:
     async def _is_damaged(self, report: Damage) -> bool:
         memory = HugeMemory(rounded_up(report.length), prefault=False)
         try:
-            block = memory.view[: rounded_up(report.length)]
-            (is_read,) = await self._drive.submit_read([Run(self.record.offset + report.offset, (block,))])
-            return is_read and not matches(block[: report.length], report.seed, report.tag)
+            block = memory.array[: rounded_up(report.length)]
+            where = Pieces.one(block, drive_offset=self.record.offset + report.offset)
+            (is_read,) = await self._drive.submit_read(where)
+            return bool(is_read) and not matches(block[: report.length].data, report.seed, report.tag)
         finally:
             memory.close()
 
@@ -218,14 +219,13 @@ class OwnedShard:
         is_ok = [await self._flushed()] * len(writes)
         pieces = [(number, *piece) for number, write in enumerate(writes) for piece in write.pieces]
         for batch in _batches(pieces, len(self._pages.view)):
-            runs, at = [], 0
-            for _, offset, pages in batch:
-                view = self._pages.view[at : at + len(pages)]
-                view[:] = pages
-                runs.append(Run(self.record.offset + offset, (view,)))
-                at += len(pages)
-            ends = await self._drive.submit_write(runs)
-            for (number, _, _), end in zip(batch, ends, strict=True):
+            lengths = np.array([len(pages) for _, _, pages in batch], np.uint32)
+            places = np.cumsum(lengths, dtype=np.int64) - lengths
+            offsets = np.array([self.record.offset + offset for _, offset, _ in batch], np.int64)
+            for (_, _, pages), at in zip(batch, places.tolist(), strict=True):
+                self._pages.view[at : at + len(pages)] = pages
+            ends = await self._drive.submit_write(Pieces(self._pages.array, places, offsets, lengths))
+            for (number, _, _), end in zip(batch, ends.tolist(), strict=True):
                 is_ok[number] &= end
         if not await self._flushed():
             is_ok = [False] * len(writes)

@@ -6,15 +6,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.recovery import recover
 from ostraca_fabric.flash.superblock import decode_superblock
 from ostraca_fabric.memory import HugeMemory
-from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.ports.drive import Pieces
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ostraca_fabric.fabric_map import ShardRecord
     from ostraca_fabric.flash.recovery import RecoveredShard
     from ostraca_fabric.flash.superblock import Superblock
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RUNS_AT_ONCE = 256
+_AREAS_AT_ONCE = 256
 
 
 async def read_shard(
@@ -44,41 +48,48 @@ async def read_shard(
             memory.view[number * geometry.summary_bytes : (number + 1) * geometry.summary_bytes]
             for number in range(geometry.segments)
         ]
-        runs = [
-            Run(record.offset + geometry.summary_offset(number), (area,)) for number, area in enumerate(areas)
-        ]
-        good = await _read(drive, runs)
-        if not any(good):
+        pieces = Pieces(
+            memory.array,
+            np.arange(geometry.segments) * geometry.summary_bytes,
+            np.array(
+                [record.offset + geometry.summary_offset(number) for number in range(geometry.segments)]
+            ),
+            np.full(geometry.segments, geometry.summary_bytes, np.uint32),
+        )
+        good = await _read(drive, pieces)
+        if not good.any():
             message = f"the summaries of shard {record.id} can't be read from {drive.id}"
             raise DriveError(message)
-        if not all(good):
-            lost = good.count(False)
+        lost = np.count_nonzero(~good)
+        if lost:
             log.warning("%d of %d summaries of shard %s can't be read", lost, len(good), record.id)
-        readable = [area if is_read else None for area, is_read in zip(areas, good, strict=True)]
+        readable = [area if is_read else None for area, is_read in zip(areas, good.tolist(), strict=True)]
         return superblock, await asyncio.to_thread(recover, superblock, readable)
     finally:
         memory.close()
 
 
-async def _read(drive: Drive, runs: list[Run]) -> list[bool]:
-    """Read some runs at a time, far fewer than a drive's queue holds; then those that failed once more."""
-    good: list[bool] = []
-    for first in range(0, len(runs), _RUNS_AT_ONCE):
-        good += await drive.submit_read(runs[first : first + _RUNS_AT_ONCE])
-    for number in [number for number, is_read in enumerate(good) if not is_read]:
-        (good[number],) = await drive.submit_read([runs[number]])
+async def _read(drive: Drive, pieces: Pieces) -> NDArray[np.bool_]:
+    """Read some at a time, far fewer than a drive's queue holds; then those that failed once more."""
+    good = np.zeros(len(pieces), np.bool_)
+    for first in range(0, len(pieces), _AREAS_AT_ONCE):
+        rows = slice(first, first + _AREAS_AT_ONCE)
+        good[rows] = await drive.submit_read(pieces.some(rows))
+    for row in np.flatnonzero(~good).tolist():
+        rows = slice(row, row + 1)
+        good[rows] = await drive.submit_read(pieces.some(rows))
     return good
 
 
 async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
     memory = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False)
     try:
-        pages = memory.view[: SUPERBLOCK_COPIES * PAGE_BYTES]
-        (is_read,) = await drive.submit_read([Run(record.offset, (pages,))])
+        pages = memory.array[: SUPERBLOCK_COPIES * PAGE_BYTES]
+        (is_read,) = await drive.submit_read(Pieces.one(pages, drive_offset=record.offset))
         if not is_read:
             message = f"the superblock of shard {record.id} can't be read from {drive.id}"
             raise DriveError(message)
-        superblock = decode_superblock(bytes(pages))
+        superblock = decode_superblock(pages.tobytes())
     finally:
         memory.close()
     if (superblock.fabric, superblock.shard) != (fabric, record.id):

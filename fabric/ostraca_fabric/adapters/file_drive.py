@@ -1,9 +1,10 @@
 """A drive that is a file or a block device, read and written by a few threads of its own.
 
 O_DIRECT where the file system allows: blocks then go straight between flash and staging memory, and what was
-read is what lies on flash. A batch of runs is shared out among the threads and wakes the event loop once,
-when the last run has ended. A blocked read can't be interrupted, so the threads are bounded, and so is what
-may wait for them.
+read is what lies on flash. A batch of pieces is cut into *shares*, which the threads take one after another.
+A share is moved, and checked, without the interpreter lock; the last one to end wakes the event loop, once
+for the batch. A blocked read can't be interrupted, so the threads are bounded, and so is what may wait for
+them.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ostraca_fabric.errors import DriveError
-from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
 from ostraca_fabric.labels import current_label, labelled
-from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.native import at, library
+from ostraca_fabric.ports.drive import Pieces
 
 log = logging.getLogger(__name__)
 
-_IOV_MAX = 1024
-"""Views that one preadv or pwritev takes; Linux's limit."""
+_Act = Callable[[slice], NDArray[np.bool_]]
+"""Does something for some pieces of a batch, in a drive's thread; says of each whether it went well."""
+
+_FLUSH = [slice(0, 1)]
+_OFFSET_BYTES = 8
+_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +48,19 @@ class DriveSettings:
     threads: int = 4
     """Reads and writes under way at once. Four keep most NVMe drives busy with 1 MiB blocks."""
 
+    share_bytes_max: int = 4 << 20
+    """About as much as one thread moves at a time, in one I/O where it lies together on the drive. Smaller
+    ones let more threads work for one wave of blocks, and cost more each: with the default, the size of a
+    wave that is read, a get of several waves was fastest. A block is never cut, so a share may be larger by
+    one."""
+
     is_direct: bool = True
     """Whether to go past the page cache where the file system allows. False is for file systems where that
     is slow, and for tests: reads may then come from memory, which hides what flash would have said."""
 
-    runs_queued_max: int = 4096
-    """Runs submitted and not ended; more fail at once, which makes their blocks misses."""
+    pieces_queued_max: int = 1 << 16
+    """Blocks submitted and not ended; more fail at once, which makes them misses. Staging bounds them too, so
+    only blocks smaller than the largest get can come to it."""
 
     has_volatile_cache: bool | None = None
     """Whether the drive may lose at a power cut what it has said is written. None asks the kernel for a
@@ -74,7 +89,7 @@ class FileDrive:
         """What the last of them said."""
 
         self._descriptor = descriptor
-        self._runs_queued_max = settings.runs_queued_max
+        self._settings = settings
         self._queued = 0
         self._failing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
@@ -102,42 +117,51 @@ class FileDrive:
 
     @property
     def queued(self) -> int:
-        """Runs submitted and not ended."""
+        """Pieces submitted and not ended."""
         return self._queued
 
     def submit_read(
-        self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
-    ) -> asyncio.Future[list[bool]]:
-        """Read every run, as the port says."""
-        _check_aligned(runs)
+        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
+    ) -> asyncio.Future[NDArray[np.bool_]]:
+        """Read every piece, as the port says."""
+        pieces.check()
+        move = _Move(self._descriptor, self.size_bytes, pieces, is_write=False)
 
-        def read(number: int) -> bool:
-            return self._moved(os.preadv, runs[number]) and (then is None or then(number))
+        def read(rows: slice) -> NDArray[np.bool_]:
+            is_good, failed = self._moved(move, rows)
+            if then is None:
+                return is_good
+            if not failed:
+                return then(rows)
+            for begin, end in _stretches(is_good):
+                is_good[begin:end] = then(slice(rows.start + begin, rows.start + end))
+            return is_good
 
-        return self._submit(len(runs), read)
+        return self._submit(self._shares(pieces), read)
 
-    def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
-        """Write every run, as the port says."""
-        _check_aligned(runs)
-        return self._submit(len(runs), lambda number: self._moved(os.pwritev, runs[number]))
+    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
+        """Write every piece, as the port says."""
+        pieces.check()
+        move = _Move(self._descriptor, self.size_bytes, pieces, is_write=True)
+        return self._submit(self._shares(pieces), lambda rows: self._moved(move, rows)[0])
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make everything written before durable."""
         flushed = asyncio.get_running_loop().create_future()
 
-        def flush(_: int) -> bool:
+        def flush(_: slice) -> NDArray[np.bool_]:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
-                self._count_failure(f"flush: {error.strerror}")
-                return False
-            return True
+                self._count_failures(1, f"flush: {error.strerror}")
+                return np.zeros(1, np.bool_)
+            return np.ones(1, np.bool_)
 
-        def end(ends: asyncio.Future[list[bool]]) -> None:
+        def end(ends: asyncio.Future[NDArray[np.bool_]]) -> None:
             if not flushed.done():
-                flushed.set_result(ends.result()[0])
+                flushed.set_result(bool(ends.result()[0]))
 
-        self._submit(1, flush).add_done_callback(end)
+        self._submit(_FLUSH, flush).add_done_callback(end)
         return flushed
 
     def close(self) -> None:
@@ -148,22 +172,37 @@ class FileDrive:
             thread.join()
         os.close(self._descriptor)
 
-    def _submit(self, count: int, act: Callable[[int], bool]) -> asyncio.Future[list[bool]]:
+    def _shares(self, pieces: Pieces) -> list[slice]:
+        """Cut a batch: its I/Os are dealt out evenly to the threads, and long ones are cut."""
+        count = len(pieces)
+        if not count:
+            return []
+        lengths, share_bytes = pieces.lengths, self._settings.share_bytes_max
+        begins = np.flatnonzero(pieces.drive_offsets[1:] != (pieces.drive_offsets + lengths)[:-1]) + 1
+        each = len(begins) // self._settings.threads + 1
+        cuts = {0, *begins[each - 1 :: each].tolist(), count}
+        if int(lengths.sum(dtype=np.int64)) > share_bytes:
+            filled = (np.cumsum(lengths, dtype=np.int64) - lengths) // share_bytes
+            cuts.update((np.flatnonzero(filled[1:] != filled[:-1]) + 1).tolist())
+        return [slice(*pair) for pair in itertools.pairwise(sorted(cuts))]
+
+    def _submit(self, shares: list[slice], act: _Act) -> asyncio.Future[NDArray[np.bool_]]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[bool]] = loop.create_future()
-        if not count or self._queued + count > self._runs_queued_max:
-            future.set_result([False] * count)
+        future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
+        count = shares[-1].stop if shares else 0
+        if not count or self._queued + count > self._settings.pieces_queued_max:
+            future.set_result(np.zeros(count, np.bool_))
             return future
         self._queued += count
-        log.debug("drive %s: %d runs submitted behind %d", self.id, count, self._queued - count)
+        log.debug("drive %s: %d blocks submitted behind %d", self.id, count, self._queued - count)
 
-        def end(ends: list[bool]) -> None:
+        def end(ends: NDArray[np.bool_]) -> None:
             self._queued -= count
             if not future.done():  # its holder may have cancelled it, against the rules of the port
                 future.set_result(ends)
 
-        batch = _Batch(count, act, loop, end)
-        for _ in range(min(count, len(self._threads))):
+        batch = _Batch(shares, act, loop, end)
+        for _ in range(min(len(shares), len(self._threads))):
             self._jobs.put(batch)
         return future
 
@@ -172,82 +211,96 @@ class FileDrive:
             with labelled(batch.label):
                 batch.work()
 
-    def _moved(self, call: Callable[[int, list[memoryview], int], int], run: Run) -> bool:
-        """Move a run whole, in as many calls as it takes; says whether it was."""
-        offset, views = run.offset, list(run.views)
-        if offset + sum(map(len, views)) > self.size_bytes:  # a plain file would grow
-            self._count_failure(f"{call.__name__} at {offset} reaches beyond the drive's end")
-            return False
-        try:
-            while views:
-                count = call(self._descriptor, views[:_IOV_MAX], offset)
-                if count <= 0:
-                    self._count_failure(f"{call.__name__} at {run.offset} came to an end at byte {offset}")
-                    return False
-                offset += count
-                views = _without(views, count)
-        except OSError as error:
-            self._count_failure(f"{call.__name__} at {run.offset}: {error.strerror}")
-            return False
-        return True
+    def _moved(self, move: _Move, rows: slice) -> tuple[NDArray[np.bool_], int]:
+        """Move some pieces; say of each whether it was moved whole, and how many I/Os failed."""
+        is_moved, failed, trouble = move.some(rows)
+        if failed:
+            self._count_failures(failed, trouble)
+        return is_moved, failed
 
-    def _count_failure(self, what: str) -> None:
+    def _count_failures(self, failed: int, what: str) -> None:
         with self._failing:
-            self.failures += 1
+            before, self.failures = self.failures, self.failures + failed
             self.last_error = what
             count = self.failures
         # Loudly the 1st, 2nd, 4th, 8th ... time only: a broken drive fails thousands of times.
-        level = logging.WARNING if count.bit_count() == 1 else logging.DEBUG
+        level = logging.WARNING if count.bit_length() > before.bit_length() else logging.DEBUG
         log.log(level, "Drive %s has failed %d times, just now: %s", self.id, count, what)
 
 
+class _Move:
+    """Pieces that are read or written, as C sees them."""
+
+    def __init__(self, descriptor: int, drive_bytes: int, pieces: Pieces, *, is_write: bool) -> None:
+        self._pieces = pieces  # what lies at these addresses lives as long as they are used
+        self._drive_offsets = at(pieces.drive_offsets)
+        self._memory_offsets = at(pieces.memory_offsets)
+        self._lengths = at(pieces.lengths)
+        self._on = descriptor, is_write, drive_bytes, at(pieces.memory), pieces.memory.nbytes
+
+    def some(self, rows: slice) -> tuple[NDArray[np.bool_], int, str]:
+        """Move some pieces, adjacent ones in one I/O. Releases the interpreter lock.
+
+        Returns whether each was moved whole, how many I/Os failed, and what the last of them said.
+        """
+        first, count = rows.start, rows.stop - rows.start
+        is_moved, trouble = np.empty(count, np.bool_), np.empty(2, np.int64)
+        failed = library.ostraca_move(
+            *self._on,
+            self._drive_offsets + first * _OFFSET_BYTES,
+            self._memory_offsets + first * _OFFSET_BYTES,
+            self._lengths + first * _LENGTH_BYTES,
+            at(is_moved),
+            at(trouble),
+            count,
+        )
+        assert failed >= 0, "a piece lies outside of its memory"
+        if not failed:
+            return is_moved, 0, ""
+        offset, error = trouble.tolist()
+        why = os.strerror(error) if error else "the drive comes to an end"
+        return is_moved, failed, f"{'write' if self._on[1] else 'read'} at {offset}: {why}"
+
+
 class _Batch:
-    """Runs that several threads take one after the other; the last to finish wakes the loop."""
+    """Shares that several threads take one after the other; the last to finish wakes the loop."""
 
     def __init__(
         self,
-        count: int,
-        act: Callable[[int], bool],
+        shares: list[slice],
+        act: _Act,
         loop: asyncio.AbstractEventLoop,
-        end: Callable[[list[bool]], None],
+        end: Callable[[NDArray[np.bool_]], None],
     ) -> None:
+        self._shares = shares
         self._act = act
         self._loop = loop
         self._end = end
         self.label = current_label()
-        self._ends = [False] * count
+        self._ends = np.zeros(shares[-1].stop, np.bool_)
         # next() of a count is one step under the interpreter lock: no two threads get the same number.
         self._next = itertools.count()
         self._done = itertools.count(1)
 
     def work(self) -> None:
-        """Take runs until none is left."""
-        count = len(self._ends)
-        while (number := next(self._next)) < count:
+        """Take shares until none is left."""
+        shares = self._shares
+        while (number := next(self._next)) < len(shares):
             try:
-                self._ends[number] = self._act(number)
+                self._ends[shares[number]] = self._act(shares[number])
             except Exception:
-                log.exception("A drive's thread met a bug; the run counts as failed")
-            if next(self._done) == count:
+                log.exception("A drive's thread met a bug; what it was doing counts as failed")
+            if next(self._done) == len(shares):
                 # The loop may be gone when its process is ending; nobody waits then.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._end, self._ends)
 
 
-def _without(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of *views* after their first *count* bytes."""
-    for number, view in enumerate(views):
-        if count < len(view):
-            return [view[count:], *views[number + 1 :]]
-        count -= len(view)
-    return []
-
-
-def _check_aligned(runs: Sequence[Run]) -> None:
-    for run in runs:
-        assert run.offset >= 0, "a run lies on the drive"
-        assert run.offset % PAGE_BYTES == 0, "a run starts at a page"
-        assert all(len(view) % PAGE_BYTES == 0 for view in run.views), "a run has whole pages"
+def _stretches(is_good: NDArray[np.bool_]) -> list[list[int]]:
+    """Return (begin, end) of each stretch of good pieces."""
+    edges = np.flatnonzero(np.diff(is_good, prepend=False, append=False))
+    stretches: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return stretches
 
 
 def _opened(path: str, *, is_direct: bool) -> int:

@@ -40,8 +40,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
     # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks
     "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
-    # descriptor, is_write, drive offset, memory, its size, offsets, lengths, pieces
-    "ostraca_move": (c_int64, [c_int, c_int, c_int64, _at, _bytes, _at, _at, _count]),
+    # descriptor, is_write, the drive's size, memory, its size, offsets on the drive, and in memory, lengths,
+    # which were moved, trouble, pieces
+    "ostraca_move": (_count, [c_int, c_int, _bytes, _at, _bytes, _at, _at, _at, _at, _at, _count]),
     # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, of one, digests, of one, rows
     "ostraca_blake2b_rows": (
         None,

@@ -1,42 +1,86 @@
-/* One contiguous piece of a drive, from or into many pieces of memory. */
+/* Pieces of a drive, from or into pieces of memory. */
 
 #include "ostraca.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define PIECES_MAX 1024 /* IOV_MAX of Linux */
+#define VECTOR_MAX 1024 /* IOV_MAX of Linux */
 
-/* Moves the pieces in order, in as many calls as it takes. Returns the bytes moved, fewer than asked for only at
- * the end of the drive; or -errno. What lies outside of memory is -EFAULT before anything is moved. */
-PUBLIC int64_t ostraca_move(int descriptor, int is_write, int64_t drive_offset, uint8_t *memory, uint64_t size,
-                            const int64_t *offsets, const uint32_t *lengths, int64_t pieces)
+/* What went wrong last, and where on the drive; an error of 0 is the drive's end. */
+struct trouble {
+    int64_t drive_offset;
+    int64_t error;
+};
+
+struct pieces {
+    uint8_t *memory;
+    const int64_t *drive_offsets;
+    const int64_t *offsets;
+    const uint32_t *lengths;
+};
+
+/* Returns the piece after the last one that joins `first` in one I/O: each begins where the one before it ends. */
+static int64_t run_end(const struct pieces *all, int64_t first, int64_t pieces)
 {
-    struct iovec vector[PIECES_MAX];
-    int64_t moved = 0, piece = 0;
+    int64_t next = first + 1;
+    while (next < pieces && all->drive_offsets[next] == all->drive_offsets[next - 1] + all->lengths[next - 1])
+        next++;
+    return next;
+}
+
+/* Moves adjacent pieces in as many calls as it takes. Returns 1 when all of them were moved whole. */
+static int move_run(int descriptor, int is_write, const struct pieces *all, int64_t first, int64_t last,
+                    struct trouble *trouble)
+{
+    struct iovec vector[VECTOR_MAX];
     uint64_t begun = 0; /* bytes of the first piece that are there already */
 
-    if (first_outside(size, offsets, lengths, pieces) < pieces)
-        return -EFAULT;
-    while (piece < pieces) {
+    while (first < last) {
         int count = 0;
-        for (int64_t each = piece; each < pieces && count < PIECES_MAX; each++, count++) {
-            uint64_t skipped = each == piece ? begun : 0;
-            vector[count].iov_base = memory + offsets[each] + skipped;
-            vector[count].iov_len = lengths[each] - skipped;
+        for (int64_t each = first; each < last && count < VECTOR_MAX; each++, count++) {
+            uint64_t skipped = each == first ? begun : 0;
+            vector[count].iov_base = all->memory + all->offsets[each] + skipped;
+            vector[count].iov_len = all->lengths[each] - skipped;
         }
-        ssize_t step = is_write ? pwritev(descriptor, vector, count, drive_offset + moved)
-                                : preadv(descriptor, vector, count, drive_offset + moved);
+        int64_t at = all->drive_offsets[first] + (int64_t)begun;
+        ssize_t step = is_write ? pwritev(descriptor, vector, count, at) : preadv(descriptor, vector, count, at);
         if (step < 0 && errno == EINTR)
             continue;
-        if (step < 0)
-            return -errno;
-        if (step == 0)
-            return moved;
-        moved += step;
-        for (begun += (uint64_t)step; piece < pieces && begun >= lengths[piece]; piece++)
-            begun -= lengths[piece];
+        if (step <= 0) {
+            *trouble = (struct trouble){at, step < 0 ? errno : 0};
+            return 0;
+        }
+        for (begun += (uint64_t)step; first < last && begun >= all->lengths[first]; first++)
+            begun -= all->lengths[first];
     }
-    return moved;
+    return 1;
+}
+
+/* Moves pieces in order, adjacent ones in one I/O, and says of each whether its I/O was done whole; one that was
+ * not does not keep the others from theirs. An I/O that reaches beyond `drive_bytes` is not begun: a file would
+ * grow. Returns how many I/Os failed, with the trouble of the last one; or -1 when a piece lies outside of memory,
+ * and nothing was moved. */
+PUBLIC int64_t ostraca_move(int descriptor, int is_write, uint64_t drive_bytes, uint8_t *memory, uint64_t size,
+                            const int64_t *drive_offsets, const int64_t *offsets, const uint32_t *lengths,
+                            uint8_t *is_moved, struct trouble *trouble, int64_t pieces)
+{
+    const struct pieces all = {memory, drive_offsets, offsets, lengths};
+    int64_t failed = 0;
+
+    if (first_outside(size, offsets, lengths, pieces) < pieces)
+        return -1;
+    for (int64_t first = 0, last; first < pieces; first = last) {
+        last = run_end(&all, first, pieces);
+        int is_whole = 0;
+        if (first_outside(drive_bytes, drive_offsets + first, lengths + first, last - first) < last - first)
+            *trouble = (struct trouble){(int64_t)drive_bytes, 0};
+        else
+            is_whole = move_run(descriptor, is_write, &all, first, last, trouble);
+        memset(is_moved + first, is_whole, (size_t)(last - first));
+        failed += !is_whole;
+    }
+    return failed;
 }

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
-from ostraca_fabric.ports.drive import Run
+from ostraca_fabric.ports.drive import Pieces
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What befalls runs that touch some bytes."""
+    """What befalls I/Os that touch some bytes."""
 
     offset: int
     length: int
@@ -24,14 +28,15 @@ class _Fault:
     written_bytes: int | None
     """How much of a write arrives before it fails; None: writes are not concerned."""
 
-    def touches(self, run: Run) -> bool:
-        return run.offset < self.offset + self.length and self.offset < run.offset + _length(run)
+    def touches(self, begin: int, end: int) -> bool:
+        return begin < self.offset + self.length and self.offset < end
 
 
 class MemoryDrive:
     """Implements ``ports.drive.Drive`` on the event loop's own thread, in the order of submission.
 
-    What is submitted is done at once, and its future resolves in a later turn of the loop.
+    What is submitted is done at once, and its future resolves in a later turn of the loop. A fault befalls
+    all pieces of an I/O, those that join each other on the drive, as it does with a drive of flash.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class MemoryDrive:
         drive: DriveId,
         size_bytes: int,
         *,
-        runs_queued_max: int = 4096,
+        pieces_queued_max: int = 1 << 16,
         has_volatile_cache: bool = False,
     ) -> None:
         assert size_bytes % PAGE_BYTES == 0, "a drive has whole pages"
@@ -49,7 +54,7 @@ class MemoryDrive:
         self.bytes = bytearray(size_bytes)
         """What lies on the drive. Change it at will: that is what bit rot does."""
 
-        self._runs_queued_max = runs_queued_max
+        self._pieces_queued_max = pieces_queued_max
         self._queued = 0
         self._faults: list[_Fault] = []
         self._is_closed = False
@@ -72,18 +77,22 @@ class MemoryDrive:
 
     @property
     def queued(self) -> int:
-        """Runs submitted and not ended."""
+        """Pieces submitted and not ended."""
         return self._queued
 
     def submit_read(
-        self, runs: Sequence[Run], then: Callable[[int], bool] | None = None
-    ) -> asyncio.Future[list[bool]]:
-        """Read every run, as the port says."""
-        return self._submit(runs, lambda number: self._read(runs[number]) and (then is None or then(number)))
+        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
+    ) -> asyncio.Future[NDArray[np.bool_]]:
+        """Read every piece, as the port says."""
 
-    def submit_write(self, runs: Sequence[Run]) -> asyncio.Future[list[bool]]:
-        """Write every run, as the port says."""
-        return self._submit(runs, lambda number: self._write(runs[number]))
+        def read(rows: slice) -> NDArray[np.bool_] | bool:
+            return self._read(pieces, rows) and (then is None or then(rows))
+
+        return self._submit(pieces, read)
+
+    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
+        """Write every piece, as the port says."""
+        return self._submit(pieces, lambda rows: self._write(pieces, rows))
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Memory is as durable as it gets."""
@@ -92,54 +101,72 @@ class MemoryDrive:
         return flushed
 
     def close(self) -> None:
-        """Take no more runs."""
+        """Take nothing more."""
         self._is_closed = True
 
-    def _submit(self, runs: Sequence[Run], act: Callable[[int], bool]) -> asyncio.Future[list[bool]]:
+    def _submit(
+        self, pieces: Pieces, act: Callable[[slice], NDArray[np.bool_] | bool]
+    ) -> asyncio.Future[NDArray[np.bool_]]:
         assert not self._is_closed, "the drive is closed"
-        for run in runs:
-            assert run.offset % PAGE_BYTES == 0, "a run starts at a page"
-            assert all(len(view) % PAGE_BYTES == 0 for view in run.views), "a run has whole pages"
+        pieces.check()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[bool]] = loop.create_future()
-        if self._queued + len(runs) > self._runs_queued_max:
-            future.set_result([False] * len(runs))
+        future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
+        ends = np.zeros(len(pieces), np.bool_)
+        if self._queued + len(pieces) > self._pieces_queued_max:
+            future.set_result(ends)
             return future
-        self._queued += len(runs)
-        loop.call_soon(self._end, future, [act(number) for number in range(len(runs))])
+        self._queued += len(pieces)
+        for rows in _ios(pieces):
+            ends[rows] = act(rows)
+        loop.call_soon(self._end, future, ends)
         return future
 
-    def _end(self, future: asyncio.Future[list[bool]], ends: list[bool]) -> None:
+    def _end(self, future: asyncio.Future[NDArray[np.bool_]], ends: NDArray[np.bool_]) -> None:
         self._queued -= len(ends)
         _resolve(future, ends)
 
-    def _read(self, run: Run) -> bool:
-        if run.offset + _length(run) > self.size_bytes:
+    def _read(self, pieces: Pieces, rows: slice) -> bool:
+        begin, end, parts = _io(pieces, rows)
+        if end > self.size_bytes:
             return False
-        if any(fault.fails_reads and fault.touches(run) for fault in self._faults):
+        if any(fault.fails_reads and fault.touches(begin, end) for fault in self._faults):
             return False
-        offset = run.offset
-        for view in run.views:
-            view[:] = self.bytes[offset : offset + len(view)]
-            offset += len(view)
+        for part in parts:
+            part[:] = np.frombuffer(self.bytes, np.uint8, len(part), begin)
+            begin += len(part)
         return True
 
-    def _write(self, run: Run) -> bool:
-        if run.offset + _length(run) > self.size_bytes:
+    def _write(self, pieces: Pieces, rows: slice) -> bool:
+        begin, end, parts = _io(pieces, rows)
+        if end > self.size_bytes:
             return False
-        written = b"".join(run.views)
+        written = np.concatenate(parts).tobytes()
         torn = [
             fault.written_bytes
             for fault in self._faults
-            if fault.written_bytes is not None and fault.touches(run)
+            if fault.written_bytes is not None and fault.touches(begin, end)
         ]
         arrives = min(torn, default=len(written))
-        self.bytes[run.offset : run.offset + arrives] = written[:arrives]
+        self.bytes[begin : begin + arrives] = written[:arrives]
         return not torn
 
 
-def _length(run: Run) -> int:
-    return sum(map(len, run.views))
+def _ios(pieces: Pieces) -> list[slice]:
+    """Join pieces that lie next to each other."""
+    if not len(pieces):
+        return []
+    ends = pieces.drive_offsets + pieces.lengths
+    firsts = (np.flatnonzero(pieces.drive_offsets[1:] != ends[:-1]) + 1).tolist()
+    return [slice(*pair) for pair in itertools.pairwise([0, *firsts, len(pieces)])]
+
+
+def _io(pieces: Pieces, rows: slice) -> tuple[int, int, list[NDArray[np.uint8]]]:
+    """Return where an I/O begins and ends on the drive, and the memory of its pieces."""
+    starts, lengths = pieces.memory_offsets[rows].tolist(), pieces.lengths[rows].tolist()
+    parts = [pieces.memory[at : at + length] for at, length in zip(starts, lengths, strict=True)]
+    assert [len(part) for part in parts] == lengths, "a piece lies outside of its memory"
+    begin = int(pieces.drive_offsets[rows.start])
+    return begin, begin + sum(lengths), parts
 
 
 def _resolve(future: asyncio.Future[_Result], result: _Result) -> None:
