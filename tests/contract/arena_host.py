@@ -1,7 +1,7 @@
 """A worker process with an arena, for the transports' contract: it obeys a pipe and makes progress.
 
-It fills and shows its arena when told to. Over NIXL that is all; inline it also serves connections, as the
-SDK does: bulk frames land in the arena, a Fetch is answered from it.
+When told to it fills and shows its arena, sits still, and renews its end. Over NIXL that is all; inline it
+also serves connections, as the SDK does: bulk frames land in the arena, a Fetch is answered from it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ class ArenaHost:
         assert isinstance(found, bytes)
         return found
 
+    async def sit_still(self, is_still: bool) -> None:
+        """Make no progress, or again; obey all the same."""
+        await asyncio.to_thread(self._ask, ("still", 0, is_still))
+
+    async def renew(self) -> None:
+        """Make an end of its own for the next connection, and offer that."""
+        offer = await asyncio.to_thread(self._ask, ("renew", 0, None))
+        assert isinstance(offer, ArenaOffer)
+        self.offer = offer
+
     def pause(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -90,17 +100,25 @@ def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Con
         listening.listen()
         threading.Thread(target=_accept, args=(listening, end), daemon=True).start()
     pipe.send(end.offer())
+    is_still = False
     while True:
         while not pipe.poll(PROGRESS_S):
-            end.progress()
+            if not is_still:
+                end.progress()
         request, offset, argument = pipe.recv()
         if request == "stop":
             break
+        answer: object = None
         if request == "peek":
-            pipe.send(bytes(memory.view[offset : offset + argument]))
+            answer = bytes(memory.view[offset : offset + argument])
+        elif request == "still":
+            is_still = argument
+        elif request == "renew":
+            end.renew()
+            answer = end.offer()
         else:
             memory.view[offset : offset + len(argument)] = argument
-            pipe.send(None)
+        pipe.send(answer)
     end.close()
     memory.close()
 

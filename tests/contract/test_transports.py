@@ -34,7 +34,8 @@ from tests.contract.transport_contract import (
 from ostraca_fabric.adapters import nixl_runtime, nixl_transport
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.adapters.inline_transport import InlineTransport
-from ostraca_fabric.adapters.nixl_transport import NixlSettings, NixlTransport, sealed, unsealed
+from ostraca_fabric.adapters.nixl_identity import sealed, unsealed
+from ostraca_fabric.adapters.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError
 from ostraca_fabric.memory import HugeMemory
@@ -43,7 +44,19 @@ from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 needs_nixl = pytest.mark.skipif(nixl_runtime.package() is None, reason="NIXL is not installed")
-NO_CHANNEL = cast("BulkChannel", None)  # NIXL asks nothing of the control connection
+
+
+class QuietChannel:
+    """A control connection, of which NIXL asks nothing but to be broken off."""
+
+    def __init__(self) -> None:
+        self.broken_off: list[str] = []
+
+    def break_off(self, why: str) -> None:
+        self.broken_off.append(why)
+
+
+NO_CHANNEL = cast("BulkChannel", QuietChannel())
 
 
 class BulkLink(FramedConnection):
@@ -57,6 +70,9 @@ class BulkLink(FramedConnection):
 
     def on_closed(self, error: Exception | None) -> None:
         """Nothing to do: what waited has been told."""
+
+    def break_off(self, why: str) -> None:
+        self.abort()
 
 
 @contextmanager
@@ -215,7 +231,8 @@ class TestNixlOverTcp(NixlContract):
     def bench(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("UCX_TLS", "tcp")
-            with bench_of(NixlTransport.create("agent"), tmp_path_factory.mktemp("tcp")) as bench:
+            transport = NixlTransport.create("agent", NixlSettings(unaided_only=False))
+            with bench_of(transport, tmp_path_factory.mktemp("tcp")) as bench:
                 yield bench
 
     async def test_a_worker_that_has_stopped_is_not_attached_and_harms_no_other(self, bench: Bench) -> None:

@@ -55,6 +55,9 @@ class InlineArenaEnd:
         """As in the port."""
         return False
 
+    def renew(self) -> None:
+        """As in the port: what came on an earlier connection ended with it."""
+
     def close(self) -> None:
         """As in the port: nothing lands any more."""
         self._arena = memoryview(b"")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.adapters.nixl_identity import NAME, sealed, unique_name
 from ostraca_fabric.adapters.nixl_runtime import NixlAgent
-from ostraca_fabric.adapters.nixl_transport import NAME, sealed, unique_name
 from ostraca_fabric.wire.messages import ArenaOffer
 
 if TYPE_CHECKING:
@@ -33,17 +33,27 @@ class NixlArenaEnd:
 
     def __init__(self, memory: HugeMemory, slots: SlotPool, *, label: str = "worker") -> None:
         assert slots.memory_bytes <= memory.size_bytes
+        self._address = memory.address
         self._slots = slots
+        self._label = label
         self._lock = threading.Lock()
-        self._agent: NixlAgent | None = NixlAgent(unique_name(label))
-        self._registration = self._agent.register(memory.address, slots.memory_bytes)
+        self._agent: NixlAgent | None = None
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the NIXL agent."""
+        slots = self._slots
+        agent = NixlAgent(unique_name(self._label))
+        self._registration = agent.register(self._address, slots.memory_bytes)
         self._offer = ArenaOffer(
             transport=NAME,
             arena_bytes=slots.memory_bytes,
             chunk_bytes=slots.chunk_bytes,
-            base=memory.address,
-            metadata=sealed(self._agent.metadata()),
+            base=self._address,
+            metadata=sealed(agent.metadata()),
         )
+        self._agent = agent
 
     def offer(self) -> ArenaOffer:
         """As in the port."""
@@ -63,9 +73,23 @@ class NixlArenaEnd:
         """As in the port."""
         return True
 
+    def renew(self) -> None:
+        """As in the port: another NIXL agent takes over. The one before, its endpoints and what they have
+        received and not dealt with go together, while the memory is still mapped.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            agent, self._agent = self._agent, None
+            if agent is not None:
+                agent.deregister(self._registration)
+            del agent
+            self._begin()
+
     def close(self) -> None:
         """As in the port. With slots in quarantine the registration stays, and the memory must be leaked."""
         with self._lock:
+            self._is_closed = True
             agent, self._agent = self._agent, None
             if agent is None:
                 return

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_fabric.ports.transport import Direction
 from ostraca_fabric.slots import slot_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ostraca_fabric.adapters.nixl_runtime import NixlAgent, Prepared
+    from ostraca_fabric.adapters.nixl_runtime import NixlAgent, Prepared, Transfer
+    from ostraca_fabric.ports.transport import Wave
 
 LISTS_MAX = 16
 """Prepared lists kept per memory, the least recently used go. A list costs microseconds to make."""
@@ -33,8 +35,8 @@ class NixlSlots:
         self.address = address
         self.size_bytes = size_bytes
         self.chunk_bytes = chunk_bytes
+        self.remote = remote
         self._agent = agent
-        self._remote = remote
         self._lists: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
     def is_grid(self, offsets: NDArray[np.int64], slot_bytes: int) -> bool:
@@ -49,7 +51,7 @@ class NixlSlots:
         numbers = slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
         found = self._lists.pop((length, slot_bytes), None)
         if found is None:
-            found = self._agent.prepare(self._remote, self._rows(length, slot_bytes))
+            found = self._agent.prepare(self.remote, self._rows(length, slot_bytes))
             if len(self._lists) == LISTS_MAX:
                 self._agent.release_prepared(self._lists.popitem(last=False)[1])
         self._lists[length, slot_bytes] = found
@@ -75,3 +77,27 @@ class NixlSlots:
         rows[:, 3] = slot_bytes
         rows[:, 4] = self.chunk_bytes // slot_bytes
         return rows
+
+
+def transfer_of(
+    agent: NixlAgent, direction: Direction, own: NixlSlots, arena: NixlSlots, wave: Wave
+) -> Transfer:
+    """Make the transfer of one wave. Raises TransportError."""
+    operation = "WRITE" if direction is Direction.TO_WORKER else "READ"
+    length = int(wave.lengths[0])
+    if (
+        bool((wave.lengths == length).all())
+        and own.is_grid(wave.staging, wave.staging_slot_bytes)
+        and arena.is_grid(wave.arena, wave.arena_slot_bytes)
+    ):
+        return agent.pick(
+            operation,
+            own.pick(wave.staging, length, wave.staging_slot_bytes),
+            arena.pick(wave.arena, length, wave.arena_slot_bytes),
+        )
+    return agent.spell_out(
+        operation,
+        own.spell_out(wave.staging, wave.lengths),
+        arena.spell_out(wave.arena, wave.lengths),
+        arena.remote,
+    )

@@ -65,15 +65,22 @@ class NixlThread:
         self.submit(job)
         return future
 
-    def post(self, transfer: Transfer, ended: Callable[[State], None]) -> None:
+    def post(self, transfer: Transfer, ended: Callable[[State], None], *, spin_s: float = 0.0) -> bool:
         """Start a transfer; only from a job. *ended* is called once, in the thread, never with PENDING.
 
         When it is UNKNOWN the transfer is as good as under way for ever. Otherwise it has ended and is
-        released.
+        released. Spins up to *spin_s* (a fraction of a millisecond) for the end, and tells whether it came
+        in that time.
         """
         self._something_happened()
-        if not self._settle(transfer, self._agent.post(transfer), ended):
-            self._flying.append((transfer, ended))
+        state = self._agent.post(transfer)
+        until_s = time.monotonic() + spin_s
+        while state is State.PENDING and time.monotonic() < until_s:
+            state = self._agent.poll(transfer)
+        if self._settle(transfer, state, ended):
+            return True
+        self._flying.append((transfer, ended))
+        return False
 
     def stop(self, *, wait_s: float) -> bool:
         """Run what is submitted, give transfers under way up to *wait_s*, then end the thread. Blocks.

@@ -7,26 +7,34 @@ A worker's offer is not trusted. Its metadata carries a checksum, so that what w
 reaches NIXL's parser; its agent's name must be nobody else's here; NIXL refuses slots outside the memory that
 the worker registered; and before a peer is handed out, the first and the last page of its arena have been
 read, which also proves that the two can connect. For that the worker must make progress: **from its Hello on
-until the Welcome it calls ``progress`` every millisecond.**
+until the Welcome it calls ``progress`` every millisecond,** and not more often.
+
+Then a few more reads must end without the worker's help, within a fraction of that millisecond, as they do
+through shared memory (CMA) and RDMA. Elsewhere, over TCP that is, UCX has the worker carry out the agent's
+reads, and *aborts the worker's process* when the connection breaks under one (docs/adr/0011). So such a
+worker is refused, and its blocks cross inline.
 
 When a future resolves: see ``nixl_runtime``. The transfers of a worker whose process died resolve FAILED;
 those of one that has stopped stay unsettled until it goes on or dies.
+
+A transfer that does not end as DONE leaves a peer over which nothing works any more, so it breaks the control
+connection off, *before* its future resolves: what the worker's end had received by then might still land when
+the worker makes progress, so its slots may only come back over a new connection (``ArenaEnd.renew``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import xxhash
 
+from ostraca_fabric.adapters.nixl_identity import NAME, unique_name, unsealed
 from ostraca_fabric.adapters.nixl_runtime import NixlAgent, Registration, State
-from ostraca_fabric.adapters.nixl_slots import NixlSlots
+from ostraca_fabric.adapters.nixl_slots import NixlSlots, transfer_of
 from ostraca_fabric.adapters.nixl_thread import NixlThread
 from ostraca_fabric.adapters.waves import check_offer, wave_fits
 from ostraca_fabric.errors import TransportError
@@ -44,30 +52,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NAME = "nixl"
-CHECKSUM_BYTES = 16
 _PROBE_BYTES = 2 * PAGE_BYTES
+
+_UNAIDED_S = 200e-6
+"""A read of a page that needs nobody's help takes a few microseconds, also over RDMA."""
+
+_UNAIDED_READS = 3
+"""Reads in a row that must be so fast; a worker that polls every millisecond can help with one by chance."""
+
+_UNAIDED_TRIES = 12
 
 _given_up: list[object] = []
 """NIXL agents closed with transfers not known to have ended: letting them go could free memory in use."""
-
-
-def sealed(metadata: bytes) -> bytes:
-    """Put a checksum before NIXL's metadata."""
-    return xxhash.xxh3_128_digest(metadata) + metadata
-
-
-def unsealed(metadata: bytes) -> bytes:
-    """Return NIXL's metadata. Raises TransportError when it is not as it was sealed."""
-    checksum, inner = metadata[:CHECKSUM_BYTES], metadata[CHECKSUM_BYTES:]
-    if not inner or xxhash.xxh3_128_digest(inner) != checksum:
-        raise TransportError("the worker's NIXL metadata is damaged, or is none")
-    return inner
-
-
-def unique_name(label: str) -> str:
-    """Name a NIXL agent as no other is named, nor can be guessed: NIXL knows its peers by nothing else."""
-    return f"{label}-{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,10 @@ class NixlSettings:
 
     attach_s: float = 2.0
     """Longest wait for a worker to become reachable: it takes 20 ms when both ends make progress."""
+
+    unaided_only: bool = True
+    """Whether workers are refused that UCX reaches only with their help. Off, a connection that breaks can
+    abort a worker's process: for tests, and for who can live with that."""
 
     close_s: float = 1.0
     """How long closing waits for transfers under way before it gives their memory up."""
@@ -134,7 +134,7 @@ class NixlTransport:
         self,
         offer: ArenaOffer,
         staging: memoryview,
-        channel: BulkChannel,  # noqa: ARG002 (only the inline transport needs it)
+        channel: BulkChannel,
     ) -> NixlPeer:
         """As in the port, within ``attach_s``. *staging* is registered memory, or a part of it."""
         check_offer(offer, NAME)
@@ -148,7 +148,7 @@ class NixlTransport:
             chunk_bytes=offer.chunk_bytes,
             remote=remote.name,
         )
-        peer = NixlPeer(self, remote, arena, own)
+        peer = NixlPeer(self, remote, arena, own, channel)
         try:
             await self._probe(peer)
         except BaseException:
@@ -176,21 +176,33 @@ class NixlTransport:
         self._probe_memory.close()
 
     def submit(
-        self, direction: Direction, remote: _Remote, own: NixlSlots, arena: NixlSlots, wave: Wave
+        self, direction: Direction, peer: NixlPeer, own: NixlSlots, wave: Wave
     ) -> asyncio.Future[TransferEnd]:
         """Start a wave that fits. For NixlPeer."""
+        end, begin = self._prepared(direction, peer, own, wave)
+        self._thread.submit(begin)
+        return end
+
+    def _prepared(
+        self, direction: Direction, peer: NixlPeer, own: NixlSlots, wave: Wave, *, spin_s: float = 0.0
+    ) -> tuple[asyncio.Future[TransferEnd], Callable[[], bool]]:
+        """Return how a wave will end, and the thread's job that begins it.
+
+        The job spins up to *spin_s* for the end, and tells whether it saw it.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[TransferEnd] = loop.create_future()
 
         def ended(state: State) -> None:
+            if state is not State.DONE:
+                _soon(loop, peer.break_off)
             if state is not State.UNKNOWN:
-                _resolve(loop, future, TransferEnd.DONE if state is State.DONE else TransferEnd.FAILED)
+                _soon(loop, _resolve, future, TransferEnd.DONE if state is State.DONE else TransferEnd.FAILED)
 
         def make() -> Transfer:
-            return _transfer(self._agent, direction, own, arena, wave, remote.name)
+            return transfer_of(self._agent, direction, own, peer.arena, wave)
 
-        self._thread.submit(partial(self._begin, remote, make, ended))
-        return future
+        return future, partial(self._begin, peer.remote, make, ended, spin_s)
 
     def leave(self, remote: _Remote, arena: NixlSlots) -> None:
         """A peer is closed: forget its worker once nothing is under way. For NixlPeer."""
@@ -243,36 +255,57 @@ class NixlTransport:
         return remote
 
     async def _probe(self, peer: NixlPeer) -> None:
-        """Read the arena's first and last page into memory of our own. Raises TransportError."""
+        """Read the arena's first and last page into memory of our own, then see whether that takes the
+        worker's help. Raises TransportError.
+        """
+        until_s = asyncio.get_running_loop().time() + self._settings.attach_s
+        await self._read(peer, until_s)
+        in_a_row = tries = 0
+        while self._settings.unaided_only and in_a_row < _UNAIDED_READS:
+            if tries == _UNAIDED_TRIES:
+                raise TransportError(
+                    "the worker's memory is reached with the worker's help only (over TCP), and UCX aborts "
+                    "workers in mid help: NIXL takes shared memory or RDMA"
+                )
+            in_a_row = in_a_row + 1 if await self._read(peer, until_s) else 0
+            tries += 1
+
+    async def _read(self, peer: NixlPeer, until_s: float) -> bool:
+        """Read two pages; tell whether that took next to no time. Raises TransportError."""
         places = self._probes.take(1, _PROBE_BYTES)
         if places is None:
             raise TransportError("too many workers are neither reachable nor known to be gone")
         wave = Wave(
             staging=places[0] + np.array([0, PAGE_BYTES]),
-            arena=np.array([0, peer.arena_bytes - PAGE_BYTES]),
+            arena=np.array([0, peer.arena.size_bytes - PAGE_BYTES]),
             lengths=np.full(2, PAGE_BYTES, np.uint32),
             staging_slot_bytes=PAGE_BYTES,
             arena_slot_bytes=PAGE_BYTES,
         )
-        read = peer.start(Direction.FROM_WORKER, wave, self._staging[0])
-        read.add_done_callback(lambda _: self._probes.give(places))
-        await asyncio.wait((read,), timeout=self._settings.attach_s)
-        if not read.done():
+        end, begin = self._prepared(Direction.FROM_WORKER, peer, self._staging[0], wave, spin_s=_UNAIDED_S)
+        end.add_done_callback(lambda _: self._probes.give(places))
+        is_quick = await self._in_thread(begin)
+        await asyncio.wait((end,), timeout=max(0.0, until_s - asyncio.get_running_loop().time()))
+        if not end.done():
             raise TransportError(
                 f"the worker's memory was not reachable within {self._settings.attach_s} s: "
                 "does it make progress?"
             )
-        if read.result() is TransferEnd.FAILED:
+        if end.result() is TransferEnd.FAILED:
             raise TransportError("the worker's memory is not reachable, or not what it offered")
+        return is_quick
 
-    def _begin(self, remote: _Remote, make: Callable[[], Transfer], ended: Callable[[State], None]) -> None:
+    def _begin(
+        self, remote: _Remote, make: Callable[[], Transfer], ended: Callable[[State], None], spin_s: float
+    ) -> bool:
         try:
             transfer = make()
         except TransportError:
+            remote.is_broken = True
             ended(State.FAILED)
-            return
+            return True
         remote.under_way += 1
-        self._thread.post(transfer, partial(self._end, remote, ended))
+        return self._thread.post(transfer, partial(self._end, remote, ended), spin_s=spin_s)
 
     def _end(self, remote: _Remote, ended: Callable[[State], None], state: State) -> None:
         if state is not State.DONE:
@@ -298,66 +331,47 @@ class NixlTransport:
 class NixlPeer:
     """One worker's arena; from ``NixlTransport.attach``."""
 
-    def __init__(self, transport: NixlTransport, remote: _Remote, arena: NixlSlots, own: NixlSlots) -> None:
+    def __init__(
+        self,
+        transport: NixlTransport,
+        remote: _Remote,
+        arena: NixlSlots,
+        own: NixlSlots,
+        channel: BulkChannel,
+    ) -> None:
+        self.remote = remote
+        self.arena = arena
         self._transport = transport
-        self._remote = remote
-        self._arena = arena
         self._own = own
+        self._channel = channel
         self._is_closed = False
-
-    @property
-    def arena_bytes(self) -> int:
-        """Size of the arena."""
-        return self._arena.size_bytes
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
         """As in the port. The wave's arrays must not change until the future resolves."""
-        return self.start(direction, wave, self._own)
-
-    def start(self, direction: Direction, wave: Wave, own: NixlSlots) -> asyncio.Future[TransferEnd]:
-        """Start a wave that lies in memory *own*."""
-        fits = wave_fits(wave, staging_bytes=own.size_bytes, arena_bytes=self.arena_bytes)
+        fits = wave_fits(wave, staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
         if self._is_closed or not fits or not len(wave.lengths):
             future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
             future.set_result(TransferEnd.DONE if fits and not self._is_closed else TransferEnd.FAILED)
             return future
-        return self._transport.submit(direction, self._remote, own, self._arena, wave)
+        return self._transport.submit(direction, self, self._own, wave)
+
+    def break_off(self) -> None:
+        """End the control connection: no transfer to or from this worker works any more."""
+        self._channel.break_off("a transfer failed, and with it the way to this worker's memory")
 
     def close(self) -> None:
         """As in the port. The worker is forgotten when its last transfer has ended."""
         if not self._is_closed:
             self._is_closed = True
-            self._transport.leave(self._remote, self._arena)
+            self._transport.leave(self.remote, self.arena)
 
 
-def _transfer(
-    agent: NixlAgent, direction: Direction, own: NixlSlots, arena: NixlSlots, wave: Wave, remote: str
-) -> Transfer:
-    """Make the transfer of one wave. Raises TransportError."""
-    operation = "WRITE" if direction is Direction.TO_WORKER else "READ"
-    length = int(wave.lengths[0])
-    if (
-        bool((wave.lengths == length).all())
-        and own.is_grid(wave.staging, wave.staging_slot_bytes)
-        and arena.is_grid(wave.arena, wave.arena_slot_bytes)
-    ):
-        return agent.pick(
-            operation,
-            own.pick(wave.staging, length, wave.staging_slot_bytes),
-            arena.pick(wave.arena, length, wave.arena_slot_bytes),
-        )
-    return agent.spell_out(
-        operation,
-        own.spell_out(wave.staging, wave.lengths),
-        arena.spell_out(wave.arena, wave.lengths),
-        remote,
-    )
+def _resolve(future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:
+    if not future.done():
+        future.set_result(end)
 
 
-def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(end)
-
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    """Call a function in the loop's thread, after what was handed to it before."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(resolve)
+        loop.call_soon_threadsafe(function, *arguments)

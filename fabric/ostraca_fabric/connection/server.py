@@ -139,6 +139,10 @@ class ServerConnection(FramedConnection):
         log.warning("Refused %s at %s (%s): %s", self.peer, self._server.address, code, message)
         self.close_with(Refused(code, message))
 
+    def break_off(self, why: str) -> None:
+        """End the connection, because blocks can't cross any more: the worker is to make a new one."""
+        self.refuse("transport", why)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the Hello."""
         super().connection_made(transport)

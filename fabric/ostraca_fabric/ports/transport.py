@@ -56,7 +56,7 @@ class Wave:
 
 
 class BulkChannel(Protocol):
-    """What a transport may ask of the worker's control connection. Only the inline transport does."""
+    """What a transport may ask of the worker's control connection. Only the inline transport sends by it."""
 
     def send_bulk(self, transfer: int, offset: int, payload: memoryview) -> None:
         """Send bytes for *offset* of the worker's arena; the payload is copied or sent before this returns.
@@ -74,6 +74,9 @@ class BulkChannel(Protocol):
         """Ask for the parts of a transfer announced by a ``Fetch``: the future ends when all have landed, or
         raises ConnectionError when the connection closed, after which nothing more lands.
         """
+
+    def break_off(self, why: str) -> None:
+        """End the connection, because blocks can't cross on it any more: the worker is to make a new one."""
 
 
 class Peer(Protocol):
@@ -128,6 +131,14 @@ class ArenaEnd(Protocol):
     @property
     def needs_progress(self) -> bool:
         """Whether ``progress`` does anything."""
+
+    def renew(self) -> None:
+        """Cut off whoever was offered this end before, and make an offer of its own for the next connection.
+
+        Afterwards nothing lands that this end had received and not yet dealt with; what others write by
+        themselves (through shared memory) still may. Only between connections. May block for some 50 ms;
+        raises TransportError, and can be called again.
+        """
 
     def close(self) -> None:
         """Stop offering. The arena's memory stays mapped while any of its slots is in quarantine."""

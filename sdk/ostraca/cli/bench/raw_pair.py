@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ostraca.cli.bench.series import gb_per_s
+from ostraca_fabric.adapters.nixl_identity import unique_name
 from ostraca_fabric.adapters.nixl_runtime import NixlAgent, State
-from ostraca_fabric.adapters.nixl_transport import unique_name
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.memory import HugeMemory
 
