@@ -32,7 +32,7 @@ from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Pieces
-from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport, Wave
 from ostraca_fabric.tags import tag_seeds, tags_of
 from ostraca_fabric.testing.memory_drive import MemoryDrive
 from ostraca_fabric.wire import columns
@@ -308,9 +308,14 @@ class Assembly:
 
 @asynccontextmanager
 async def assembled(
-    settings: AgentSettings = SETTINGS, *, segments: int = 6, addresses: Sequence[str] = ()
+    settings: AgentSettings = SETTINGS,
+    *,
+    segments: int = 6,
+    addresses: Sequence[str] = (),
+    transport: Transport | None = None,
 ) -> AsyncIterator[Assembly]:
-    """Start an agent, and stop it in the end."""
+    """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
+    transport = transport or InlineTransport()
     drive = HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosure(drive.record())
@@ -355,7 +360,7 @@ def _agent(
         fabric_key=bytes(32),
         membership=membership,
         owners=owners,
-        transports={"inline": InlineTransport()},
+        transports={transport.name: transport},
         open_drive=lambda _record: drive,
         clock=time.monotonic,
     )

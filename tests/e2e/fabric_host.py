@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 import ostraca
 from ostraca.cli.embedded import EmbeddedFabric, FabricPlan
 from ostraca.settings import ClientSettings
+from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.status import AgentStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 MIB = 1 << 20
@@ -48,8 +50,9 @@ class FabricThread:
     again.
     """
 
-    def __init__(self, plan: FabricPlan) -> None:
+    def __init__(self, plan: FabricPlan, *, wrap: Callable[[Transport], Transport] | None = None) -> None:
         self.plan = plan
+        self._wrap = wrap
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.fabric: EmbeddedFabric | None = None
@@ -59,13 +62,18 @@ class FabricThread:
         self._loop = loop
         self._thread = threading.Thread(target=loop.run_forever, name="fabric")
         self._thread.start()
-        self.fabric = EmbeddedFabric(self.plan)
+        self.fabric = EmbeddedFabric(self.plan, wrap=self._wrap)
         try:
             asyncio.run_coroutine_threadsafe(self.fabric.start(), loop).result(30)
         except BaseException:
             self._end_loop()
             raise
         return self
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the fabric's loop, before it stops."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         if self._loop is None or self.fabric is None:

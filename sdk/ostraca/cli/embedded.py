@@ -28,6 +28,7 @@ from ostraca_fabric.ids import AgentId, EnclosureId, TenantId
 from ostraca_fabric.wire.handshake import Access
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ostraca_fabric.fabric_map import DriveRecord
@@ -84,9 +85,13 @@ class FabricPlan:
 class EmbeddedFabric:
     """A fabric on the running event loop. ``start`` it, then ``stop`` it; it is used once."""
 
-    def __init__(self, plan: FabricPlan) -> None:
-        """Take the plan; nothing happens before ``start``."""
+    def __init__(self, plan: FabricPlan, *, wrap: Callable[[Transport], Transport] | None = None) -> None:
+        """Take the plan; nothing happens before ``start``.
+
+        *wrap* puts something around each transport: tests that watch it, or make it do wrong.
+        """
         self._plan = plan
+        self._wrap = wrap
         self._state: FabricState | None = None
         self._transports: dict[str, Transport] = {}
         self._drives: dict[DriveId, FileDrive] = {}
@@ -155,6 +160,8 @@ class EmbeddedFabric:
             )
             await membership.put_enclosure(enclosure.prepare())
         self._transports = _transports(plan.transports)
+        if self._wrap is not None:
+            self._transports = {name: self._wrap(each) for name, each in self._transports.items()}
         tokens = {TenantId(_TENANT): (state.worker_token(),)} if plan.addresses else {}
         owners = LoopbackOwners()
         settings = AgentSettings(
