@@ -6,14 +6,16 @@ another tenant.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ostraca_dpu_agent.mover.request import check_spans
+from ostraca_dpu_agent.transfers import CountedPeer
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UsageError
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.labels import label_of, labelled, worker_name
@@ -25,18 +27,19 @@ from ostraca_fabric.wire.messages import (
     Inspect,
     Lookup,
     OpenVolume,
+    PastSettled,
     Prefetch,
     PrefetchFor,
     Put,
     Reserve,
     Resolve,
+    SettlePast,
     Status,
     StatusDone,
     VolumeOpened,
 )
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping
 
     from ostraca_dpu_agent.mover.mover import Mover
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.settings import RequestSettings
     from ostraca_dpu_agent.volumes import ServedVolume, Volumes
     from ostraca_fabric.connection import ServerConnection
-    from ostraca_fabric.ports.transport import Peer, Transport
+    from ostraca_fabric.ports.transport import Peer, TransferEnd, Transport
     from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.wire.messages import (
         AgentAnswer,
@@ -70,11 +73,12 @@ class Session:
     def __init__(self, connection: ServerConnection, hello: Hello, peer: Peer | None) -> None:
         """Begin with no volume open; *peer* is the worker's arena, None when it offered none."""
         self._connection = connection
-        self._peer = peer
+        self._peer = None if peer is None else CountedPeer(peer)
         self._volumes: list[ServedVolume] = []
         self.tenant = TenantId(hello.tenant)
         self.worker = worker_name(hello.client)
         """What it is called in logs."""
+        self.client = hello.client
 
     @property
     def peer(self) -> Peer:
@@ -110,10 +114,24 @@ class Session:
             raise RefusedError("unknown_volume", message)
         return self._volumes[handle]
 
+    def is_of(self, other: Session) -> bool:
+        """Whether both are connections of one client."""
+        return (self.tenant, self.client) == (other.tenant, other.client)
+
+    @property
+    def transfers(self) -> frozenset[asyncio.Future[TransferEnd]]:
+        """Transfers to and from the arena that are not known to have ended."""
+        return frozenset() if self._peer is None else self._peer.under_way
+
     def close(self) -> None:
         """Start no more transfers to this worker."""
         if self._peer is not None:
             self._peer.close()
+
+    def cut(self) -> None:
+        """End the connection, if it is still there: its worker has made another one."""
+        self.close()
+        self._connection.abort()
 
 
 class Sessions:
@@ -137,6 +155,8 @@ class Sessions:
         self._transports = transports
         self._status = status
         self._sessions: dict[ServerConnection, Session] = {}
+        self._gone: list[Session] = []
+        """Those whose connection is gone and whose transfers, when it went, were not."""
 
     @property
     def workers(self) -> int:
@@ -181,6 +201,8 @@ class Sessions:
                 session = self._sessions[connection]
                 with labelled(label_of(session.worker, request.request)):
                     return await self._of_worker(session, request)
+            case SettlePast():
+                return await self._settle_past(self._sessions[connection], request)
             case _:
                 message = f"{type(request).__name__} is not answered here"
                 raise UsageError(message)
@@ -191,7 +213,27 @@ class Sessions:
 
     def on_close(self, connection: ServerConnection) -> None:
         """Forget a connection; its requests under way end as if cancelled."""
-        self._sessions.pop(connection).close()
+        session = self._sessions.pop(connection)
+        session.close()
+        self._gone = [each for each in (*self._gone, session) if each.transfers]
+
+    async def _settle_past(self, session: Session, request: SettlePast) -> PastSettled:
+        """Wait for the transfers of the client's earlier connections, or until it no longer waits itself."""
+        if not session.client:
+            message = "the Hello named no client, so nobody knows which connections were its own"
+            raise UsageError(message)
+        known = [*self._gone, *self._sessions.values()]  # in the order in which they were opened
+        past = [each for each in known[: known.index(session)] if each.is_of(session)]
+        for each in past:
+            each.cut()
+        stopped = session.stopped(request.request)
+        while moving := [end for each in past for end in each.transfers]:
+            if stopped.done():
+                message = f"{len(moving)} transfers of earlier connections are still under way"
+                raise RefusedError("unsettled", message)
+            waiting: list[asyncio.Future[Any]] = [*moving, stopped]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return PastSettled(request.request)
 
     async def _of_worker(self, session: Session, request: OpenVolume | Explain | BlockRequest) -> AgentAnswer:
         if isinstance(request, Explain):

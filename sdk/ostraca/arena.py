@@ -99,6 +99,17 @@ class Arena:
             self.ledger.give(offsets)
             self.tell_changed()
 
+    def renew(self) -> None:
+        """Before dialling anew, see to it that nothing of earlier connections lands through the ends.
+
+        Does nothing unless slots wait for word that only a new connection brings. Raises TransportError.
+        """
+        with self.changed:
+            is_needed = self.ledger.is_stranded
+        if is_needed:
+            for end in self.ends.values():
+                end.renew()
+
     def tell_changed(self) -> None:
         """Slots or requests may have become free. Hold ``changed``."""
         self.changed.notify_all()

@@ -24,7 +24,7 @@ from ostraca.ask import ask
 from ostraca.batch import Target
 from ostraca.core.checks import checked_seconds
 from ostraca.core.operations import CALLER_CODES
-from ostraca.dial import Caller, checked_token, chosen_addresses, dial
+from ostraca.dial import Caller, Dialled, checked_token, chosen_addresses, dial
 from ostraca.meter import ClientMetrics, Meter
 from ostraca.questions import ask_status
 from ostraca.session import Session
@@ -33,7 +33,14 @@ from ostraca.shells import blocking
 from ostraca.shells.done import Done, DoneQueue
 from ostraca.shells.driver import Deliver, Driver, Ticket
 from ostraca.volume import Volume
-from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, UsageError
+from ostraca_fabric.errors import (
+    ClosedError,
+    ConnectError,
+    ProtocolError,
+    RefusedError,
+    TransportError,
+    UsageError,
+)
 from ostraca_fabric.ids import TenantId, checked_name
 from ostraca_fabric.labels import worker_name
 from ostraca_fabric.layout import Layout
@@ -386,7 +393,7 @@ class Client:
         if time.monotonic() < self._redial_at_s:
             raise ConnectError(self.unreachable_because)
         try:
-            dialled = dial(self._addresses, self._caller, until_s=until_s)
+            dialled = self._dialled(until_s)
         except (ConnectError, ProtocolError) as error:
             self.unreachable_because = str(error)
             self._redial_at_s = time.monotonic() + self.settings.redial_s
@@ -394,6 +401,13 @@ class Client:
         self.unreachable_because = ""
         self._session = Session(dialled, self.arena, self.settings, self._request_ids, self.worker)
         return self._session
+
+    def _dialled(self, until_s: float) -> Dialled:
+        try:
+            self.arena.renew()
+        except TransportError as error:
+            raise ConnectError(str(error)) from error
+        return dial(self._addresses, self._caller, until_s=until_s)
 
     def _opened(self, session: Session, volume: Volume, until_s: float) -> int:
         """Return the volume's handle on a session, opening it there the first time. Raises as ``ask``."""

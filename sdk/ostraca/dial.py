@@ -58,7 +58,7 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who dials: its tenant, its token and its arena's ends.
+    """Who dials: its tenant, its token, its arena's ends and the id it keeps for as long as it has them.
 
     The token is empty on a unix socket where peer credentials suffice.
     """

@@ -31,10 +31,12 @@ from ostraca_fabric.wire.messages import (
     Get,
     GetDone,
     GetProgress,
+    PastSettled,
     Pong,
     PutDone,
     Refused,
     Settled,
+    SettlePast,
 )
 
 if TYPE_CHECKING:
@@ -107,9 +109,13 @@ class Session:
             unsent_max=_UNSENT_MIN + _PIECES_PER_BLOCK * (arena.size_bytes // PAGE_BYTES),
         )
         with arena.changed:
-            arena.ledger.met(self.agent, self._start_id)
+            self._past = arena.ledger.met(self.agent, self._start_id)
             arena.tell_changed()
         self._pump.start()
+        if self._past:
+            request = self.reserve()
+            assert request is not None, "an agent takes at least one request"
+            self._pump.send([encode(SettlePast(request))])
 
     @property
     def is_alive(self) -> bool:
@@ -262,12 +268,7 @@ class Session:
                     self._arena.ledger.settled(request)
                     self._arena.tell_changed()
             case Fetch():
-                if self._inline is None:
-                    raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
-                frames: list[bytes | memoryview] = []
-                for offset, part in self._inline.answer(message):
-                    frames.extend((bulk_header(message.transfer, offset, len(part)), part))
-                self._pump.send(frames)
+                self._answer(message)
             case Refused(code=code, message=words):
                 raise ProtocolError(f"{code}: {words}")
             case Pong():
@@ -276,6 +277,11 @@ class Session:
                 self._finish(message, message.unsettled)
             case Failed(code=code):
                 self._finish(message, b"" if code in NOT_STARTED_CODES else None)
+            case PastSettled():
+                with self._arena.changed:
+                    self._arena.ledger.past_settled(self._past)
+                    self._inflight.discard(message.request)
+                    self._arena.tell_changed()
             case _:
                 # An answer to something that has no slots: given to a get or a put, it proves nothing.
                 self._finish(message, None)
@@ -292,6 +298,15 @@ class Session:
         """Let nothing land in these slots any more, where that is ours to decide. The lock is held."""
         if self._inline is not None:
             self._inline.shut(slots)
+
+    def _answer(self, fetch: Fetch) -> None:
+        """Send what an inline agent asks for."""
+        if self._inline is None:
+            raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
+        frames: list[bytes | memoryview] = []
+        for offset, part in self._inline.answer(fetch):
+            frames.extend((bulk_header(fetch.transfer, offset, len(part)), part))
+        self._pump.send(frames)
 
     def _finish(self, message: Event, unsettled: bytes | None) -> None:
         """Take a request's final message; *unsettled* None stands for every slot of it."""

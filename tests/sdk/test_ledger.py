@@ -42,6 +42,10 @@ class Books:
         return self.pool.free_bytes // PAGE
 
     @property
+    def is_stranded(self) -> bool:
+        return self.ledger.is_stranded
+
+    @property
     def quarantined(self) -> int:
         return self.pool.quarantined_bytes // PAGE
 
@@ -128,6 +132,40 @@ def test_a_new_start_of_the_agent_does_not_take_slots_from_a_caller_who_looks_at
     assert books.free == 16
 
 
+def test_the_same_start_of_the_agent_is_asked_about_slots_and_frees_them_with_its_word(books: Books) -> None:
+    books.send(2)
+    books.ledger.left(1)
+    books.ledger.answered(2, positions(0, 3))
+    books.ledger.left(2)
+    assert (books.free, books.quarantined) == (10, 6)
+    assert not books.is_stranded
+    books.ledger.lost(is_drained=False)
+    assert books.quarantined == 6
+    books.send(3)
+    asked = books.ledger.met(AGENT, FIRST_START)
+    assert asked == (1, 2), "what is sent on the new connection is none of the past"
+    assert books.free == 6
+    books.ledger.past_settled(asked)
+    assert (books.free, books.quarantined, books.is_stranded) == (12, 0, False)
+
+
+def test_only_the_agent_that_a_request_went_to_is_asked_about_it(books: Books) -> None:
+    books.ledger.left(1)
+    books.ledger.lost(is_drained=False)
+    assert books.ledger.met("agent-2", NEXT_START) == ()
+    assert (books.free, books.is_stranded) == (12, True)
+
+
+def test_slots_that_a_caller_looks_at_are_settled_by_the_agents_word_and_free_when_it_leaves(
+    books: Books,
+) -> None:
+    books.ledger.lost(is_drained=False)
+    books.ledger.past_settled(books.ledger.met(AGENT, FIRST_START))
+    assert books.free == 12
+    books.ledger.left(1)
+    assert books.free == 16
+
+
 def test_at_the_quarantine_limit_the_ledger_is_closed(books: Books) -> None:
     was_open = []
     books.ledger.left(1)
@@ -191,11 +229,13 @@ class AnyOrder(RuleBasedStateMachine):
         del self.held[request]
         self.books.ledger.left(request)
 
-    @rule(is_drained=st.booleans())
-    def lose(self, is_drained: bool) -> None:
+    @rule(is_drained=st.booleans(), is_restarted=st.booleans())
+    def lose(self, is_drained: bool, is_restarted: bool) -> None:
         self.books.ledger.lost(is_drained=is_drained)
         if not is_drained:
-            self.books.ledger.met(AGENT, NEXT_START)
+            self.nothing_in_use_is_free()
+            start = NEXT_START if is_restarted else FIRST_START
+            self.books.ledger.past_settled(self.books.ledger.met(AGENT, start))
         self.open.clear()
         self.unsettled.clear()
 

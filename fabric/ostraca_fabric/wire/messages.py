@@ -290,6 +290,20 @@ class Fetch(Message, frozen=True, tag=27):
     lengths: bytes
 
 
+class SettlePast(Message, frozen=True, tag=28):
+    """Worker to agent: earlier connections of this client (``Hello.client``) are to end, and this is answered
+    when every transfer that they asked for is known to have ended.
+    """
+
+    request: int
+
+
+class PastSettled(Message, frozen=True, tag=29):
+    """No transfer is under way that earlier connections of this client asked for; none will begin."""
+
+    request: int
+
+
 class Explain(Message, frozen=True, tag=30):
     """What do agents know of this block, and what has happened to it? ``spans`` name exactly one block.
 
@@ -495,9 +509,18 @@ class PrefetchFor(Message, frozen=True, tag=50):
     label: str = ""
 
 
-WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | Ping | Status | Explain
+WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | Status | Explain
 AgentAnswer = (
-    VolumeOpened | LookupDone | GetDone | PutDone | PrefetchDone | Pong | StatusDone | Explained | Failed
+    VolumeOpened
+    | LookupDone
+    | GetDone
+    | PutDone
+    | PrefetchDone
+    | PastSettled
+    | Pong
+    | StatusDone
+    | Explained
+    | Failed
 )
 OwnerRequest = Resolve | Reserve | Commit | Inspect
 OwnerAnswer = Resolved | Reserved | Committed | Inspected | Failed

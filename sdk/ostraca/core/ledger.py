@@ -7,8 +7,11 @@ done. Slots that only the agent still uses are in quarantine. No time ever ends 
 - the agent's final answer, or ``Settled``;
 - the loss of a connection that carried the bytes itself (inline): nothing can land after it;
 - a later handshake with the same agent under another start id: that process holds the lock of the agent's
-  state directory, so the one before is gone. (What its kernel still holds for us over TCP is not covered yet;
-  docs/explanation/limits.md.)
+  state directory, so the one before is gone;
+- the word of the same start of that agent, over a new connection, that nothing of earlier ones is under way.
+
+For the last two, whoever dials must have renewed the arena's ends before (``is_stranded``): what those had
+received and not dealt with could land still.
 
 Requests are known by ids that are never used twice in a client's life. Not thread-safe: the arena holds the
 lock.
@@ -22,6 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from ostraca_fabric.slots import SlotPool
@@ -45,6 +50,11 @@ class _Entry:
     is_settled: bool = True
     is_stranded: bool = False
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its agent has yet to say that it is done with it."""
+        return not (self.is_answered and self.is_settled)
+
 
 class Ledger:
     """Bookkeeping over a pool of slots."""
@@ -67,10 +77,12 @@ class Ledger:
     @property
     def is_due(self) -> bool:
         """Whether any agent that can still be heard owes word about slots."""
-        return any(
-            not entry.is_stranded and not (entry.is_answered and entry.is_settled)
-            for entry in self._entries.values()
-        )
+        return any(not entry.is_stranded and entry.is_awaited for entry in self._entries.values())
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether slots are in quarantine of which only a new connection can bring word."""
+        return any(entry.is_stranded and entry.is_awaited for entry in self._entries.values())
 
     def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
         """Take slots for a request that is about to be sent; None when so many are not free."""
@@ -141,11 +153,22 @@ class Ledger:
             if is_drained:
                 self._ended(request)
 
-    def met(self, agent: str, start_id: bytes) -> None:
-        """A handshake told who is there now."""
-        for request, entry in list(self._entries.items()):
-            if entry.is_stranded and entry.agent == agent and entry.start_id != start_id:
+    def met(self, agent: str, start_id: bytes) -> tuple[int, ...]:
+        """A handshake told who is there now. Return the requests to ask it about: tell ``past_settled``."""
+        stranded = [
+            (request, entry)
+            for request, entry in self._entries.items()
+            if entry.is_stranded and entry.is_awaited and entry.agent == agent
+        ]
+        for request, entry in stranded:
+            if entry.start_id != start_id:
                 self._ended(request)
+        return tuple(request for request, entry in stranded if entry.start_id == start_id)
+
+    def past_settled(self, requests: Iterable[int]) -> None:
+        """The agent said that no transfer is under way that connections before this one asked for."""
+        for request in requests:
+            self._ended(request)
 
     def _ended(self, request: int) -> None:
         self.answered(request, np.empty(0, np.uint32))

@@ -10,7 +10,9 @@ LAYOUT = Layout("model@1", "bf16", 16, (KvGroup(2, 2, 64),))
 SPANS = (Chain.of([bytes([n]) * 32 for n in range(40)], hash_bytes=32)[8:40].span(),)
 
 SAMPLES: tuple[m.AnyMessage, ...] = (
-    m.Hello(1, 1, "worker", "tenant", "", "test", ("a",), (m.ArenaOffer("inline", 1 << 20, 1 << 20),)),
+    m.Hello(
+        1, 1, "worker", "tenant", "", "test", ("a",), (m.ArenaOffer("inline", 1 << 20, 1 << 20),), bytes(16)
+    ),
     m.Welcome(1, "agent", bytes(16), ("a",), m.ConnectionLimits(1 << 20, 512, 4), "inline"),
     m.Refused("limit", "too many"),
     m.Failed(1, "usage", "no"),
@@ -32,6 +34,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Status(1),
     m.StatusDone(1, b"body"),
     m.Fetch(1, bytes(8), bytes(4)),
+    m.SettlePast(1),
+    m.PastSettled(1),
     m.Explain(1, 0.5, "volume", SPANS),
     m.Explained(1, b"body"),
     m.Resolve(1, 0.5, 1.0, (m.ShardKeys("e/d/0", bytes(16)),)),
