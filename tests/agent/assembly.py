@@ -315,12 +315,11 @@ async def assembled(
     transport: Transport | None = None,
 ) -> AsyncIterator[Assembly]:
     """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
-    transport = transport or InlineTransport()
     drive = HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosure(drive.record())
     owners = LoopbackOwners()
-    agent = _agent(0, settings, addresses, membership, owners, drive)
+    agent = _agent(0, settings, addresses, membership, owners, drive, transport)
     await agent.join()
     await agent.start()
     volumes = Volumes(membership, bytes(32))
@@ -351,7 +350,9 @@ def _agent(
     membership: MemoryMembership,
     owners: LoopbackOwners,
     drive: HeldDrive,
+    transport: Transport | None = None,
 ) -> Agent:
+    transport = transport or InlineTransport()
     return Agent(
         AgentId(f"agent-{number}"),
         settings,
