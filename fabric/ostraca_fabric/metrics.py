@@ -120,6 +120,14 @@ AGENT_PREFETCHED = Metric(
 AGENT_PREFETCHED_BYTES = Metric(
     "ostraca_agent_prefetched_bytes", _C, "bytes", ("fate",), "Bytes of the same blocks."
 )
+AGENT_ESTIMATED = Metric(
+    "ostraca_agent_estimated_load_seconds",
+    _C,
+    "seconds",
+    ("what",),
+    "Loads from flash whose callers said how long recomputing takes and that were let in: how long they were "
+    "expected to take (expected), how long they took (took), and by how much each differed (error).",
+)
 SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
 SHARD_USED = Metric(
     "ostraca_shard_used_bytes", _G, "bytes", ("shard",), "Bytes of the blocks that can be got."
@@ -215,6 +223,13 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     ):
         yield Sample(AGENT_PREFETCHED, (fate,), blocks)
         yield Sample(AGENT_PREFETCHED_BYTES, (fate,), size_bytes)
+    estimates = counters.estimates
+    for what, seconds in (
+        ("expected", estimates.estimated_s),
+        ("took", estimates.took_s),
+        ("error", estimates.error_s),
+    ):
+        yield Sample(AGENT_ESTIMATED, (what,), seconds)
     yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
     for shard in status.shards:
         for metric, value in (

@@ -41,6 +41,18 @@ class PrefetchCounters(msgspec.Struct):
     useless_bytes: int = 0
 
 
+class EstimateCounters(msgspec.Struct):
+    """Loads from flash that were estimated because their callers said how long recomputing takes, were let in
+    and were not cut short.
+    """
+
+    loads: int = 0
+    estimated_s: float = 0.0
+    took_s: float = 0.0
+    error_s: float = 0.0
+    """Differences between the two, all counted as positive."""
+
+
 class AgentCounters(msgspec.Struct, frozen=True):
     """The counts most asked for, since the agent started. Blocks unless a name says bytes."""
 
@@ -58,6 +70,7 @@ class AgentCounters(msgspec.Struct, frozen=True):
     """Blocks read from flash that failed their tag."""
 
     prefetched: PrefetchCounters = msgspec.field(default_factory=PrefetchCounters)
+    estimates: EstimateCounters = msgspec.field(default_factory=EstimateCounters)
 
 
 class AgentStatus(msgspec.Struct, frozen=True):

@@ -130,6 +130,8 @@ class GetBatch(_SlotBatch):
         if slots is None:
             return 0
         last = first + len(slots)
+        # What is under way is queued before this request, and would have to be recomputed before its blocks.
+        coming = len(slots) + sum(under.operation.blocks for under in self._under.values())
         message = get_message(
             request=request,
             handle=self._target.handle,
@@ -138,7 +140,7 @@ class GetBatch(_SlotBatch):
             lengths=self._lengths[first:last],
             slots=slots,
             slot_bytes=self._slot_bytes,
-            recompute_s=self._recompute_s,
+            recompute_s=self._recompute_s * coming / self._blocks,
         )
         self._submit(GetOperation(message, until_s=self._until_s), first, slots)
         # Made while the agent works, and needed when the first block has landed.

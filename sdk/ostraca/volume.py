@@ -105,9 +105,9 @@ class Volume:
         *into* is what ``ostraca.parts`` describes.
 
         A block's memory is written if and only if the block is a HIT: its bytes were verified first.
-        *recompute_s* is how long recomputing all of it would take; a fabric that expects to be slower
-        declines, early. A batch that the arena or the agent can't take at once is moved in parts within the
-        same deadline.
+        *recompute_s* is how long recomputing all of it would take, each block its part. What a fabric expects
+        to be slower with, by the queues and speeds it has measured lately, it declines at once (TOO_SLOW). A
+        batch that the arena or the agent can't take at once is moved in parts within the same deadline.
         """
         return self._client.run(
             get_job(self, chain, into=into, deadline_s=deadline_s, recompute_s=recompute_s)

@@ -313,9 +313,10 @@ async def assembled(
     segments: int = 6,
     addresses: Sequence[str] = (),
     transport: Transport | None = None,
+    drive: HeldDrive | None = None,
 ) -> AsyncIterator[Assembly]:
     """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
-    drive = HeldDrive(segments)
+    drive = drive or HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosure(drive.record())
     owners = LoopbackOwners()

@@ -10,13 +10,15 @@ from tests.agent.assembly import SETTINGS, HeldDrive, until
 
 from ostraca_dpu_agent.mover.load import Loader
 from ostraca_dpu_agent.mover.locate import Located, Source
+from ostraca_dpu_agent.mover.pace import Pace
 from ostraca_dpu_agent.mover.staging import Lease, Purpose, Staging
 from ostraca_fabric.ids import AgentId, DriveId, ShardId
 
 
 async def test_a_load_that_crashes_ends_only_when_the_reads_it_began_have_ended() -> None:
     staging, slow, other = Staging(SETTINGS.memory), HeldDrive(), HeldDrive()
-    loader = Loader(staging, {DriveId("slow"): slow, DriveId("other"): other})
+    drives = {DriveId("slow"): slow, DriveId("other"): other}
+    loader = Loader(staging, drives, Pace(4096), clock=lambda: 0.0)
     located = Located.nothing(2)
     located.sources = [Source(AgentId("a"), ShardId(name), DriveId(name), 0) for name in ("slow", "other")]
     located.source[:], located.lengths[:] = [0, 1], 4096

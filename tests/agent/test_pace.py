@@ -1,45 +1,343 @@
+"""What a load is expected to take: it follows what was measured, and never errs on the side of declining
+without having seen why.
+"""
+
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.agent.assembly import (
+    DRIVE,
+    Assembly,
+    HeldDrive,
+    MemoryWorker,
+    assembled,
+    chain_of,
+    get_states,
+    with_cache,
+)
 
-from ostraca_dpu_agent.mover.pace import Pace
+from ostraca_dpu_agent.mover.pace import Booking, Line, Load, Pace
+from ostraca_dpu_agent.settings import MIB
+from ostraca_fabric.ids import DriveId
+from ostraca_fabric.keys import derive_keys
+from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.ports.drive import Pieces
+from ostraca_fabric.status import EstimateCounters
+from ostraca_fabric.wire.messages import GetDone
 
-
-def test_nothing_is_declined_before_anything_was_measured() -> None:
-    assert Pace().estimate_s(1 << 40) == 0
-
-
-def test_an_estimate_counts_what_is_queued_before() -> None:
-    pace = Pace()
-    pace.begin(0.0, 1000)
-    pace.end(1.0, 1000)
-    assert pace.estimate_s(500) == pytest.approx(0.5)
-    pace.begin(5.0, 2000)
-    assert pace.estimate_s(500) == pytest.approx(2.5)
-
-
-def test_idle_time_does_not_count_as_slowness() -> None:
-    pace = Pace()
-    for start in (0.0, 100.0, 200.0):
-        pace.begin(start, 1000)
-        pace.end(start + 1.0, 1000)
-    assert pace.estimate_s(1000) == pytest.approx(1.0)
-
-
-def test_loads_that_overlap_share_the_time() -> None:
-    pace = Pace()
-    pace.begin(0.0, 1000)
-    pace.begin(0.0, 1000)
-    pace.end(1.0, 1000)
-    pace.end(1.0, 1000)
-    assert pace.estimate_s(2000) == pytest.approx(1.0)
+DRIVES = tuple(DriveId(f"e/{number}") for number in range(3))
+SIZES = st.integers(0, 1 << 34)
+TIMES = st.floats(0, 10, allow_subnormal=False)
 
 
-def test_the_past_fades() -> None:
-    pace = Pace()
-    now = 0.0
-    for seconds_per_load in [10.0] * 4 + [1.0] * 40:
-        pace.begin(now, 64 << 20)
-        now += seconds_per_load
-        pace.end(now, 64 << 20)
-    assert pace.estimate_s(64 << 20) < 1.5
+def measured(line: Line, now_s: float, took_s: float, load_bytes: int) -> float:
+    """Have one load end on an idle line; return when."""
+    line.begin(now_s, load_bytes)
+    line.end(now_s + took_s, load_bytes)
+    return now_s + took_s
+
+
+class Worker:
+    """Somebody with a way of its own."""
+
+
+@st.composite
+def paces(draw: st.DrawFn) -> tuple[Pace, Line, float]:
+    """A pace that has seen anything, the way to a worker, and the time."""
+    pace, worker = Pace(4 * MIB), Worker()
+    way = pace.way(worker)
+    pace.kept = worker  # type: ignore[attr-defined]  # a way lasts as long as its worker
+    lines = [way, *(pace.drives[drive] for drive in DRIVES)]
+    now_s = draw(TIMES)
+    for line in lines:
+        for load_bytes, gap_s, took_s in draw(st.lists(st.tuples(SIZES, TIMES, TIMES), max_size=6)):
+            now_s = measured(line, now_s + gap_s, took_s, load_bytes)
+        line.waiting_bytes = draw(SIZES)
+        if draw(st.booleans()):
+            line.begin(now_s, draw(SIZES))
+    return pace, way, now_s + draw(TIMES)
+
+
+LOADS = st.builds(Load, st.dictionaries(st.sampled_from(DRIVES), SIZES), SIZES)
+
+
+# --- one line -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_known_to_be_slow_before_it_was_measured() -> None:
+    pace, worker = Pace(4 * MIB), Worker()
+    assert pace.estimate_s(0.0, Load({DRIVES[0]: 1 << 40}, 1 << 40), pace.way(worker)) == 0
+
+
+def test_a_steady_speed_is_found_and_what_is_queued_waits_for_it() -> None:
+    line, now_s = Line(), 0.0
+    line.begin(now_s, 4 * MIB)
+    for _ in range(64):  # one begins when one ends, at 1 MiB a millisecond
+        line.begin(now_s, 4 * MIB)
+        now_s += 0.004
+        line.end(now_s, 4 * MIB)
+    assert line.serve_s(now_s, 256 * MIB) == pytest.approx(0.256, rel=0.1)
+    assert line.wait_s(now_s) == pytest.approx(0.004, rel=0.2), "one is under way"
+    line.waiting_bytes = 1024 * MIB
+    assert line.wait_s(now_s) == pytest.approx(1.028, rel=0.1)
+
+
+def test_small_loads_say_that_beginning_takes_time_and_not_that_bytes_do() -> None:
+    line, now_s = Line(), 0.0
+    for _ in range(64):
+        now_s = measured(line, now_s + 0.01, 0.001, 64 << 10)
+    assert line.wait_s(now_s) == pytest.approx(0.001, rel=0.2)
+    assert line.serve_s(now_s, 1 << 30) < 0.1, "16 s at their speed"
+
+
+def test_both_are_told_apart_when_sizes_differ() -> None:
+    line, now_s = Line(), 0.0
+    for size_mib in [1, 8, 32] * 20:
+        now_s = measured(line, now_s, 0.010 + 0.001 * size_mib, size_mib * MIB)
+    assert line.wait_s(now_s) == pytest.approx(0.010, rel=0.1)
+    assert line.serve_s(now_s, 100 * MIB) == pytest.approx(0.100, rel=0.1)
+
+
+def test_idle_time_is_no_slowness() -> None:
+    line, now_s = Line(), 0.0
+    for _ in range(20):
+        now_s = measured(line, now_s + 100.0, 0.1, 32 * MIB)
+    assert line.wait_s(now_s) + line.serve_s(now_s, 32 * MIB) == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_past_fades_with_new_measurements_and_without() -> None:
+    line, now_s = Line(), 0.0
+    for took_s in [1.0] * 20 + [0.01] * 320:
+        now_s = measured(line, now_s, took_s, 4 * MIB)
+    assert line.serve_s(now_s, 4 * MIB) < 0.03
+    before_s = line.serve_s(now_s, 1 << 30)
+    assert line.serve_s(now_s + 5.0, 1 << 30) == pytest.approx(before_s / 2)
+    assert line.serve_s(now_s + 100.0, 1 << 30) < before_s / 1000
+
+
+def test_a_line_that_has_been_silent_is_expected_to_be_so_for_as_long_again() -> None:
+    line = Line()
+    line.begin(10.0, MIB)
+    assert line.wait_s(10.5) == pytest.approx(0.5)
+    line.abandon(MIB)
+    assert line.wait_s(20.0) == 0
+    assert line.under_way_bytes == 0
+
+
+def test_what_was_abandoned_counts_for_no_measurement() -> None:
+    line = Line()
+    line.begin(0.0, MIB)
+    line.abandon(MIB)
+    now_s = measured(line, 100.0, 0.001, MIB)
+    assert line.wait_s(now_s) + line.serve_s(now_s, MIB) < 0.0011
+
+
+# --- all lines together -------------------------------------------------------------------------------------
+
+
+@given(paces(), LOADS, st.integers(0, 3), SIZES)
+def test_more_that_is_queued_never_makes_the_estimate_smaller(
+    known: tuple[Pace, Line, float], load: Load, which: int, more: int
+) -> None:
+    pace, way, now_s = known
+    before_s = pace.estimate_s(now_s, load, way)
+    line = [way, *(pace.drives[drive] for drive in DRIVES)][which]
+    line.waiting_bytes += more
+    assert pace.estimate_s(now_s, load, way) >= before_s >= 0
+
+
+@given(paces(), LOADS, st.sampled_from(DRIVES), SIZES)
+def test_more_to_load_never_makes_the_estimate_smaller(
+    known: tuple[Pace, Line, float], load: Load, drive: DriveId, more: int
+) -> None:
+    pace, way, now_s = known
+    larger = Load({**load.by_drive, drive: load.by_drive.get(drive, 0) + more}, load.load_bytes + more)
+    before_s = pace.estimate_s(now_s, load, way)
+    assert pace.estimate_s(now_s, larger, way) >= before_s * (1 - 1e-9)
+
+
+@given(paces(), LOADS)
+def test_blocks_of_the_cache_cost_no_drive_time(known: tuple[Pace, Line, float], load: Load) -> None:
+    pace, way, now_s = known
+    from_cache = Load({}, load.load_bytes)
+    assert pace.estimate_s(now_s, from_cache, way) <= pace.estimate_s(now_s, load, way)
+    for drive in DRIVES:
+        pace.drives[drive].waiting_bytes += 1 << 40
+    assert pace.estimate_s(now_s, from_cache, way) == pace.estimate_s(now_s, Load({}, load.load_bytes), way)
+
+
+@given(paces(), LOADS, SIZES)
+def test_what_a_request_has_queued_itself_is_not_waited_for(
+    known: tuple[Pace, Line, float], load: Load, own_bytes: int
+) -> None:
+    pace, way, now_s = known
+    before_s = pace.estimate_s(now_s, load, way)
+    assert 0 <= pace.estimate_s(now_s, load, way, own_bytes=own_bytes) <= before_s
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 28), TIMES, TIMES), max_size=20), st.floats(0.1, 10), SIZES)
+def test_times_that_were_longer_by_a_factor_are_expected_to_be_so_again(
+    ended: list[tuple[int, float, float]], factor: float, load_bytes: int
+) -> None:
+    expected_s = []
+    for times in (1.0, factor):
+        line = Line()
+        for load_bytes_, gap_s, took_s in ended:
+            measured(line, gap_s, took_s * times, load_bytes_)
+        line._ended_s = 0.0
+        expected_s.append(line.wait_s(0.0) + line.serve_s(0.0, load_bytes))
+    assert expected_s[1] == pytest.approx(expected_s[0] * factor, rel=1e-6, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), SIZES), max_size=30))
+def test_a_booking_that_is_closed_leaves_nothing_behind(steps: list[tuple[bool, int, int]]) -> None:
+    lines, booking = [Line() for _ in range(3)], Booking()
+    for is_added, which, size in steps:
+        (booking.add if is_added else booking.take)(lines[which], size)
+        assert lines[which].waiting_bytes == booking.of(lines[which]) >= 0
+    booking.close()
+    assert [line.waiting_bytes for line in lines] == [0, 0, 0]
+
+
+# --- in an agent --------------------------------------------------------------------------------------------
+
+PER_BLOCK_S = 0.02
+
+
+class SlowDrive(HeldDrive):
+    """Reads one batch after the other, and takes its time for each block."""
+
+    def __init__(self, segments: int) -> None:
+        super().__init__(segments)
+        self.block_s = 0.0
+        self._free_at_s = 0.0
+
+    def submit_read(
+        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
+    ) -> asyncio.Future[NDArray[np.bool_]]:
+        loop = asyncio.get_running_loop()
+        read, slow = super().submit_read(pieces, then), loop.create_future()
+        self._free_at_s = max(self._free_at_s, loop.time()) + self.block_s * len(pieces)
+        loop.call_at(
+            self._free_at_s, lambda: read.add_done_callback(lambda _: slow.set_result(read.result()))
+        )
+        return slow
+
+
+async def load(
+    fabric: Assembly, worker: MemoryWorker, numbers: range, *, recompute_s: float
+) -> tuple[GetDone, float]:
+    """Get blocks; return how long it took, too."""
+    request = msgspec.structs.replace(fabric.get_message(numbers), recompute_s=recompute_s)
+    begun_s = time.monotonic()
+    done = await fabric.mover.get(worker, fabric.volume, request)
+    return done, time.monotonic() - begun_s
+
+
+def is_all(done: GetDone, state: BlockState, reason: Reason = Reason.NONE) -> bool:
+    return set(get_states(done)) == {state} and set(done.reasons) == {reason}
+
+
+async def test_a_load_that_would_lose_is_declined_at_once_and_one_that_wins_is_not() -> None:
+    async with assembled(drive=SlowDrive(6)) as fabric:
+        drive, worker = fabric.drive, fabric.worker()
+        assert isinstance(drive, SlowDrive)
+        await fabric.put(worker, range(16))
+        drive.block_s = PER_BLOCK_S
+        takes_s = 16 * PER_BLOCK_S
+        done, took_s = await load(fabric, worker, range(16), recompute_s=takes_s / 4)
+        assert is_all(done, BlockState.HIT), "nothing is known yet"
+        assert took_s > takes_s * 0.9
+        lease = fabric.mover.staging.lease
+        fabric.mover.staging.lease = None  # type: ignore[assignment,method-assign]  # declined before any lease
+        done, took_s = await load(fabric, worker, range(16), recompute_s=takes_s / 4)
+        assert is_all(done, BlockState.DECLINED, Reason.TOO_SLOW)
+        assert took_s < takes_s / 2
+        fabric.mover.staging.lease = lease  # type: ignore[method-assign]
+        done, _ = await load(fabric, worker, range(16), recompute_s=takes_s * 4)
+        assert is_all(done, BlockState.HIT)
+        estimates = fabric.agent.status().counters.estimates
+        assert estimates.loads == 2
+        assert estimates.estimated_s > takes_s * 0.7, "of the second one: the first was unknown"
+        assert estimates.took_s > 2 * takes_s * 0.9
+        assert estimates.error_s >= abs(estimates.took_s - estimates.estimated_s) > takes_s / 2
+        await fabric.at_rest()
+
+
+async def test_a_load_is_declined_for_what_is_queued_before_it() -> None:
+    async with assembled(drive=SlowDrive(6)) as fabric:
+        drive, workers = fabric.drive, [fabric.worker() for _ in range(3)]
+        assert isinstance(drive, SlowDrive)
+        await fabric.put(workers[0], range(24))
+        drive.block_s = PER_BLOCK_S
+        await load(fabric, workers[0], range(16), recompute_s=0.0)
+        before = asyncio.create_task(load(fabric, workers[0], range(16), recompute_s=0.0))
+        await asyncio.sleep(0)
+        own_s = 4 * PER_BLOCK_S
+        queued, _ = await load(fabric, workers[1], range(20, 24), recompute_s=3 * own_s)
+        assert is_all(queued, BlockState.DECLINED, Reason.TOO_SLOW)
+        done, _ = await before
+        assert is_all(done, BlockState.HIT)
+        alone, _ = await load(fabric, workers[2], range(20, 24), recompute_s=3 * own_s)
+        assert is_all(alone, BlockState.HIT)
+        lines = fabric.mover.pace.drives.values()
+        assert [(line.waiting_bytes, line.under_way_bytes) for line in lines] == [(0, 0)]
+        await fabric.at_rest()
+
+
+async def test_blocks_of_the_dram_cache_are_brought_while_those_on_a_slow_drive_are_declined() -> None:
+    async with assembled(with_cache(4 * 61440), drive=SlowDrive(6)) as fabric:
+        drive, worker = fabric.drive, fabric.worker()
+        assert isinstance(drive, SlowDrive)
+        await fabric.put(worker, range(16))
+        drive.block_s = PER_BLOCK_S
+        await load(fabric, worker, range(16), recompute_s=0.0)
+        is_cached = fabric.mover.staging.cache.contains(
+            derive_keys(fabric.volume.secret, chain_of(range(16)))
+        )
+        assert np.count_nonzero(is_cached) == 4
+        mixed, took_s = await load(fabric, worker, range(16), recompute_s=4 * PER_BLOCK_S)
+        assert get_states(mixed) == [BlockState.HIT if here else BlockState.DECLINED for here in is_cached]
+        assert took_s < 6 * PER_BLOCK_S, "half of what loading the others takes"
+        await fabric.at_rest()
+
+
+async def test_a_worker_that_takes_nothing_makes_only_its_own_loads_look_slow() -> None:
+    async with assembled() as fabric:
+        stuck, other = fabric.worker(), fabric.worker()
+        await fabric.put(other, range(8))
+        stuck.peer.is_held = True
+        late = asyncio.create_task(fabric.get(stuck, range(8), deadline_s=0.6))
+        await asyncio.sleep(0.2)  # it is silence that is measured
+        for worker, state in ((stuck, BlockState.DECLINED), (other, BlockState.HIT)):
+            done, _ = await load(fabric, worker, range(4), recompute_s=0.15)
+            assert is_all(done, state, Reason.TOO_SLOW if state is BlockState.DECLINED else Reason.NONE)
+        assert set(get_states(await late)) == {BlockState.LATE}
+        stuck.peer.let_go()
+        done, _ = await load(fabric, stuck, range(4), recompute_s=0.15)
+        assert is_all(done, BlockState.HIT)
+        assert fabric.mover.pace.way(stuck).under_way_bytes == 0
+        assert DRIVE in fabric.mover.pace.drives
+        await fabric.at_rest()
+
+
+async def test_callers_that_do_not_say_how_long_recomputing_takes_are_never_declined() -> None:
+    async with assembled(drive=SlowDrive(6)) as fabric:
+        drive, worker = fabric.drive, fabric.worker()
+        assert isinstance(drive, SlowDrive)
+        await fabric.put(worker, range(4))
+        drive.block_s = PER_BLOCK_S
+        for recompute_s in (0.0, -1.0, float("nan"), float("inf")):
+            done, _ = await load(fabric, worker, range(4), recompute_s=recompute_s)
+            assert is_all(done, BlockState.HIT)
+        assert fabric.agent.status().counters.estimates.loads == 1, "of the endless one"
+        assert isinstance(fabric.agent.status().counters.estimates, EstimateCounters)

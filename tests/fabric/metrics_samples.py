@@ -6,7 +6,7 @@ import numpy as np
 
 from ostraca.meter import ClientMetrics
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.status import AgentCounters, AgentStatus, PrefetchCounters, ShardStatus
+from ostraca_fabric.status import AgentCounters, AgentStatus, EstimateCounters, PrefetchCounters, ShardStatus
 from ostraca_fabric.tallies import OperationTally, Tally
 
 
@@ -24,6 +24,7 @@ GET = tally("get", (BlockState.HIT, Reason.NONE, 4), (BlockState.MISS, Reason.NO
 PUT = tally("put", (PutState.COMMITTED, Reason.NONE, 4))
 
 PREFETCHED = PrefetchCounters(8, 8 << 20, useful_blocks=5, useful_bytes=5 << 20)
+ESTIMATES = EstimateCounters(4, estimated_s=1.5, took_s=1.25, error_s=0.25)
 
 STATUS = AgentStatus(
     agent="agent-0",
@@ -38,7 +39,9 @@ STATUS = AgentStatus(
     quarantined_bytes=0,
     cache_bytes=512 << 20,
     cache_used_bytes=128 << 20,
-    counters=AgentCounters(get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED),
+    counters=AgentCounters(
+        get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED, estimates=ESTIMATES
+    ),
     shards=(
         ShardStatus("enclosure-0/drive-0/0", 4, 1234, 1 << 30, 2 << 30, evicted_blocks=5, is_failing=False),
     ),

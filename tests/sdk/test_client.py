@@ -22,7 +22,7 @@ from ostraca import BlockState, PutState, Reason
 from ostraca.dial import chosen_addresses
 from ostraca.shells.done import Done
 from ostraca_fabric.adapters.nixl_runtime import PACKAGES
-from ostraca_fabric.wire.messages import Failed, Message, OpenVolume, Prefetch
+from ostraca_fabric.wire.messages import Failed, Get, Message, OpenVolume, Prefetch
 
 FAR_S = 30.0
 
@@ -472,6 +472,30 @@ def test_callers_that_read_for_themselves_and_those_that_submit_all_hear_their_a
     assert not wrong
     assert all(isinstance(each.result, ostraca.LookupResult) and each.result.prefix == 8 for each in done)
     assert time.monotonic() - begun_s < FAR_S / 2  # nobody waited for a deadline to be looked after
+
+
+def test_a_get_of_several_requests_tells_each_what_recomputing_up_to_its_end_would_take(
+    agent: ScriptedAgent, volume: ostraca.Volume
+) -> None:
+    told = []
+
+    def note(connection: AgentConnection, message: Message) -> None:
+        assert isinstance(message, Get)
+        told.append((sum(map(len, message.spans)), message.recompute_s))
+        ScriptedAgent.usual(connection, message)
+
+    agent.script = {Get: note}
+    blocks = 128
+    chain = volume.chain(hashes(blocks))
+    volume.get(chain[:4], into=memory(4), deadline_s=FAR_S, recompute_s=2.0)
+    volume.get(chain[:4], into=memory(4), deadline_s=FAR_S)
+    assert told == [(4, 2.0), (4, 0.0)]
+    told.clear()
+    volume.get(chain, into=memory(blocks), deadline_s=FAR_S, recompute_s=12.8)
+    assert sum(count for count, _ in told) == blocks
+    first, second = told[:2]
+    assert first[1] == pytest.approx(0.1 * first[0])
+    assert second[1] == pytest.approx(0.1 * (first[0] + second[0]))
 
 
 def test_a_prefetch_names_the_agent_that_is_to_have_the_blocks(

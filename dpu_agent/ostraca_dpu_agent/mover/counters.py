@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_fabric.status import PrefetchCounters
+    from ostraca_fabric.status import EstimateCounters, PrefetchCounters
 
 
 class Counters:
     """The running counts, which requests add to."""
 
-    def __init__(self, prefetched: PrefetchCounters) -> None:
-        """Begin with nothing counted but what the DRAM cache counts, in *prefetched*."""
+    def __init__(self, prefetched: PrefetchCounters, estimates: EstimateCounters) -> None:
+        """Begin with nothing counted but what the DRAM cache and estimates of loads count for themselves."""
         self._prefetched = prefetched
+        self._estimates = estimates
         self.tallies = {operation: Tally(operation) for operation in STATES}
         self.get_hits_from_cache = 0
         self.damaged = 0
@@ -52,6 +53,7 @@ class Counters:
             put_bytes=put.bytes,
             damaged=self.damaged,
             prefetched=msgspec.structs.replace(self._prefetched),
+            estimates=msgspec.structs.replace(self._estimates),
         )
 
     def operations(self) -> tuple[OperationTally, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.mover.admission import Admission
 from ostraca_dpu_agent.mover.locate import Located
 from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper, of_one_size
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
@@ -87,6 +88,9 @@ class GetRun:
         self._landed_last = (b"", b"")
         """Positions and tags of the last wave, which are said in the answer itself."""
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+        self._admission = Admission(
+            mover.pace, mover.clock, worker, self._blocks.lengths, request.recompute_s
+        )
 
     async def run(self) -> GetDone:
         """Bring what can be brought by the deadline. Whatever raises here, ``Settled`` follows."""
@@ -100,6 +104,7 @@ class GetRun:
             unsettled = np.flatnonzero(self._is_moving)
             must_settle = len(unsettled) > 0
         finally:
+            self._admission.over()
             if must_settle:
                 bringing.add_done_callback(self._say_settled)
         if self._clocked.stopped.done():
@@ -117,9 +122,13 @@ class GetRun:
     async def _bring(self) -> None:
         """Carry every wave; ends when none touches flash or the arena any more."""
         mover, is_cached = self._mover, np.zeros(len(self._blocks), np.bool_)
-        self._cached.extend(self._find_cached())
-        for wave in self._cached:
+        found = self._find_cached()
+        for wave in found:
             is_cached[wave.positions] = True
+        if not found or self._admission.admits_cached(is_cached, waves=len(found)):
+            self._cached.extend(found)
+        else:
+            self._end(np.flatnonzero(is_cached), BlockState.DECLINED, Reason.TOO_SLOW)
         self._waves_left = len(self._cached) + 1
         lanes = min(mover.settings.waves_ahead, len(self._cached))
         cached = [mover.tasks.spawn(self._cached_lane()) for _ in range(lanes)]
@@ -146,6 +155,7 @@ class GetRun:
                 await all_ended(waves)
             finally:
                 mover.locator.release(located)
+        self._admission.loaded()
 
     def _say_settled(self, _bringing: asyncio.Task[None]) -> None:
         self._worker.send(Settled(self._request.request))
@@ -231,12 +241,11 @@ class GetRun:
         found = np.flatnonzero(located.is_found)
         if not len(found):
             return []
-        recompute_s = self._request.recompute_s
-        load_bytes = int(self._blocks.lengths[found].sum())
-        if recompute_s > 0 and self._mover.pace.estimate_s(load_bytes) > recompute_s:
+        waves = cut(found, self._mover.blocks_per_read(self._slot_bytes))
+        if not self._admission.admits(located, found, waves=len(waves)):
             self._end(found, BlockState.DECLINED, Reason.TOO_SLOW)
             return []
-        return cut(found, self._mover.blocks_per_read(self._slot_bytes))
+        return waves
 
     async def _lane(self, located: Located, waiting: deque[NDArray[np.intp]]) -> None:
         while waiting and not self._clocked.is_over():
@@ -264,6 +273,7 @@ class GetRun:
         is_good = np.zeros(len(positions), np.bool_)
         keep = keeper(self._blocks, located.tags, positions, is_good)
         try:
+            self._admission.reads(located, positions)
             reasons = await mover.load(located, self._blocks, positions, lease)
             is_good[:] = reasons == Reason.NONE
             if self._clocked.is_over():
@@ -289,7 +299,9 @@ class GetRun:
             arena_slot_bytes=self._request.slot_bytes,
         )
         self._is_moving[positions] = True
+        moving_bytes = self._admission.moves(positions)
         end = await self._peer.submit(Direction.TO_WORKER, wave)
+        self._admission.moved(moving_bytes)
         self._is_moving[positions] = False
         if self._clocked.is_over():
             return False

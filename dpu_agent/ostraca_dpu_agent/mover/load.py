@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.pace import Line, Pace
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_fabric.ids import DriveId
     from ostraca_fabric.ports.drive import Drive
@@ -30,10 +31,14 @@ if TYPE_CHECKING:
 class Loader:
     """Reads located blocks into leased slots."""
 
-    def __init__(self, staging: Staging, drives: Mapping[DriveId, Drive]) -> None:
-        """Read from *drives*, a mapping the steward keeps current."""
+    def __init__(
+        self, staging: Staging, drives: Mapping[DriveId, Drive], pace: Pace, clock: Callable[[], float]
+    ) -> None:
+        """Read from *drives*, a mapping the steward keeps current, and tell *pace* how long reads take."""
         self._staging = staging
         self._drives = drives
+        self._pace = pace
+        self._clock = clock
 
     async def load(
         self,
@@ -59,9 +64,14 @@ class Loader:
                     chosen = positions[rows]
                     check = _checker(pieces, lengths, seeds[chosen], located.tags[chosen], rows, reasons)
                     reads.append(drive.submit_read(pieces, check))
+                    self._measure(reads[-1], self._pace.drives[drive_id], int(lengths.sum()))
         finally:  # whatever went wrong: the lease must outlive every read that was begun
             await asyncio.gather(*reads)
         return reasons
+
+    def _measure(self, read: asyncio.Future[NDArray[np.bool_]], line: Line, read_bytes: int) -> None:
+        line.begin(self._clock(), read_bytes)
+        read.add_done_callback(lambda _: line.end(self._clock(), read_bytes))
 
 
 def _by_drive(

@@ -63,6 +63,15 @@ class Located:
 
     pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
 
+    def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
+        """Add up the lengths of found blocks on each drive."""
+        sizes = np.bincount(self.source[positions], self.lengths[positions], len(self.sources))
+        found: dict[DriveId, int] = {}
+        for source, size in zip(self.sources, sizes.tolist(), strict=True):
+            if size:
+                found[source.drive] = found.get(source.drive, 0) + int(size)
+        return found
+
     @classmethod
     def nothing(cls, blocks: int) -> Located:
         """Begin with no block found."""

@@ -95,9 +95,9 @@ class Mover:
         self.clock = clock
         self._events = events
         self.locator = Locator(owners)
-        self._loader = Loader(staging, drives)
-        self.pace = Pace()
-        self.counters = Counters(staging.cache.prefetched)
+        self.pace = Pace(settings.flow.read_wave_bytes)
+        self._loader = Loader(staging, drives, self.pace, clock)
+        self.counters = Counters(staging.cache.prefetched, self.pace.estimates)
         self.tasks = Tasks("the mover")
         self._requests = 0
         self._checkers = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="ostraca-check")
@@ -186,12 +186,7 @@ class Mover:
 
         Damaged ones are reported to their owners.
         """
-        load_bytes = len(positions) * lease.slot_bytes
-        self.pace.begin(self.clock(), load_bytes)
-        try:
-            reasons = await self._loader.load(located, positions, lease, blocks.seeds)
-        finally:
-            self.pace.end(self.clock(), load_bytes)
+        reasons = await self._loader.load(located, positions, lease, blocks.seeds)
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
             self._report_damage(located, blocks, int(positions[row]))
         return reasons

@@ -167,7 +167,7 @@ class Get(Message, frozen=True, tag=14):
     slots: bytes
     slot_bytes: int
     recompute_s: float = 0.0
-    """How long recomputing would take; 0 when not known."""
+    """How long recomputing all of these blocks would take, each its part; 0 when not known."""
 
 
 class GetProgress(Message, frozen=True, tag=15):
