@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,24 @@ _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def cut_connections(pid: int, *, families: tuple[int, ...]) -> int:
-    """Shut down every connection of a process that is of these families; return how many there were.
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 
-    Skips the test where the kernel does not let us: it takes the rights of a debugger.
-    """
+
+def cut_internet(pid: int) -> int:
+    """Shut down every TCP connection of a process; return how many there were."""
+    return _cut_all(pid, lambda connection: connection.family in INTERNET)
+
+
+def cut_connection_to(pid: int, path: str) -> int:
+    """Shut down every connection of a process to this unix socket; return how many there were."""
+    return _cut_all(pid, lambda connection: connection.getpeername() == path)
+
+
+def _cut_all(pid: int, is_meant: Callable[[socket.socket], bool]) -> int:
+    """Skip the test where the kernel does not let us: it takes the rights of a debugger."""
     pidfd = os.pidfd_open(pid)
     try:
-        return sum(_cut(pidfd, number, families) for number in _sockets(pid))
+        return sum(_cut(pidfd, number, is_meant) for number in _sockets(pid))
     finally:
         os.close(pidfd)
 
@@ -37,15 +48,14 @@ def _sockets(pid: int) -> list[int]:
     return found
 
 
-def _cut(pidfd: int, number: int, families: tuple[int, ...]) -> bool:
+def _cut(pidfd: int, number: int, is_meant: Callable[[socket.socket], bool]) -> bool:
     ours = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if ours < 0:
         pytest.skip(f"sockets of other processes can't be had here: {os.strerror(ctypes.get_errno())}")
     with socket.socket(fileno=ours) as theirs:
-        if theirs.family not in families or theirs.type != socket.SOCK_STREAM:
-            return False
         with contextlib.suppress(OSError):  # it listens, or is not connected
             theirs.getpeername()
-            theirs.shutdown(socket.SHUT_RDWR)
-            return True
+            if theirs.type == socket.SOCK_STREAM and is_meant(theirs):
+                theirs.shutdown(socket.SHUT_RDWR)
+                return True
         return False

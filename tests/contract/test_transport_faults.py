@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 from tests.contract.arena_host import ArenaHost
-from tests.contract.sockets import cut_connections
+from tests.contract.sockets import cut_internet
 from tests.contract.transport_contract import (
     ARENA,
     CHUNK,
@@ -36,8 +35,6 @@ pytestmark = [
     pytest.mark.nixl,
     pytest.mark.skipif(nixl_runtime.package() is None, reason="NIXL is not installed"),
 ]
-
-TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 class Channel:
@@ -123,7 +120,7 @@ async def test_a_transfer_over_a_broken_way_fails_and_first_breaks_the_control_c
         assert await peer.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
         assert pair.host.process.pid is not None
         pid = pair.host.process.pid if whose == "worker's" else os.getpid()
-        assert cut_connections(pid, families=TCP) > 0
+        assert cut_internet(pid) > 0
         await has_noticed(pair)
         pair.channel.watched = end = peer.submit(TO_WORKER, wave(4, PAGE, PAGE))
         assert await asyncio.wait_for(end, 10) is FAILED
@@ -148,7 +145,7 @@ async def test_a_worker_that_is_stopped_while_its_connections_break_ends_no_tran
         pair.host.pause()
         assert await peer.submit(direction, wave(16, 1 << 20, 1 << 20)) is DONE
         assert pair.host.process.pid is not None
-        cut_connections(pair.host.process.pid, families=TCP)
+        cut_internet(pair.host.process.pid)
         await has_noticed(pair)
         assert await asyncio.wait_for(peer.submit(direction, wave(16, 1 << 20, 1 << 20)), 10) is FAILED
         pair.host.resume()
@@ -168,7 +165,7 @@ async def test_what_a_worker_had_received_lands_late_unless_its_end_was_renewed(
         end = peer.submit(TO_WORKER, wave(64, PAGE, PAGE))
         await has_noticed(pair)
         assert not end.done()
-        assert cut_connections(os.getpid(), families=TCP) > 0
+        assert cut_internet(os.getpid()) > 0
         assert await asyncio.wait_for(end, 10) is FAILED
         assert await pair.host.peek(0, ARENA) == bytes(ARENA)
         if is_renewed:

@@ -121,14 +121,22 @@ class FabricProcess:
         self._arguments = arguments
         self.process: subprocess.Popen[str] | None = None
         self.address = ""
+        self.log = directory.with_name(f"{directory.name}.log")
+
+    def check_log(self) -> None:
+        """Assert that nothing crashed."""
+        words = self.log.read_text()
+        assert "Traceback" not in words, words
+        assert "bug" not in words, words
 
     def start(self) -> Self:
         command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(self.directory), *self._arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         found = re.search(r"unix://[^\"']+", ready)
-        assert found, f"no ready line: {ready!r}, exit code {self.process.poll()}"
+        assert found, f"no ready line: {ready!r}, exit code {self.process.poll()}: {self.log.read_text()}"
         self.address = found.group()
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,9 +20,9 @@ from ostraca_fabric.testing.wrong_way import Harm, WrongWayTransport
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (1, 2, 3)
+SEEDS = range(1, 20) if "OSTRACA_EVERY_CELL" in os.environ else (1,)
 WORKERS = 3
-STEPS = 40
+STEPS = 30
 BLOCKS = 48
 
 TIGHT = ClientSettings(arena_bytes=4 * MIB, chunk_bytes=2 * MIB, quarantine_bytes_max=3 * MIB)
