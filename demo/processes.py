@@ -20,7 +20,7 @@ STOP_S = 20.0
 """How long a process may take to stop in order before it is killed."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_LOG_LINES = 15
+_LOG_LINES = 30
 _Report = TypeVar("_Report", bound=Report)
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ostraca.meter import ClientMetrics
     from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
-    from ostraca.shells.done import Done
-    from ostraca.shells.driver import Ticket
+    from ostraca.shells.done import Done, Ticket
     from ostraca.views import BlockViews, SlotLease
     from ostraca.volume import Volume
     from ostraca_fabric.chain import Chain
@@ -80,8 +79,7 @@ _HOMES = {
     "ostraca.meter": ("ClientMetrics",),
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
-    "ostraca.shells.done": ("Done",),
-    "ostraca.shells.driver": ("Ticket",),
+    "ostraca.shells.done": ("Done", "Ticket"),
     "ostraca.views": ("BlockViews", "SlotLease"),
     "ostraca.volume": ("Volume",),
     "ostraca_fabric.chain": ("Chain",),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostraca.jobs import Job
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
-    from ostraca.shells.driver import Ticket
+    from ostraca.shells.done import Ticket
     from ostraca.views import BlockViews, SlotLease
     from ostraca.volume import Volume
     from ostraca_fabric.chain import Chain

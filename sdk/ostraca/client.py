@@ -1,8 +1,5 @@
 """The client: an arena, and a session with whichever of the known agents answers.
 
-When a session is lost, the next operation that has time for it dials again; until that succeeds, operations
-end as DISCONNECTED. Nothing here runs in the background but the pump of the live session.
-
 A client belongs to the process that made it. After a fork the child has neither its thread nor its memory:
 everything but ``close`` raises ClosedError there.
 """
@@ -13,32 +10,23 @@ import atexit
 import itertools
 import os
 import secrets
-import threading
 import time
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ostraca.arena import Arena
-from ostraca.ask import ask
-from ostraca.batch import Target
 from ostraca.core.checks import checked_seconds
-from ostraca.core.operations import CALLER_CODES
-from ostraca.dial import Caller, Dialled, checked_token, chosen_addresses, dial
+from ostraca.dial import Caller, checked_token, chosen_addresses
 from ostraca.meter import ClientMetrics, Meter
 from ostraca.questions import ask_status
-from ostraca.session import Session
+from ostraca.reach import Reach
 from ostraca.settings import ClientSettings
 from ostraca.shells import blocking
-from ostraca.shells.done import Done, DoneQueue
-from ostraca.shells.driver import Deliver, Driver, Ticket
+from ostraca.shells.done import Done, DoneQueue, Ticket
 from ostraca.volume import Volume
 from ostraca_fabric.errors import (
     ClosedError,
-    ConnectError,
-    ProtocolError,
-    RefusedError,
-    TransportError,
     UsageError,
 )
 from ostraca_fabric.ids import TenantId, checked_name
@@ -48,14 +36,13 @@ from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.handshake import CLIENT_BYTES
-from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from ostraca.jobs import Job
-    from ostraca.session import Mailbox
+    from ostraca.shells.driver import Deliver, Driver
     from ostraca_fabric.wire.address import Address
 
 _Result = TypeVar("_Result")
@@ -88,7 +75,7 @@ def connect(
     arena = Arena(chosen)
     client = Client(where, arena, tenant=name, token=token, settings=chosen)
     try:
-        client.reach(until_s)
+        client.reach.dialled(until_s)
     except BaseException:
         client.close()
         raise
@@ -113,47 +100,40 @@ class Client:
         self.tenant = tenant
         self.settings = settings
         self.arena = arena
-        """For the SDK's own modules, as is ``meter``."""
+        """For the SDK's own modules, as are ``meter`` and ``reach``."""
         self.meter = Meter()
-        self.unreachable_because = ""
-        """Why the last dial failed; empty when it did not."""
+        client_id = secrets.token_bytes(CLIENT_BYTES)
+        self.worker = worker_name(client_id)
+        """What this client is called in metrics and logs: made anew for each client."""
 
-        self._client_id = secrets.token_bytes(CLIENT_BYTES)
-        self._addresses = addresses
-        self._caller = Caller(tenant, token, arena.ends, self._client_id)
+        self.reach = Reach(
+            addresses, Caller(tenant, token, arena.ends, client_id), arena, settings, self.worker
+        )
         self._pid = os.getpid()
-        self._request_ids = itertools.count(1)
-        self._dialling = threading.Lock()  # held while _session and _redial_at_s change
-        self._session: Session | None = None
-        self._redial_at_s = 0.0
         self._is_closed = False
         self._running = 0  # operations under way; under the arena's lock
         self._tickets = itertools.count(1)
         self._submitted = 0  # not yet taken; under the arena's lock
-        self._driver = Driver(self)
-        arena.on_changed = self._driver.room_made
+        self._driver: Driver | None = None  # made when something is submitted
         self._done = DoneQueue()
         _alive.add(self)
 
     @property
-    def worker(self) -> str:
-        """What this client is called in metrics and logs: made anew for each client."""
-        return worker_name(self._client_id)
-
-    @property
     def agent(self) -> str:
         """The agent of the current or last connection; empty before the first."""
-        return self._session.agent if self._session else ""
+        session = self.reach.session
+        return session.agent if session else ""
 
     @property
     def transport(self) -> str:
         """How blocks cross on the current or last connection: ``nixl`` or ``inline``."""
-        return self._session.transport if self._session else ""
+        session = self.reach.session
+        return session.transport if session else ""
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a live connection now."""
-        return self._session is not None and self._session.is_alive
+        return self.reach.live is not None
 
     @property
     def quarantined_bytes(self) -> int:
@@ -200,7 +180,7 @@ class Client:
         )
         volume = Volume(self, record, create=create)
         with self.running():
-            self._opened(self.reach(until_s), volume, until_s)
+            self.reach.opened(self.reach.dialled(until_s), volume, until_s)
         return volume
 
     def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
@@ -233,7 +213,8 @@ class Client:
         reason CANCELLED. Of a ticket that has ended it does nothing.
         """
         self._check_process()
-        self._driver.cancel(ticket)
+        if self._driver is not None:
+            self._driver.cancel(ticket)
 
     def close(self) -> None:
         """End the connection and let the arena go. A second time does nothing.
@@ -244,12 +225,11 @@ class Client:
         if self._is_closed or os.getpid() != self._pid:
             return
         changed = self.arena.changed
-        with self._dialling:
-            with changed:
-                self._is_closed = True
-            if self._session is not None:
-                self._session.close()
-        self._driver.close()
+        with changed:
+            self._is_closed = True
+        self.reach.close()
+        if self._driver is not None:
+            self._driver.close()
         with changed:
             changed.wait_for(lambda: not self._running, timeout=_CLOSE_S)
         self._done.close()
@@ -267,12 +247,6 @@ class Client:
         self.close()
 
     # For the SDK's own modules.
-
-    @property
-    def live_session(self) -> Session | None:
-        """The session there is now, if it is alive."""
-        session = self._session
-        return session if session is not None and session.is_alive else None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -316,49 +290,17 @@ class Client:
             self._leave()
             deliver(ended, result, error)
 
-        self._driver.submit(ticket, job, end)
+        self._driving().submit(ticket, job, end)
         return ticket
 
-    def target_at_hand(self, volume: Volume, mail: Mailbox) -> Target | None:
-        """Return the volume on the live session, if there is one that it is open on. Never blocks."""
-        session = self.live_session
-        handle = None if session is None else session.handles.get(volume.key)
-        if session is None or handle is None:
-            return None
-        return self._target(mail, session, volume, handle)
+    def _driving(self) -> Driver:
+        from ostraca.shells.driver import Driver  # noqa: PLC0415 (a hundredth of a second, and most clients need none)
 
-    def target(self, volume: Volume, mail: Mailbox, until_s: float) -> Target | None:
-        """Return the volume on a live session; None when there is none and none can be had by *until_s*."""
-        try:
-            session = self.reach(min(until_s, time.monotonic() + self.settings.handshake_s_max))
-            handle = self._opened(session, volume, until_s)
-        except (ConnectError, ProtocolError) as error:
-            self.unreachable_because = str(error)
-            return None
-        except RefusedError as error:
-            if error.code in CALLER_CODES:
-                raise
-            self.unreachable_because = f"{error.code}: {error}"
-            return None
-        return self._target(mail, session, volume, handle)
-
-    def reach(self, until_s: float) -> Session:
-        """Return a live session, dialling when there is none.
-
-        Raises ConnectError, ProtocolError or ClosedError.
-        """
-        session = self.live_session
-        if session is not None:
-            return session
-        if not self._dialling.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            raise ConnectError("another call is still dialling")
-        try:
-            return self._dial(until_s)
-        finally:
-            self._dialling.release()
-
-    def _target(self, mail: Mailbox, session: Session, volume: Volume, handle: int) -> Target:
-        return Target(mail, session, self.arena, self.settings, volume.identity, volume.record, handle)
+        with self.arena.changed:
+            if self._driver is None:
+                self._driver = Driver(self)
+                self.arena.on_changed = self._driver.room_made
+            return self._driver
 
     def _next_ticket(self) -> Ticket:
         return Ticket(next(self._tickets))
@@ -382,49 +324,6 @@ class Client:
         with self.arena.changed:
             self._running -= 1
             self.arena.tell_changed()
-
-    def _dial(self, until_s: float) -> Session:
-        if self._is_closed:
-            raise ClosedError("this client is closed: connect again")
-        if self._session is not None:
-            if self._session.is_alive:
-                return self._session
-            self._session.close()
-        if time.monotonic() < self._redial_at_s:
-            raise ConnectError(self.unreachable_because)
-        try:
-            dialled = self._dialled(until_s)
-        except (ConnectError, ProtocolError) as error:
-            self.unreachable_because = str(error)
-            self._redial_at_s = time.monotonic() + self.settings.redial_s
-            raise
-        self.unreachable_because = ""
-        self._session = Session(dialled, self.arena, self.settings, self._request_ids, self.worker)
-        return self._session
-
-    def _dialled(self, until_s: float) -> Dialled:
-        try:
-            self.arena.renew()
-        except TransportError as error:
-            raise ConnectError(str(error)) from error
-        return dial(self._addresses, self._caller, until_s=until_s)
-
-    def _opened(self, session: Session, volume: Volume, until_s: float) -> int:
-        """Return the volume's handle on a session, opening it there the first time. Raises as ``ask``."""
-        handle = session.handles.get(volume.key)
-        if handle is None:
-            record = volume.record
-            answer = ask(
-                session,
-                lambda request: OpenVolume(
-                    request, record.name, record.layout, record.block_bytes, volume.create
-                ),
-                until_s=until_s,
-            )
-            if not isinstance(answer, VolumeOpened):
-                raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
-            handle = session.handles[volume.key] = answer.handle
-        return handle
 
 
 @atexit.register

@@ -48,7 +48,7 @@ def _answer(client: Client, question: Callable[[int, float], Message], timeout_s
     until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
     with client.running():
         return ask(
-            client.reach(until_s),
+            client.reach.dialled(until_s),
             lambda request: question(request, until_s - time.monotonic()),
             until_s=until_s,
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostraca.meter import Meter
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
-    from ostraca.shells.driver import Ticket
+    from ostraca.shells.done import Ticket
     from ostraca_fabric.explain import BlockExplanation
     from ostraca_fabric.layout import Layout
     from ostraca_fabric.volume import VolumeRecord

@@ -162,7 +162,9 @@ def test_a_worker_that_finds_no_fabric_says_so_and_shows_its_log(tmp_path: Path)
     task = Task(f"unix://{tmp_path}/nobody.sock")
     with (
         WorkerProcess("worker A", task, tmp_path / "worker.log") as worker,
-        pytest.raises(ProcessFailedError, match=r"worker A failed \(ConnectError: .*\n.*Traceback") as caught,
+        pytest.raises(
+            ProcessFailedError, match=r"(?s)worker A failed \(ConnectError: .*\n.*Traceback"
+        ) as caught,
     ):
         worker.wait_until_ready()
     assert "nobody.sock" in str(caught.value)

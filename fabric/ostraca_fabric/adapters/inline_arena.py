@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.adapters.inline_transport import NAME
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.ports.transport import INLINE
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import ArenaOffer
 
@@ -32,13 +32,13 @@ class InlineArenaEnd:
     ``open`` and ``shut`` may be called by any thread, while the reader of the connection asks ``sink``.
     """
 
-    name = NAME
+    name = INLINE
 
     def __init__(self, arena: memoryview, slots: SlotPool) -> None:
         assert slots.memory_bytes <= arena.nbytes
         self._arena = arena[: slots.memory_bytes]
         self._offer = ArenaOffer(
-            transport=NAME, arena_bytes=slots.memory_bytes, chunk_bytes=slots.chunk_bytes
+            transport=INLINE, arena_bytes=slots.memory_bytes, chunk_bytes=slots.chunk_bytes
         )
         self._open_bytes = np.zeros(slots.memory_bytes // PAGE_BYTES, np.uint32)
         """By the page a slot begins with: how many bytes may land there; 0 where none may."""

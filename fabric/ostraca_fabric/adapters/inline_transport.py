@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.waves import check_offer, wave_fits
 from ostraca_fabric.errors import FrameTooLongError
-from ostraca_fabric.ports.transport import Direction, TransferEnd
+from ostraca_fabric.ports.transport import INLINE, Direction, TransferEnd
 from ostraca_fabric.wire.columns import U32, U64
 from ostraca_fabric.wire.messages import Fetch
 
@@ -23,20 +23,18 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.transport import BulkChannel, Wave
     from ostraca_fabric.wire.messages import ArenaOffer
 
-NAME = "inline"
-
 
 class InlineTransport:
     """The agent's end. Needs nothing but the worker's connection."""
 
-    name = NAME
+    name = INLINE
 
     def register(self, staging: memoryview, *, chunk_bytes: int = 0) -> None:
         """As in the port: any memory will do."""
 
     async def attach(self, offer: ArenaOffer, staging: memoryview, channel: BulkChannel) -> InlinePeer:
         """As in the port."""
-        check_offer(offer, NAME)
+        check_offer(offer, INLINE)
         return InlinePeer(offer.arena_bytes, staging, channel)
 
     async def close(self) -> None:

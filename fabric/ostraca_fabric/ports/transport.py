@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.messages import ArenaOffer, Message
 
 
+INLINE = "inline"
+"""The transport that needs no more than the control connection. Its name is said here, as its two ends share
+nothing else: a worker loads no part of an agent."""
+
+
 class Direction(Enum):
     """Which way the bytes go, seen from the agent."""
 

@@ -28,12 +28,12 @@ def run(client: Client, job: Job[_Result]) -> _Result:
     if ready is not None:
         return job.skipped(ready)
     try:
-        target = client.target(job.volume, mail, job.until_s)
+        target = client.reach.target(job.volume, mail, job.until_s)
     except BaseException:
         job.never_begun()
         raise
     if target is None:
-        return job.skipped(job.unreachable(client.unreachable_because))
+        return job.skipped(job.unreachable(client.reach.unreachable_because))
     batch = job.begin(target)
     try:
         batch.advance()

@@ -7,12 +7,15 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
-    from ostraca.shells.driver import Ticket
     from ostraca.views import BlockViews
+
+
+Ticket = NewType("Ticket", int)
+"""Names a submitted operation; never used twice by one client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any
 
 from ostraca.jobs import Outcome
+from ostraca.shells.done import Ticket
 from ostraca_fabric.outcome import Reason
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from ostraca.client import Client
     from ostraca.core.events import Event
     from ostraca.jobs import Job
-
-Ticket = NewType("Ticket", int)
-"""Names a submitted operation; never used twice by one client."""
 
 Deliver = Callable[[Ticket, Any, "BaseException | None"], None]
 """Takes a job's result, or what it raised."""
@@ -160,7 +158,7 @@ class Driver:
             if time.monotonic() >= job.until_s:
                 continue  # ended by the driver already
             try:
-                target = self._client.target(job.volume, _Mail(ticket, self._inbox), job.until_s)
+                target = self._client.reach.target(job.volume, _Mail(ticket, self._inbox), job.until_s)
             except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
                 self._inbox.put(_Reached(ticket, error=error))
             else:
@@ -187,7 +185,7 @@ class Driver:
     def _next(self) -> _Item | None:
         """Wait for something, at most until something is due; None when that is so."""
         waits = [self._deadlines[0][0] - time.monotonic()] if self._deadlines else []
-        session = self._client.live_session if self._carried else None
+        session = self._client.reach.live if self._carried else None
         step_s = None if session is None else session.progress_s
         if step_s is not None:
             waits.append(step_s)
@@ -227,7 +225,7 @@ class Driver:
             heapq.heapify(self._deadlines)
         else:
             heapq.heappush(self._deadlines, (job.until_s, carried.ticket))
-        target = self._client.target_at_hand(job.volume, _Mail(carried.ticket, self._inbox))
+        target = self._client.reach.target_at_hand(job.volume, _Mail(carried.ticket, self._inbox))
         if target is not None:
             carried.batch = job.begin(target)
         else:
@@ -241,7 +239,7 @@ class Driver:
         if error is not None:
             self._deliver(carried, None, error)
         elif target is None:
-            self._skip(carried, carried.job.unreachable(self._client.unreachable_because))
+            self._skip(carried, carried.job.unreachable(self._client.reach.unreachable_because))
         else:
             carried.batch = carried.job.begin(target)
         return carried

@@ -1,0 +1,155 @@
+"""Keeping in reach of an agent: a live session with whichever of the known ones answers.
+
+When a session is lost, the next operation that has time for it dials again; until that succeeds, operations
+end as DISCONNECTED. Nothing here runs in the background but the pump of the live session.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ostraca.ask import ask
+from ostraca.batch import Target
+from ostraca.core.operations import CALLER_CODES
+from ostraca.dial import dial
+from ostraca.session import Session
+from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
+from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostraca.arena import Arena
+    from ostraca.dial import Caller
+    from ostraca.session import Mailbox
+    from ostraca.settings import ClientSettings
+    from ostraca.volume import Volume
+    from ostraca_fabric.wire.address import Address
+
+
+class Reach:
+    """The session of one client, dialled when it is needed. Thread-safe. Close it."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        caller: Caller,
+        arena: Arena,
+        settings: ClientSettings,
+        worker: str,
+    ) -> None:
+        """Dial nobody yet; *worker* is what the client is called in logs."""
+        self.unreachable_because = ""
+        """Why the last dial failed; empty when it did not."""
+
+        self.session: Session | None = None
+        """The current or last one."""
+
+        self._addresses = addresses
+        self._caller = caller
+        self._arena = arena
+        self._settings = settings
+        self._worker = worker
+        self._request_ids = itertools.count(1)
+        self._dialling = threading.Lock()  # held while session and _redial_at_s change
+        self._redial_at_s = 0.0
+        self._is_closed = False
+
+    @property
+    def live(self) -> Session | None:
+        """The session there is now, if it is alive."""
+        session = self.session
+        return session if session is not None and session.is_alive else None
+
+    def target_at_hand(self, volume: Volume, mail: Mailbox) -> Target | None:
+        """Return the volume on the live session, if there is one that it is open on. Never blocks."""
+        session = self.live
+        handle = None if session is None else session.handles.get(volume.key)
+        if session is None or handle is None:
+            return None
+        return self._target(mail, session, volume, handle)
+
+    def target(self, volume: Volume, mail: Mailbox, until_s: float) -> Target | None:
+        """Return the volume on a live session; None when there is none and none can be had by *until_s*.
+
+        Raises RefusedError when the agent says that the volume can't be opened as asked.
+        """
+        try:
+            session = self.dialled(min(until_s, time.monotonic() + self._settings.handshake_s_max))
+            handle = self.opened(session, volume, until_s)
+        except (ConnectError, ProtocolError) as error:
+            self.unreachable_because = str(error)
+            return None
+        except RefusedError as error:
+            if error.code in CALLER_CODES:
+                raise
+            self.unreachable_because = f"{error.code}: {error}"
+            return None
+        return self._target(mail, session, volume, handle)
+
+    def dialled(self, until_s: float) -> Session:
+        """Return a live session, dialling when there is none.
+
+        Raises ConnectError, ProtocolError or ClosedError.
+        """
+        session = self.live
+        if session is not None:
+            return session
+        if not self._dialling.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            raise ConnectError("another call is still dialling")
+        try:
+            return self._dial(until_s)
+        finally:
+            self._dialling.release()
+
+    def opened(self, session: Session, volume: Volume, until_s: float) -> int:
+        """Return the volume's handle on a session, opening it there the first time. Raises as ``ask``."""
+        handle = session.handles.get(volume.key)
+        if handle is None:
+            record = volume.record
+            answer = ask(
+                session,
+                lambda request: OpenVolume(
+                    request, record.name, record.layout, record.block_bytes, volume.create
+                ),
+                until_s=until_s,
+            )
+            if not isinstance(answer, VolumeOpened):
+                raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
+            handle = session.handles[volume.key] = answer.handle
+        return handle
+
+    def close(self) -> None:
+        """End the session, and dial no more. Requests under way hear Disconnected."""
+        with self._dialling:
+            self._is_closed = True
+            if self.session is not None:
+                self.session.close()
+
+    def _dial(self, until_s: float) -> Session:
+        if self._is_closed:
+            raise ClosedError("this client is closed: connect again")
+        if self.session is not None:
+            if self.session.is_alive:
+                return self.session
+            self.session.close()
+        if time.monotonic() < self._redial_at_s:
+            raise ConnectError(self.unreachable_because)
+        try:
+            self._arena.renew()
+            dialled = dial(self._addresses, self._caller, until_s=until_s)
+        except (ConnectError, ProtocolError, TransportError) as error:
+            self.unreachable_because = str(error)
+            self._redial_at_s = time.monotonic() + self._settings.redial_s
+            if isinstance(error, TransportError):
+                raise ConnectError(str(error)) from error
+            raise
+        self.unreachable_because = ""
+        self.session = Session(dialled, self._arena, self._settings, self._request_ids, self._worker)
+        return self.session
+
+    def _target(self, mail: Mailbox, session: Session, volume: Volume, handle: int) -> Target:
+        return Target(mail, session, self._arena, self._settings, volume.identity, volume.record, handle)
