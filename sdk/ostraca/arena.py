@@ -115,15 +115,15 @@ class Arena:
         self.changed.notify_all()
         self.on_changed()
 
-    def close(self) -> None:
-        """Stop offering the memory, and unmap it unless something may still land there.
+    def close(self, *, is_used: bool = False) -> None:
+        """Stop offering the memory, and unmap it unless something may still land there, or *is_used* here.
 
         No session may be left.
         """
         for end in self.ends.values():
             end.close()
         with self.changed:
-            is_quiet = not self.ledger.quarantined_bytes
+            is_quiet = not is_used and not self.ledger.quarantined_bytes
         # Views that callers still hold keep it mapped in either case.
         self.view.release()
         del self.array

@@ -113,9 +113,13 @@ class Batch:
                 self._end_rest(*ending)
                 return
             request = self._session.reserve()
-            begun = 0 if request is None else self._begin(request, self._first)
-            if request is not None and not begun:
-                self._session.unreserve(request)
+            begun = 0
+            if request is not None:
+                try:
+                    begun = self._begin(request, self._first)
+                finally:
+                    if not begun and request not in self._under:
+                        self._session.unreserve(request)
             if not begun:
                 return
             self._first += begun

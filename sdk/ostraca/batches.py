@@ -1,6 +1,7 @@
 """The batches there are: lookups and prefetches, gets and puts.
 
-Tags. A put's tags are made from the caller's bytes, *before* they are copied, so that a bad copy is noticed.
+Tags. A put's tags are made from the caller's bytes, *before* they are copied, so that a bad copy is noticed
+(``ostraca.device_blocks`` says why those of a device are not).
 A get hashes the slot, and copies only what agrees with the tag that the block's writer made, seeded here with
 who the block must be. Either is one call into C for all blocks that are there to be done.
 """
@@ -24,6 +25,8 @@ from ostraca.core.operations import (
     put_message,
 )
 from ostraca.core.plan import blocks_per_request, window_blocks, windows
+from ostraca.device_blocks import FAILED, slices_until
+from ostraca_fabric.errors import TransportError
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.tags import are_good, tag_seeds, tags_of
 from ostraca_fabric.wire import columns
@@ -36,12 +39,9 @@ if TYPE_CHECKING:
 
     from ostraca.batch import Target, Under
     from ostraca.core.events import Verify
-    from ostraca.parts import Blocks
+    from ostraca.device_blocks import CallerBlocks
     from ostraca_fabric.chain import Chain
     from ostraca_fabric.outcome import Ack
-
-_HASH_BYTES = 32 << 20
-"""A few milliseconds of hashing: what a get may overrun its deadline by."""
 
 
 class AskBatch(Batch):
@@ -165,10 +165,29 @@ class GetIntoBatch(GetBatch):
     """A get that copies blocks to where the caller wants them."""
 
     def __init__(
-        self, target: Target, chain: Chain, into: Blocks, *, until_s: float, recompute_s: float
+        self, target: Target, chain: Chain, into: CallerBlocks, *, until_s: float, recompute_s: float
     ) -> None:
         super().__init__(target, chain, into.lengths, until_s=until_s, recompute_s=recompute_s)
         self._into = into
+        self._has_lost_copies = False
+
+    def advance(self) -> None:
+        """Go on; raises TransportError when blocks that are called HITs may not have arrived."""
+        if self._has_lost_copies:
+            raise TransportError(FAILED)
+        super().advance()
+
+    def _begin(self, request: int, first: int) -> int:
+        self._into.prepare(self._target.arena.array)
+        return super()._begin(request, first)
+
+    def _drop(self, request: int) -> None:
+        if self._into.wait():
+            super()._drop(request)
+        else:  # its slots are never given back: something may still read them
+            self._has_lost_copies = True
+            del self._under[request]
+            self._session.forget(request)
 
     def _check(self, landed: _Landed) -> NDArray[np.bool_]:
         return self._into.scatter(
@@ -211,13 +230,9 @@ class GetViewsBatch(GetBatch):
 
     def _check(self, landed: _Landed) -> NDArray[np.bool_]:
         lengths = self._lengths[landed.blocks]
-        ends = np.cumsum(lengths, dtype=np.int64)
-        good = np.zeros(len(ends), np.bool_)
-        checked, checked_bytes = 0, 0
-        while checked < len(ends) and time.monotonic() < self._until_s:
-            # Hashing can't be interrupted: that many bytes, and a block at least, between looks at the clock.
-            last = max(checked + 1, int(np.searchsorted(ends, checked_bytes + _HASH_BYTES, side="right")))
-            part = slice(checked, last)
+        good = np.zeros(len(lengths), np.bool_)
+        checked = 0
+        for part in slices_until(lengths, self._until_s):
             good[part] = are_good(
                 self.memory,
                 landed.offsets[part],
@@ -225,7 +240,7 @@ class GetViewsBatch(GetBatch):
                 landed.seeds[part],
                 landed.tags[part],
             )
-            checked, checked_bytes = last, int(ends[last - 1])
+            checked = part.stop
         good = good[:checked]
         handed_over = landed.blocks[:checked][good]
         self.offsets[handed_over] = landed.offsets[:checked][good]
@@ -286,7 +301,9 @@ class PutBatch(_SlotBatch):
 class PutFromBatch(PutBatch):
     """A put from caller memory."""
 
-    def __init__(self, target: Target, chain: Chain, source: Blocks, *, until_s: float, ack: Ack) -> None:
+    def __init__(
+        self, target: Target, chain: Chain, source: CallerBlocks, *, until_s: float, ack: Ack
+    ) -> None:
         super().__init__(target, chain, source.lengths, until_s=until_s, ack=ack)
         self._source = source
 
@@ -299,7 +316,8 @@ class PutFromBatch(PutBatch):
             seeds = self._seeds(first, len(slots))
             tags = self._source.gather(arena.array, slots, seeds, first=first)
         except BaseException:
-            arena.give(slots)
+            if self._source.wait():  # else something may still write to them
+                arena.give(slots)
             raise
         return slots, tags.tobytes()
 

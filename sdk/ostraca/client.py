@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ostraca.arena import Arena
 from ostraca.core.checks import checked_seconds
+from ostraca.cuda import CudaDevices
 from ostraca.dial import Caller, checked_token, chosen_addresses
 from ostraca.meter import ClientMetrics, Meter
 from ostraca.questions import ask_status
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
+    from ostraca.devices import Devices
     from ostraca.jobs import Job
     from ostraca.shells.driver import Deliver, Driver
     from ostraca_fabric.wire.address import Address
@@ -100,8 +102,10 @@ class Client:
         self.tenant = tenant
         self.settings = settings
         self.arena = arena
-        """For the SDK's own modules, as are ``meter`` and ``reach``."""
+        """For the SDK's own modules, as are ``meter``, ``devices`` and ``reach``."""
         self.meter = Meter()
+        self.devices: Devices = CudaDevices()
+        """Whose memory may be a source or destination."""
         client_id = secrets.token_bytes(CLIENT_BYTES)
         self.worker = worker_name(client_id)
         """What this client is called in metrics and logs: made anew for each client."""
@@ -232,8 +236,9 @@ class Client:
             self._driver.close()
         with changed:
             changed.wait_for(lambda: not self._running, timeout=_CLOSE_S)
+            has_ended = not self._running
         self._done.close()
-        self.arena.close()
+        self.arena.close(is_used=not has_ended or not self.devices.close())
         _alive.discard(self)
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ from ostraca.core.checks import (
     checked_lengths,
     checked_seconds,
 )
-from ostraca.parts import as_blocks
+from ostraca.device_blocks import caller_blocks
 from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
 from ostraca.views import BlockViews, Lent
 from ostraca_fabric.errors import UsageError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca.batch import Batch, Target
+    from ostraca.device_blocks import CallerBlocks
     from ostraca.views import SlotLease
     from ostraca.volume import Volume
     from ostraca_fabric.chain import Chain
@@ -159,7 +160,7 @@ def get_job(
     """Blocks into caller memory."""
     checked = _chain(volume, chain)
     until_s, recompute = _until_s(volume, deadline_s), _recompute_s(volume, recompute_s)
-    blocks = as_blocks(into, what="into", count=len(checked), block_bytes=volume.block_bytes, is_written=True)
+    blocks = _blocks(volume, into, what="into", count=len(checked), is_written=True)
     return Job(
         "get",
         volume,
@@ -209,9 +210,7 @@ def put_job(volume: Volume, chain: Chain, *, source: object, deadline_s: float, 
     """Blocks from caller memory."""
     checked = _chain(volume, chain)
     until_s, wanted = _until_s(volume, deadline_s), checked_ack(ack)
-    blocks = as_blocks(
-        source, what="source", count=len(checked), block_bytes=volume.block_bytes, is_written=False
-    )
+    blocks = _blocks(volume, source, what="source", count=len(checked), is_written=False)
     return Job(
         "put",
         volume,
@@ -254,6 +253,17 @@ def _chain(volume: Volume, chain: Chain) -> Chain:
     checked = checked_chain(chain, hash_bytes=volume.layout.hash_bytes)
     check_batch(len(checked), blocks_max=volume.settings.batch_blocks_max)
     return checked
+
+
+def _blocks(volume: Volume, value: object, *, what: str, count: int, is_written: bool) -> CallerBlocks:
+    return caller_blocks(
+        value,
+        volume.devices,
+        what=what,
+        count=count,
+        block_bytes=volume.block_bytes,
+        is_written=is_written,
+    )
 
 
 def _seconds(volume: Volume, name: str, value: float) -> float:

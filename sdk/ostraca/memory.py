@@ -148,11 +148,21 @@ def _of_array(array: NDArray[Any]) -> Sight:
 
 
 def _of_tensor(tensor: Any, torch: Any) -> Sight:  # noqa: ANN401 (torch is not ours to import)
+    if tensor.is_cuda:
+        raise UsageError(
+            f"lies on {tensor.device}, and the first block in host memory: pass all blocks of one call in "
+            "one kind of memory"
+        )
     if not tensor.is_cpu:
         raise UsageError(
-            f"lies on {tensor.device}: copy it to the CPU (tensor.cpu(), or a pinned buffer); device memory "
-            "is not a source or target yet"
+            f"lies on {tensor.device}: copy it to the CPU (tensor.cpu(), or a pinned buffer); of devices, "
+            "only CUDA's memory is a source or target"
         )
+    return plain_memory(tensor, torch)
+
+
+def plain_memory(tensor: Any, torch: Any) -> Sight:  # noqa: ANN401 (torch is not ours to import)
+    """See a tensor's memory, wherever it is. Raises UsageError when it is not plain bytes."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         raise UsageError(
             "is a tensor that is sparse, quantized or lazily conjugated: materialise it first (to_dense(), "

@@ -1,9 +1,9 @@
 """Blocks as callers have them: ordered lists of strided parts over memory that the SDK does not own.
 
 Engines keep KV layer by layer, keys apart from values, so one block is rarely one piece of memory. A *part*
-is anything with the buffer protocol, a numpy array or a torch CPU tensor; it may be strided, as a slice of a
-pool is. A *block* is one part or a list of parts, whose bytes in order (each part in C order) are the block's
-bytes.
+is anything with the buffer protocol, a numpy array or a torch tensor; it may be strided, as a slice of a pool
+is. A *block* is one part or a list of parts, whose bytes in order (each part in C order) are the block's
+bytes. Blocks in host memory are here, those of devices in ``ostraca.device_blocks``.
 
 Callers pass either a list of blocks, or one array or tensor whose first axis counts the blocks. Everything
 that can be wrong with them is found here, once, before anything is sent; a list is gone through in Python
@@ -47,6 +47,13 @@ class Blocks:
 
     owners: tuple[object, ...]
     """What keeps the memory there."""
+
+    def prepare(self, memory: NDArray[np.uint8]) -> None:
+        """Host memory needs nothing."""
+
+    def wait(self) -> bool:
+        """Copies of host memory have ended when they return."""
+        return True
 
     def gather(
         self,
@@ -145,12 +152,9 @@ def as_blocks(value: object, *, what: str, count: int, block_bytes: int, is_writ
         else _rows(value, what, count, is_written=is_written)
     )
     lengths = _lengths(found)
-    if count and int(lengths.max()) > block_bytes:
+    if count:
         worst = int(lengths.argmax())
-        raise UsageError(
-            f"{what}[{worst}] has {lengths[worst]} bytes, and blocks of this volume have at most "
-            f"{block_bytes}: split it, or make a volume with a larger block_bytes"
-        )
+        checked_size(what, worst, int(lengths[worst]), block_bytes)
     parts, first_part = _table(found)
     return Blocks(parts, first_part, lengths.astype(np.uint32), is_written, tuple(found.owners))
 
@@ -162,6 +166,15 @@ def _lengths(found: _Found) -> NDArray[np.int64]:
     payload_bytes = np.array([layout.payload_bytes for layout in found.layouts], np.int64)
     first_piece = np.concatenate([np.zeros(1, np.int64), found.ends[:-1]])
     return np.add.reduceat(payload_bytes[found.kinds], first_piece) if len(found.ends) else found.ends
+
+
+def checked_size(what: str, block: int, size_bytes: int, block_bytes: int) -> None:
+    """Refuse a block that is larger than the volume's. Raises UsageError."""
+    if size_bytes > block_bytes:
+        raise UsageError(
+            f"{what}[{block}] has {size_bytes} bytes, and blocks of this volume have at most {block_bytes}: "
+            "split it, or make a volume with a larger block_bytes"
+        )
 
 
 class _Found(NamedTuple):
@@ -216,7 +229,7 @@ def _found_rows(value: object, count: int, *, is_written: bool) -> _Found:
             "is one flat piece of memory: pass a list of blocks, or an array of shape (blocks, bytes per "
             "block)"
         )
-    _check_count(shaped[0][0], count)
+    check_count(shaped[0][0], count)
     if not count:
         return _Found(np.empty(0, np.uint64), np.empty(0, np.int64), [], np.empty(0, np.int64), [])
     axes = axes_of(shaped)
@@ -232,7 +245,7 @@ def _listed(value: Sequence[object], what: str, count: int, *, is_written: bool)
     """See a list of blocks, each one part or a list of parts."""
     listing = _Listing(is_written=is_written)
     try:
-        _check_count(len(value), count)
+        check_count(len(value), count)
         return listing.found(value)
     except UsageError as error:
         raise UsageError(f"{what}{listing.where} {error}") from error
@@ -303,6 +316,7 @@ class _Listing:
         self._owners.append(owner)
 
 
-def _check_count(found: int, count: int) -> None:
+def check_count(found: int, count: int) -> None:
+    """Refuse what has not one block for each of the chain. Raises UsageError."""
     if found != count:
         raise UsageError(f"has {found} blocks and the chain {count}: pass one block per engine hash")

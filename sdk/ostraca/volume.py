@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ostraca.arena import Arena
     from ostraca.client import Client
+    from ostraca.devices import Devices
     from ostraca.meter import Meter
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
@@ -102,7 +103,7 @@ class Volume:
     ) -> GetResult:
         """Bring blocks into caller memory, one block of *into* per block of the chain.
 
-        *into* is what ``ostraca.parts`` describes.
+        *into* is what ``ostraca.parts`` describes, or CUDA tensors (``ostraca.device_blocks``).
 
         A block's memory is written if and only if the block is a HIT: its bytes were verified first.
         *recompute_s* is how long recomputing all of it would take, each block its part. What a fabric expects
@@ -237,6 +238,11 @@ class Volume:
     def meter(self) -> Meter:
         """The client's meter."""
         return self._client.meter
+
+    @property
+    def devices(self) -> Devices:
+        """The client's devices."""
+        return self._client.devices
 
     @property
     def arena(self) -> Arena:

@@ -75,7 +75,7 @@ def is_whole(client: ostraca.Client) -> bool:
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
     """Have batches, and the shells that wait for them, read this clock."""
-    for module in ("batch", "batches", "shells.blocking", "shells.driver"):
+    for module in ("batch", "batches", "device_blocks", "shells.blocking", "shells.driver"):
         monkeypatch.setattr(f"ostraca.{module}.time", SimpleNamespace(monotonic=clock))
 
 
@@ -192,7 +192,7 @@ def test_views_that_were_not_checked_in_time_are_late_and_not_handed_over(
         return time.monotonic() + FAR_S * (len(checks) > 1)
 
     monkeypatch.setattr("ostraca.batches.are_good", counted)
-    monkeypatch.setattr("ostraca.batches._HASH_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr("ostraca.device_blocks._HASH_BYTES", 2 * BLOCK_BYTES)
     set_clock(monkeypatch, clock)
     with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
         assert checks == [2, 2]
