@@ -55,6 +55,11 @@ fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: 
 	  echo 'atheris could not be installed: going on without it'
 	@MALLOC_ARENA_MAX=1 $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
+.PHONY: soak
+soak: $(READY) ## Every cell of the fault matrix, then random faults under traffic (SOAK_ARGS: --minutes, --seed, --transport)
+	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/e2e/test_fault_matrix.py tests/e2e/test_wrong_way.py
+	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

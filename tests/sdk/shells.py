@@ -6,7 +6,7 @@ import asyncio
 import select
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ostraca
@@ -53,8 +53,9 @@ class Taker:
 
 
 @contextmanager
-def submitting(client: ostraca.Client, volume: ostraca.Volume) -> Iterator[Any]:
-    taker = Taker(client)
+def submitting(client: ostraca.Client, volume: ostraca.Volume, taker: Taker | None = None) -> Iterator[Any]:
+    """Submit. Whoever submits on several volumes of a client has one taker for all of them."""
+    taker = taker or Taker(client)
 
     def perform(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return taker.wait(getattr(volume, f"submit_{name}")(*args, **kwargs))
@@ -86,4 +87,6 @@ def blocking(_: ostraca.Client, volume: ostraca.Volume) -> Iterator[Any]:
     yield volume
 
 
-SHELLS = {"blocking": blocking, "submitting": submitting, "awaiting": awaiting}
+Shell = Callable[[ostraca.Client, ostraca.Volume], AbstractContextManager[Any]]
+
+SHELLS: dict[str, Shell] = {"blocking": blocking, "submitting": submitting, "awaiting": awaiting}

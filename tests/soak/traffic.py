@@ -11,7 +11,7 @@ import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ def content(volume: Any, number: int) -> NDArray[np.uint8]:
     return _content(f"{volume.record.tenant}/{volume.name}/{number}", length_of(number))
 
 
-@functools.lru_cache(512)
+@functools.lru_cache(64)
 def _content(name: str, length: int) -> NDArray[np.uint8]:
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
     return np.frombuffer(np.random.default_rng(seed).bytes(length), np.uint8)
@@ -55,6 +55,8 @@ class Overdue:
     begun_s: float
     deadline_s: float
     took_s: float
+    stalled_s: float
+    """How long threads of the process were ready to run meanwhile, and did not: the machine's doing."""
 
 
 @dataclass(slots=True)
@@ -84,9 +86,21 @@ class Tally:
 class Traffic:
     """Operations on volumes of one client, in one thread."""
 
-    def __init__(self, volumes: Sequence[Any], *, seed: int, blocks: int = 64, batch_max: int = 12) -> None:
-        """Work on *volumes* (of any shell), with *blocks* different blocks each."""
+    def __init__(
+        self,
+        volumes: Sequence[Any],
+        *,
+        seed: int | Sequence[int],
+        blocks: int = 64,
+        batch_max: int = 12,
+        stalls: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """Work on *volumes* (of any shell), with *blocks* different blocks each.
+
+        *stalls* says of each thread how long it has been ready to run, and did not.
+        """
         self.tally = Tally()
+        self._stalls = stalls
         self._volumes = volumes
         self._dice = np.random.default_rng(seed)
         self._blocks = blocks
@@ -112,7 +126,7 @@ class Traffic:
         step = self._steps[int(self._dice.integers(len(self._steps)))]
         operation = step.__name__.strip("_")
         prepared = step(volume, numbers, deadline_s)
-        begun_s = time.monotonic()
+        stalls, begun_s = self._stalls(), time.monotonic()
         try:
             result = prepared()
         except ostraca.OstracaError as error:
@@ -122,7 +136,8 @@ class Traffic:
             took_s = time.monotonic() - begun_s
             self.tally.operations[operation] += 1
             if took_s > deadline_s:
-                self.tally.overdue.append(Overdue(operation, begun_s, deadline_s, took_s))
+                stalled_s = sum(at_s - stalls.get(thread, 0.0) for thread, at_s in self._stalls().items())
+                self.tally.overdue.append(Overdue(operation, begun_s, deadline_s, took_s, stalled_s))
         outcome = result.result if operation == "views" else result
         for state, reason in zip(outcome.states, outcome.reasons, strict=True):
             self.tally.outcomes[f"{operation} {state.name} {reason.name}"] += 1

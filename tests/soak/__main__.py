@@ -1,0 +1,203 @@
+"""``make soak``: real processes under traffic, while an adversary stops and cuts them and damages flash.
+
+Ends with a line for each thing that must not be: wrong bytes, operations that end more than 100 ms after
+their deadline without the machine's doing, processes that crash, hang or grow, memory that does not come
+back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.sdk.shells import SHELLS
+from tests.soak.adversary import Adversary
+from tests.soak.crew import Fabric, Watched, Worker
+from tests.soak.traffic import Tally
+from tests.soak.worker import Task
+
+import ostraca
+from ostraca.settings import ClientSettings
+
+LATE_S = 0.1
+SILENT_S = 30.0
+"""A worker that tells nothing for so long hangs: its longest deadline is 2 s, and it is stopped for 3."""
+
+PROGRESS_S = 10.0
+QUIET_S = 5.0
+"""For traffic without faults in the end, before all is counted."""
+
+TRANSPORTS = {"inline": ("inline",), "nixl": ("nixl", "inline")}
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        self.violations: list[str] = []
+        self._options = options
+        self._begun_s = time.monotonic()
+        self._fabric = Fabric(directory / "fabric", agents=options.agents, transport=options.transport)
+        self._fabric.start()
+        self._workers = [self._worker(directory, number) for number in range(options.workers)]
+        self._adversary = Adversary(self._fabric, self._workers, seed=options.seed)
+
+    def _worker(self, directory: Path, number: int) -> Worker:
+        shells, addresses = sorted(SHELLS), self._fabric.addresses
+        turn = number % len(addresses)
+        task = Task(
+            addresses=addresses[turn:] + addresses[:turn],
+            transports=TRANSPORTS[self._options.transport],
+            tenant=f"tenant-{number % 2}",
+            shell=shells[number % len(shells)],
+            seed=(self._options.seed, number),
+            blocks=self._options.blocks,
+            report=directory / "worker.jsonl",
+        )
+        return Worker(number, task)
+
+    def run(self) -> None:
+        """Let it go on until the time is over, or something is dead."""
+        until_s = self._begun_s + 60 * self._options.minutes
+        told_s = self._begun_s
+        while time.monotonic() < until_s and not self.violations:
+            self._adversary.act()
+            self._look()
+            if time.monotonic() > told_s + PROGRESS_S:
+                told_s = time.monotonic()
+                print(self.progress(), flush=True)
+        if not self.violations:
+            self._rest()
+        self._end()
+
+    def _look(self) -> None:
+        """See whether everybody lives, speaks and stays small."""
+        watched: list[Watched] = [self._fabric, *self._workers]
+        for process in watched:
+            process.growth.look(process.pid)
+            death = process.died_of()
+            if death is not None:
+                self.violations.append(death)
+            if process.growth.is_too_much:
+                grown = f"{process.growth.warm_bytes >> 20} to {process.growth.now_bytes >> 20} MiB"
+                self.violations.append(f"{process.name} grew from {grown}")
+        for worker in self._workers:
+            if worker.silent_s() > SILENT_S:
+                self.violations.append(f"{worker.name} hangs:\n{worker.where()}")
+        self.violations += [f"wrong bytes: {words}" for words in self._seen().wrong]
+
+    def _rest(self) -> None:
+        """Leave them in peace for a while: everything must work then, and all memory come back."""
+        before = self._seen().verified
+        until_s = time.monotonic() + QUIET_S
+        while time.monotonic() < until_s:
+            self._look()
+            threading.Event().wait(0.5)
+        if self._seen().verified <= before:
+            self.violations.append("nothing is got any more")
+        ended = [worker.finish(within_s=30) for worker in self._workers]
+        self.violations += [problem for problem in ended if problem is not None]
+        asking = ClientSettings(arena_bytes=4 << 20, chunk_bytes=4 << 20, transports=("inline",))
+        for address in self._fabric.addresses if self._options.transport == "inline" else ():
+            with ostraca.connect(address, settings=asking) as client:
+                status = client.status()
+            left = status.staging_used_bytes + status.quarantined_bytes + status.quarantined_cached_bytes
+            if left:
+                self.violations.append(f"{status.agent} keeps {left} bytes on their way to nobody")
+
+    def _end(self) -> None:
+        code = self._fabric.process.stop() if self._fabric.died_of() is None else None
+        if code:
+            self.violations.append(f"the fabric stopped with {code}")
+        self.violations += [f"the fabric's log: {line}" for line in self._fabric.crashes()]
+        self.violations += self._late()
+        errors = self._seen().errors.most_common()
+        self.violations += [f"an operation raised {error} ({count} times)" for error, count in errors]
+
+    def leave(self) -> None:
+        """Leave no process behind, whatever happened."""
+        if self._fabric.died_of() is None:
+            self._fabric.process.kill()
+        for worker in self._workers:
+            worker.leave()
+
+    def progress(self) -> str:
+        """Say how it stands."""
+        minutes = (time.monotonic() - self._begun_s) / 60
+        restarts = sum(worker.restarts for worker in self._workers)
+        seen = self._seen()
+        return (
+            f"{minutes:5.1f} min: {sum(seen.operations.values()):,} operations, {seen.verified:,} blocks "
+            f"verified, {len(seen.wrong)} wrong, {len(self._late())} late ({self._late_anyhow()} with the "
+            f"machine's stalls); {sum(self._adversary.done.values())} faults, fabric restarted "
+            f"{self._fabric.restarts} times, workers {restarts} times"
+        )
+
+    def summary(self) -> str:
+        """Say what became of everything."""
+        lines = [self.progress(), "faults:"]
+        deeds = self._adversary.done.most_common()
+        lines += [f"  {count:9,} {name.replace('_', ' ')}" for name, count in deeds]
+        lines.append("blocks:")
+        lines += [f"  {count:9,} {name}" for name, count in self._seen().outcomes.most_common()]
+        return "\n".join(lines)
+
+    def _seen(self) -> Tally:
+        whole = Tally()
+        for worker in self._workers:
+            for told in worker.told():
+                whole.add(told.tally)
+        return whole
+
+    def _late_anyhow(self) -> int:
+        """Count operations that ended too late, whoever was to blame."""
+        return sum(late.took_s - late.deadline_s > LATE_S for late in self._seen().overdue)
+
+    def _late(self) -> list[str]:
+        """Name operations that ended too late though they could run."""
+        found = []
+        for worker in self._workers:
+            for late in [late for told in worker.told() for late in told.tally.overdue]:
+                excused_s = late.stalled_s + worker.kept_waiting_s(late.begun_s, late.took_s)
+                over_s = late.took_s - late.deadline_s
+                if over_s - excused_s > LATE_S:
+                    found.append(
+                        f"late: {worker.name}'s {late.operation} of {late.deadline_s} s, begun at "
+                        f"{late.begun_s:.1f}, ended {over_s:.3f} s after that ({excused_s:.3f} s excused)"
+                    )
+        return found
+
+
+def main() -> int:
+    """Run one soak."""
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None, help="of operations and faults (default: any)")
+    parser.add_argument("--transport", choices=sorted(TRANSPORTS), default="nixl")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--agents", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=300, help="different blocks of each volume")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = secrets.randbelow(1 << 31)
+    print(f"soak: {options.minutes} minutes over {options.transport}, --seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ostraca-soak-") as directory:
+        soak = Soak(Path(directory), options)
+        try:
+            soak.run()
+            print(soak.summary())
+        finally:
+            soak.leave()
+    for violation in soak.violations:
+        print(f"VIOLATION: {violation}")
+    print("nothing was wrong" if not soak.violations else f"{len(soak.violations)} violations")
+    return 1 if soak.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
