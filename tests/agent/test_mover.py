@@ -54,6 +54,23 @@ async def test_a_put_that_was_staged_goes_on_to_flash() -> None:
         assert get_states(await fabric.get(worker, range(4))) == [BlockState.HIT] * 4
 
 
+async def test_a_fetch_that_reads_a_slot_after_its_reuse_fails_its_tag_and_is_not_stored() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        worker.peer.is_held = True
+        message = fabric.put_message(worker, range(2))
+        putting = asyncio.create_task(fabric.mover.put(worker, fabric.volume, message))
+        await until(lambda: len(worker.peer.held) == 1)
+        worker.peer.bytes[:BLOCK_BYTES] = content_of(9)
+        worker.peer.let_go()
+        done = await putting
+        assert put_states(done) == [PutState.DECLINED, PutState.COMMITTED]
+        assert reasons_of(done) == [Reason.DAMAGED, Reason.NONE]
+        assert reasons_of(await fabric.get(fabric.worker(), range(2))) == [Reason.NOT_FOUND, Reason.NONE]
+        assert fabric.drive.bytes.find(content_of(9)[:64]) < 0
+        await fabric.at_rest()
+
+
 async def test_a_put_late_for_its_commit_says_late_and_why() -> None:
     async with assembled() as fabric:
         worker = fabric.worker()

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def _cut(pidfd: int, number: int, is_meant: Callable[[socket.socket], bool]) -> 
         return False
     if ours < 0:
         pytest.skip(f"sockets of other processes can't be had here: {os.strerror(ctypes.get_errno())}")
+    if not stat.S_ISSOCK(os.fstat(ours).st_mode):  # closed meanwhile, and something else now
+        os.close(ours)
+        return False
     with socket.socket(fileno=ours) as theirs:
         with contextlib.suppress(OSError):  # it listens, or is not connected
             theirs.getpeername()

@@ -269,6 +269,21 @@ def test_what_a_stopped_worker_holds_of_its_agent_is_told_and_comes_back(
         assert sleeper.stop() == 0
 
 
+def test_an_agent_that_ends_in_order_while_a_worker_has_stopped_under_a_transfer_ends_well(
+    tmp_path: Path,
+) -> None:
+    shape = ("--dram", "0", "--transport", "inline")
+    with FabricProcess(tmp_path / "fabric", *SHAPE, *shape) as agent:
+        with WorkerHost(agent.address, "inline") as sleeper:
+            sleeper.go("get", 0.2)
+            stopped_in_mid_transfer(agent, sleeper)
+            assert agent.stop() == 0
+            sleeper.signal(signal.SIGCONT)
+            assert sleeper.halt().wrong == 0
+            assert sleeper.stop() == 0
+        agent.check_log()
+
+
 def stopped_in_mid_transfer(agent: FabricProcess, worker: WorkerHost) -> AgentStatus:
     """Stop a worker, again and again until it was in mid transfer, and its get's deadline has passed."""
     with ostraca.connect(agent.address, settings=ASKING) as client:

@@ -30,7 +30,8 @@ THREADS = 2
 """Of each worker, over one client."""
 
 STEPS_PER_CLIENT = 400
-"""After so many operations of a thread the client is closed, and another connects."""
+"""After so many operations of a thread the client is closed, and another connects; but not while slots are in
+quarantine: the arena of such a client stays mapped for good, and the process would rightly grow."""
 
 REPORT_S = 0.5
 
@@ -94,14 +95,14 @@ def _use(client: ostraca.Client, task: Task, turn: int, is_over: Event, report: 
         ]
         report.watch([traffic.tally for traffic in traffics])
         with ThreadPoolExecutor(THREADS) as threads:
-            for _ in threads.map(lambda traffic: _step(traffic, is_over, report), traffics):
+            for _ in threads.map(lambda traffic: _step(client, traffic, is_over, report), traffics):
                 pass
 
 
-def _step(traffic: Traffic, is_over: Event, report: _Report) -> None:
-    for _ in range(STEPS_PER_CLIENT):
-        if is_over.is_set():
-            return
+def _step(client: ostraca.Client, traffic: Traffic, is_over: Event, report: _Report) -> None:
+    steps = 0
+    while not is_over.is_set() and (steps < STEPS_PER_CLIENT or client.quarantined_bytes):
+        steps += 1
         traffic.step()
         report.write()
 
