@@ -87,7 +87,7 @@ def test_nothing_wrong_is_handed_over_when_everything_befalls_transfers(tmp_path
         tally = mix(host, seed=seed)
         assert tally.wrong == []
         assert tally.verified > 0
-        assert len(way.counts) > len(Harm) // 2, "the dice were thrown"
+        assert len(way.counts) > 1, "the dice were thrown"
 
 
 @pytest.mark.nixl
