@@ -1,7 +1,8 @@
 """Keeping in reach of an agent: a live session with whichever of the known ones answers.
 
 When a session is lost, the next operation that has time for it dials again; until that succeeds, operations
-end as DISCONNECTED. Nothing here runs in the background but the pump of the live session.
+end as DISCONNECTED. Nothing here runs in the background but the pump of the live session, and a settler while
+agents that were left owe word about slots.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ostraca.batch import Target
 from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import dial
 from ostraca.session import Session
+from ostraca.settling import Settler
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
 from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
 
@@ -57,6 +59,8 @@ class Reach:
         self._dialling = threading.Lock()  # held while session and _redial_at_s change
         self._redial_at_s = 0.0
         self._is_closed = False
+        self._is_renewed = True
+        self._settler = Settler(addresses, caller, arena, self._agent_now)
 
     @property
     def live(self) -> Session | None:
@@ -124,6 +128,7 @@ class Reach:
 
     def close(self) -> None:
         """End the session, and dial no more. Requests under way hear Disconnected."""
+        self._settler.close()
         with self._dialling:
             self._is_closed = True
             if self.session is not None:
@@ -139,7 +144,7 @@ class Reach:
         if time.monotonic() < self._redial_at_s:
             raise ConnectError(self.unreachable_because)
         try:
-            self._arena.renew()
+            self._renew()
             dialled = dial(self._addresses, self._caller, until_s=until_s)
         except (ConnectError, ProtocolError, TransportError) as error:
             self.unreachable_because = str(error)
@@ -148,8 +153,20 @@ class Reach:
                 raise ConnectError(str(error)) from error
             raise
         self.unreachable_because = ""
+        self._is_renewed = False
         self.session = Session(dialled, self._arena, self._settings, self._request_ids, self._worker)
+        self._settler.look()
         return self.session
+
+    def _renew(self) -> None:
+        """Let nothing land any more through what the last session offered. Once is enough."""
+        if not self._is_renewed:
+            self._arena.renew()
+            self._is_renewed = True
+
+    def _agent_now(self) -> str:
+        session = self.session
+        return session.agent if session is not None else ""
 
     def _target(self, mail: Mailbox, session: Session, volume: Volume, handle: int) -> Target:
         return Target(mail, session, self._arena, self._settings, volume.identity, volume.record, handle)

@@ -199,6 +199,31 @@ def test_slots_that_a_cut_connection_left_in_doubt_come_back_by_the_word_of_the_
 
 
 @pytest.mark.nixl
+def test_slots_left_with_an_agent_that_was_out_of_reach_come_back_when_it_answers_again(
+    tmp_path: Path,
+) -> None:
+    shape = ("--agents", "2", "--dram", "0", "--transport", "nixl")
+    with FabricProcess(tmp_path / "fabric", *SHAPE, *shape) as agents:
+        first, second = (tmp_path / "fabric" / f"agent-{number}.sock" for number in range(2))
+        with WorkerHost([f"unix://{first}", f"unix://{second}"], "nixl") as worker:
+            agents.signal(signal.SIGSTOP)
+            assert worker.once("get", 0.1).outcomes == {"LATE DEADLINE"}
+            hidden = first.rename(first.with_suffix(".hidden"))
+            assert cut_connection_to(worker.pid, str(first)) == 1
+            agents.signal(signal.SIGCONT)
+            until_s = time.monotonic() + 10
+            while worker.once("get").hits < BATCH:
+                assert time.monotonic() < until_s
+            assert worker.quarantined_bytes > 0, "another agent's word says nothing about them"
+            hidden.rename(first)
+            while worker.quarantined_bytes:
+                assert time.monotonic() < until_s + 10
+            assert worker.stop() == 0
+        assert agents.stop() == 0
+        agents.check_log()
+
+
+@pytest.mark.nixl
 @pytest.mark.parametrize("operation", OPERATIONS if EVERY_CELL else ["put"])
 def test_a_broken_data_plane_makes_both_ends_connect_anew(tmp_path: Path, operation: str) -> None:
     with agent_of(tmp_path, "nixl") as agent, WorkerHost(agent.address, "nixl") as worker:

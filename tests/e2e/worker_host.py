@@ -54,7 +54,9 @@ class Seen:
 class WorkerHost:
     """The process, as a test sees it. Use it as a context manager."""
 
-    def __init__(self, address: str, transport: str, quarantine_bytes_max: int = 128 * MIB) -> None:
+    def __init__(
+        self, address: str | list[str], transport: str, quarantine_bytes_max: int = 128 * MIB
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._begun = spawn.Value("Q", 0)

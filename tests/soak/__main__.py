@@ -103,7 +103,7 @@ class Soak:
         ended = [worker.finish(within_s=30) for worker in self._workers]
         self.violations += [problem for problem in ended if problem is not None]
         asking = ClientSettings(arena_bytes=4 << 20, chunk_bytes=4 << 20, transports=("inline",))
-        for address in self._fabric.addresses if self._options.transport == "inline" else ():
+        for address in self._fabric.addresses:
             with ostraca.connect(address, settings=asking) as client:
                 status = client.status()
             left = status.staging_used_bytes + status.quarantined_bytes + status.quarantined_cached_bytes

@@ -80,9 +80,16 @@ class Ledger:
         return any(not entry.is_stranded and entry.is_awaited for entry in self._entries.values())
 
     @property
+    def owing(self) -> frozenset[str]:
+        """The agents whose word alone brings slots back, and who can give it over a new connection only."""
+        return frozenset(
+            entry.agent for entry in self._entries.values() if entry.is_stranded and entry.is_awaited
+        )
+
+    @property
     def is_stranded(self) -> bool:
         """Whether slots are in quarantine of which only a new connection can bring word."""
-        return any(entry.is_stranded and entry.is_awaited for entry in self._entries.values())
+        return bool(self.owing)
 
     def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
         """Take slots for a request that is about to be sent; None when so many are not free."""
