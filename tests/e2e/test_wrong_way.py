@@ -21,7 +21,7 @@ from ostraca_fabric.testing.wrong_way import Harm, WrongWayTransport
 pytestmark = pytest.mark.slow
 
 SEEDS = range(1, 20) if "OSTRACA_EVERY_CELL" in os.environ else (1,)
-MIXTURE = [harm for harm in Harm if harm is not Harm.STUCK]
+MIXTURE: list[Harm] = [harm for harm in Harm if harm is not Harm.STUCK]
 """What is stuck holds its memory, and with enough of it nothing moves any more, right or wrong."""
 
 WORKERS = 3
