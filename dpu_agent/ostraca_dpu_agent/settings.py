@@ -57,11 +57,15 @@ class FlowSettings:
     """Blocks cross in waves of about this size: large enough to cost little each, small enough that one is
     verified while the next one moves."""
 
-    read_wave_bytes: int = 4 * MIB
-    """The same for waves that are read from flash. Smaller: more of them keep more drives busy."""
+    put_wave_bytes: int = 16 * MIB
+    """The same for waves that go to flash. Larger: each costs its owners an answer and a summary a write."""
 
     waves_ahead: int = 8
-    """Waves of one request that may be on their way from or to flash at once."""
+    """Waves of one request that may be on their way from the cache, or to flash, at once."""
+
+    reads_ahead: int = 16
+    """Waves of one request that may be on their way from flash at once: enough that several drives have
+    work."""
 
     requests_max: int = 256
     """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""

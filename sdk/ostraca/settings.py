@@ -46,7 +46,7 @@ class ClientSettings:
     bookkeeping takes.
     """
 
-    put_window_bytes: int = 16 * MIB
+    put_window_bytes: int = 32 * MIB
     """A put is sent in requests of about this size, so that the agent fetches one while the next is
     gathered.
     """

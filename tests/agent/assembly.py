@@ -50,7 +50,7 @@ SHARD = shard_id(DRIVE, 0)
 
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
-    flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, waves_ahead=2, read_wave_bytes=2 * SLOT_BYTES),
+    flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, put_wave_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=2),
     drain_s=2.0,
 )
 

@@ -148,7 +148,7 @@ class GetRun:
             located = await self._locate(wanted)
             waiting = deque(self._to_load(located))
             self._waves_left += len(waiting) - 1
-            lanes = min(mover.settings.waves_ahead, len(waiting))
+            lanes = min(mover.settings.reads_ahead, len(waiting))
             waves += [mover.tasks.spawn(self._lane(located, waiting)) for _ in range(lanes)]
         finally:
             try:
@@ -241,11 +241,11 @@ class GetRun:
         found = np.flatnonzero(located.is_found)
         if not len(found):
             return []
-        waves = cut(found, self._mover.blocks_per_read(self._slot_bytes))
+        waves = cut(found, self._mover.blocks_per_wave(self._slot_bytes))
         if not self._admission.admits(located, found, waves=len(waves)):
             self._end(found, BlockState.DECLINED, Reason.TOO_SLOW)
             return []
-        return waves
+        return located.in_turns(waves)
 
     async def _lane(self, located: Located, waiting: deque[NDArray[np.intp]]) -> None:
         while waiting and not self._clocked.is_over():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,16 @@ class Located:
             if size:
                 found[source.drive] = found.get(source.drive, 0) + int(size)
         return found
+
+    def in_turns(self, waves: list[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+        """Order waves of found blocks so that the drives they begin on take turns: all have work at once."""
+        before: Counter[DriveId] = Counter()
+        turns = []
+        for wave in waves:
+            drive = self.sources[self.source[wave[0]]].drive
+            turns.append(before[drive])
+            before[drive] += 1
+        return [waves[at] for at in np.argsort(turns, kind="stable")]
 
     @classmethod
     def nothing(cls, blocks: int) -> Located:

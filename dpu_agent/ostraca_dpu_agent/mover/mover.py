@@ -95,7 +95,7 @@ class Mover:
         self.clock = clock
         self._events = events
         self.locator = Locator(owners)
-        self.pace = Pace(settings.flow.read_wave_bytes)
+        self.pace = Pace(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.pace, clock)
         self.counters = Counters(staging.cache.prefetched, self.pace.estimates)
         self.tasks = Tasks("the mover")
@@ -170,9 +170,9 @@ class Mover:
         """Say how many slots of this size make a wave."""
         return max(1, self.settings.wave_bytes // slot_bytes)
 
-    def blocks_per_read(self, slot_bytes: int) -> int:
-        """Say how many slots of this size make a wave that is read from flash."""
-        return max(1, self.settings.read_wave_bytes // slot_bytes)
+    def blocks_per_put(self, slot_bytes: int) -> int:
+        """Say how many slots of this size make a wave that goes to flash: no more than staging ever lends."""
+        return max(1, min(self.settings.put_wave_bytes, self.staging.put_bytes_max) // slot_bytes)
 
     async def checked(self, check: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """Run a check of many bytes off the loop."""

@@ -83,7 +83,7 @@ class PrefetchRun:
         blocks = Blocks(self._volume, self._request.spans, lengths)
         try:
             slot_bytes = rounded_up(int(lengths.max(initial=1)))
-            for positions in cut(np.flatnonzero(located.is_found), mover.blocks_per_read(slot_bytes)):
+            for positions in cut(np.flatnonzero(located.is_found), mover.blocks_per_wave(slot_bytes)):
                 await self._wave(located, blocks, positions, slot_bytes)
         finally:
             mover.locator.release(located)

@@ -116,7 +116,7 @@ class PutRun:
         mover = self._mover
         try:
             reserved = await self._reserve()
-            self._waiting.extend(cut(reserved, mover.blocks_per_wave(self._slot_bytes)))
+            self._waiting.extend(cut(reserved, mover.blocks_per_put(self._slot_bytes)))
             self._unchecked = len(self._waiting)
             if self._unchecked:
                 lanes = min(mover.settings.waves_ahead, self._unchecked)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric.placement import Placement
+from ostraca_fabric.rows import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Routes:
         chosen = self._placement.shards(secret, spans)
         parts: dict[AgentId, list[ShardPart]] = {}
         unowned = [np.flatnonzero(chosen < 0)]
-        for index in np.unique(chosen[chosen >= 0]).tolist():
+        for index in distinct(chosen[chosen >= 0]).tolist():
             shard = self._placement.shard_ids[index]
             positions = np.flatnonzero(chosen == index)
             owner = self.map.owner(shard)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Commit,
@@ -94,7 +95,7 @@ class Space:
         the blocks lie there.
         """
         targets, groups = self._target[positions], []
-        for number in np.unique(targets).tolist():
+        for number in distinct(targets).tolist():
             rows = np.flatnonzero(targets == number)
             order = np.argsort(self._offsets[positions[rows]])
             groups.append((self._targets[number], rows[order]))

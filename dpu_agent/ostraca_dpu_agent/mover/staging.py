@@ -126,6 +126,11 @@ class Staging:
         """Bytes of slots whose request is over and whose transfer isn't known to be, cached blocks not."""
         return self._pool.quarantined_bytes
 
+    @property
+    def put_bytes_max(self) -> int:
+        """The most bytes of slots that puts may have on lease."""
+        return int(self._settings.staging_bytes * self._settings.put_share)
+
     async def lease(
         self, count: int, slot_bytes: int, purpose: Purpose, *, holder: Hashable, within_s: float
     ) -> Lease | NoRoom:
@@ -204,8 +209,7 @@ class Staging:
             _subtract(self._held_by, lease.holder, -more_bytes)
 
     def _limit(self, purpose: Purpose) -> int:
-        whole = self._settings.staging_bytes
-        return int(whole * self._settings.put_share) if purpose is Purpose.PUT else whole
+        return self.put_bytes_max if purpose is Purpose.PUT else self._settings.staging_bytes
 
     def _is_too_much_quarantined(self, holder: Hashable, wanted_bytes: int) -> bool:
         """Whether transfers not known to have ended hold too much of staging, or of the holder's share."""

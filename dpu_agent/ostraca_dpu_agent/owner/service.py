@@ -101,7 +101,7 @@ class OwnerService:
     async def _committed(self, request: Commit) -> Committed:
         written = [(part, _numbers(part), _rows(part.tags)) for part in request.shards]
         for _, numbers, tags in written:
-            if len(numbers) != len(tags) or len(np.unique(numbers)) != len(numbers):
+            if len(numbers) != len(tags) or _has_repeats(numbers):
                 raise MalformedError("a commit names each reservation once, with one tag")
         with labelled(request.label):
             listed = await asyncio.gather(*(self._commit(*each) for each in written))
@@ -114,7 +114,7 @@ class OwnerService:
                 for part in notice.shards:
                     owned = self.shards.get(ShardId(part.shard))
                     if owned is not None:
-                        owned.core.release(self._clock(), part.pins, np.unique(_numbers(part)))
+                        owned.core.release(self._clock(), part.pins, _numbers(part))
                         owned.wake()
             case Damage():
                 owned = self.shards.get(ShardId(notice.shard))
@@ -202,6 +202,11 @@ def _rows(column: bytes) -> NDArray[np.uint8]:
 
 def _lengths(part: ShardWants) -> NDArray[np.uint32]:
     return columns.u32(part.lengths, len(part.keys) // columns.KEY_BYTES)
+
+
+def _has_repeats(numbers: NDArray[np.uint64]) -> bool:
+    ordered = np.sort(numbers)
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _numbers(part: ShardCommit | ShardRelease) -> NDArray[np.uint64]:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.extent import PAGE_BYTES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ostraca_fabric.ports.transport import Wave
     from ostraca_fabric.wire.messages import ArenaOffer
 
@@ -45,7 +49,9 @@ def wave_fits(wave: Wave, *, staging_bytes: int, arena_bytes: int) -> bool:
         return False
     if int(wave.lengths.max()) > min(wave.staging_slot_bytes, wave.arena_slot_bytes):
         return False
-    return all(
-        int(offsets.min()) >= 0 and bool((offsets <= size_bytes - wave.lengths.astype("i8")).all())
-        for offsets, size_bytes in ((wave.staging, staging_bytes), (wave.arena, arena_bytes))
-    )
+    lengths = wave.lengths.astype(np.int64)
+    return _are_within(wave.staging, lengths, staging_bytes) and _are_within(wave.arena, lengths, arena_bytes)
+
+
+def _are_within(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size_bytes: int) -> bool:
+    return int(offsets.min()) >= 0 and bool((offsets <= size_bytes - lengths).all())

@@ -25,6 +25,7 @@ from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.flash.summary import entries_of
 from ostraca_fabric.key_table import first_of_each
 from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class ShardCore:
             segments = self.ring.segment_of(offsets[found])
             generations[found] = self.ring.generations[segments]
             if pin_s > 0:
-                pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), np.unique(segments))
+                pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), distinct(segments))
         self.counted["keys_asked"] += len(rows)
         self.counted["keys_found"] += hits
         return Resolution(found, offsets, lengths, generations, tags, pin)
@@ -183,7 +184,7 @@ class ShardCore:
         reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
         held = known[table.states[slots[known]] == HELD]
         segments = table.segments[slots[held]]
-        for number in np.unique(segments).tolist():
+        for number in distinct(segments).tolist():
             segment = self.ring.segments[number]
             here = held[segments == number]
             segment.held -= len(here)
@@ -295,7 +296,7 @@ class ShardCore:
         expired = self.reservations.take_expired(now_s)
         if len(expired):
             segments, ends_s = self.reservations.segments[expired], self.reservations.ends_s[expired]
-            for number in np.unique(segments).tolist():
+            for number in distinct(segments).tolist():
                 segment = self.ring.segments[number]
                 quiet_at_s = float(ends_s[segments == number].max()) + self.settings.late_write_s
                 segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
@@ -366,9 +367,9 @@ class ShardCore:
         return failed
 
     def _end_held(self, slots: NDArray[np.intp]) -> None:
-        numbers, held = np.unique(self.reservations.segments[slots], return_counts=True)
-        for number, count in zip(numbers.tolist(), held.tolist(), strict=True):
-            self.ring.segments[number].held -= count
+        held = np.bincount(self.reservations.segments[slots])
+        for number in np.flatnonzero(held).tolist():
+            self.ring.segments[number].held -= int(held[number])
         self.reservations.end(slots)
 
     def _advance(self, now_s: float) -> None:
