@@ -28,6 +28,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ProtocolError, TransportError
+from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.frames import BulkEnd
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class Pump:
         return True
 
     def _run(self) -> None:
+        show_name("pump")
         try:
             while not self._ended.is_set():
                 if self._led_until_s > time.monotonic():

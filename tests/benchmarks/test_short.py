@@ -51,6 +51,19 @@ def test_a_benchmark_runs_and_leaves_figures_values_and_a_plot(name: str, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
+def test_where_the_time_goes_is_told_by_thread(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.where", "--short", "--out", str(tmp_path / "where.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ms per turn" in done.stdout
+    found = json.loads((tmp_path / "where.json").read_text())
+    spent = {each["what"].partition(" ")[0]: each["cpu_ms"] for each in found["spent"]}
+    assert all(times["worker"] > 0 and times["loop"] > 0 for times in spent.values())
+    assert spent["put"]["drive"] > 0
+    assert spent["look-up"]["drive"] == 0
+
+
 def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
     done = benchmarks("d99", "--short")
     assert done.returncode == 2

@@ -25,6 +25,7 @@ from ostraca_fabric.explain import EventKind
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.messages import Damage
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class Mover:
         self.counters = Counters(staging.cache.prefetched, self.pace.estimates)
         self.tasks = Tasks("the mover")
         self._requests = 0
-        self._checkers = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="ostraca-check")
+        self._checkers = ThreadPoolExecutor(
+            _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
+        )
 
     async def get(self, worker: Worker, volume: ServedVolume, request: Get) -> GetDone:
         """Bring blocks into the worker's arena."""

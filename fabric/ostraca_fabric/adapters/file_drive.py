@@ -30,6 +30,7 @@ from ostraca_fabric.ids import DriveId
 from ostraca_fabric.labels import current_label, labelled
 from ostraca_fabric.native import at, library
 from ostraca_fabric.ports.drive import Pieces
+from ostraca_fabric.threads import show_name
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ class FileDrive:
         return future
 
     def _work(self) -> None:
+        show_name("drive")
         while (batch := self._jobs.get()) is not None:
             with labelled(batch.label):
                 batch.work()

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.nixl_runtime import State
+from ostraca_fabric.threads import show_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +97,7 @@ class NixlThread:
         return not self._flying and not self._unknown
 
     def _run(self) -> None:
+        show_name("nixl")
         while True:
             job = self._next_job()
             if job is not None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ostraca.jobs import Outcome
 from ostraca.shells.done import Ticket
 from ostraca_fabric.outcome import Reason
+from ostraca_fabric.threads import show_name
 
 if TYPE_CHECKING:
     from ostraca.batch import Batch, Target
@@ -167,6 +168,7 @@ class Driver:
     # In the driver's thread.
 
     def _drive(self) -> None:
+        show_name("driver")
         is_stopped = False
         while not is_stopped:
             item = self._next()
