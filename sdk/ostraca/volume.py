@@ -85,7 +85,8 @@ class Volume:
     ) -> LookupResult:
         """Ask which blocks could be got now.
 
-        With *pin_s*, hits stay gettable that long (the agent bounds it).
+        With *pin_s*, hits stay gettable that long, up to 10 s where the agent's settings say nothing else:
+        none is evicted meanwhile. What can't be promised is a MISS then, even when it could be got now.
         """
         return self._client.run(lookup_job(self, chains, deadline_s=deadline_s, pin_s=pin_s))
 

@@ -5,6 +5,7 @@ import pytest
 from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, tag_of
 
 from ostraca_dpu_agent.owner.core import SegmentState, ShardSettings
+from ostraca_dpu_agent.owner.core.holds import Promises
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import MIB
@@ -205,6 +206,53 @@ def test_a_pinned_segment_is_not_reused_before_the_pin_ends() -> None:
     assert shard.put([next(numbers)]) == [COMMITTED]
     assert shard.core.counts().pins == 0
     shard.core.release(shard.now_s, [pinned.pin], NO_NUMBERS)
+
+
+def test_a_promised_block_is_found_again_while_others_are_evicted_in_its_place() -> None:
+    shard = OwnedShard(segments=4)
+    shard.put([1])
+    assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=3.0, promises=True).found.all()
+    for number in range(100, 1000):
+        assert shard.put([number]) == [COMMITTED]
+    assert shard.core.counts().segments_evicted > shard.geometry.segments, "the ring went round"
+    assert shard.found([1]) == [1]
+    shard.pass_time(3.0)
+    for number in range(1000, 2000):
+        assert shard.put([number]) == [COMMITTED]
+    assert shard.found([1]) == []
+
+
+def test_promises_one_after_the_other_hold_a_segment_up_no_longer_than_one_pin() -> None:
+    shard = OwnedShard(segments=2)
+    shard.put([1])
+    assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=1.0, promises=True).found.all()
+    numbers = iter(range(100, 10_000))
+    while shard.put([next(numbers)]) == [COMMITTED]:
+        pass
+    wanted_since_s = shard.now_s
+    while shard.core.resolve(shard.now_s, keys_of([1]), pin_s=1.0, promises=True).found.all():
+        assert shard.put([next(numbers)]) == [DECLINED]
+        shard.pass_time(0.9)
+    assert shard.now_s <= wanted_since_s + shard.settings.pin_max_s
+    assert shard.found([1]) == [1], "it is still there for who asks for no promise"
+    shard.pass_time(1.0)
+    while shard.put([next(numbers)]) != [COMMITTED]:
+        shard.pass_time(0.1)
+        assert shard.now_s <= wanted_since_s + shard.settings.pin_max_s + 1.0
+    assert shard.found([1]) == []
+
+
+def test_what_a_wanted_segment_refuses_to_promise_it_promises_when_it_is_wanted_no_more() -> None:
+    promises, first = Promises(segments=2), np.array([0])
+    promises.make(first, 5.0)
+    assert promises.bind(0, 1.0, at_most_s=11.0)
+    assert promises.bind(0, 2.0, at_most_s=12.0), "the first time counts"
+    assert promises.may_last(first, 11.0).all()
+    assert not promises.may_last(first, 11.5).any()
+    promises.lift()
+    assert promises.may_last(first, 11.5).all()
+    assert not promises.bind(1, 1.0, at_most_s=11.0), "nothing was promised there"
+    assert not promises.bind(0, 5.0, at_most_s=15.0), "that was promised until then"
 
 
 def test_a_pin_released_early_lets_its_segment_go() -> None:

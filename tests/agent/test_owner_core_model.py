@@ -54,6 +54,9 @@ class OwnerMachine(RuleBasedStateMachine):
         self.holds: list[Hold] = []
         self.abandoned: list[Hold] = []
         self.pins: list[Pin] = []
+        self.promised: dict[int, float] = {}
+        """Until when each block was promised."""
+
         self.under_way: list[SummaryWrite] = []
         self.committing: dict[int, Hold] = {}
         self.committed: set[tuple[int, bytes]] = set()
@@ -173,9 +176,13 @@ class OwnerMachine(RuleBasedStateMachine):
             if is_ok:
                 self.committed.add((hold.number, tag_of(hold.number, hold.version)))
 
-    @rule(numbers=st.lists(st.integers(0, BLOCKS - 1), max_size=8), pin_s=st.floats(0.1, 10.0))
-    def resolve(self, numbers: list[int], pin_s: float) -> None:
-        answer = self.shard.core.resolve(self.now_s, keys_of(numbers), pin_s=pin_s)
+    @rule(
+        numbers=st.lists(st.integers(0, BLOCKS - 1), max_size=8),
+        pin_s=st.floats(0.1, 10.0),
+        promises=st.booleans(),
+    )
+    def resolve(self, numbers: list[int], pin_s: float, promises: bool) -> None:
+        answer = self.shard.core.resolve(self.now_s, keys_of(numbers), pin_s=pin_s, promises=promises)
         bytes_at = {}
         for position in np.flatnonzero(answer.found).tolist():
             tag, offset = answer.tags[position].tobytes(), int(answer.offsets[position])
@@ -183,7 +190,11 @@ class OwnerMachine(RuleBasedStateMachine):
             bytes_at[offset] = tag
         assert bool(answer.pin) == bool(bytes_at)
         if answer.pin:
-            self.pins.append(Pin(answer.pin, self.now_s + min(pin_s, SETTINGS.pin_max_s), bytes_at))
+            end_s = self.now_s + min(pin_s, SETTINGS.pin_max_s)
+            self.pins.append(Pin(answer.pin, end_s, bytes_at))
+            for position in np.flatnonzero(answer.found).tolist() if promises else ():
+                number = numbers[position]
+                self.promised[number] = max(end_s, self.promised.get(number, 0.0))
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
@@ -202,12 +213,14 @@ class OwnerMachine(RuleBasedStateMachine):
                 generation=int(found.generations[0]),
                 tag=found.tags[0].tobytes(),
             )
+            self.promised.pop(number, None)
         assert number not in {listed for listed, _ in self.listed()}
 
     @rule(seconds=st.floats(0.1, 6.0))
     def pass_time(self, seconds: float) -> None:
         self.shard.now_s += seconds
         self.pins = [pin for pin in self.pins if self.now_s < pin.end_s]
+        self.promised = {number: end_s for number, end_s in self.promised.items() if self.now_s < end_s}
         self.abandoned += [hold for hold in self.holds if hold.end_s <= self.now_s]
         self.holds = [hold for hold in self.holds if self.now_s < hold.end_s]
         may_write_until = SETTINGS.late_write_s
@@ -232,7 +245,8 @@ class OwnerMachine(RuleBasedStateMachine):
         self.committing.clear()
         self.holds.clear()
         self.abandoned.clear()
-        self.shard.restart(earlier_pins_end_s=max((pin.end_s for pin in self.pins), default=0.0))
+        ends_s = [*(pin.end_s for pin in self.pins), *self.promised.values()]
+        self.shard.restart(earlier_pins_end_s=max(ends_s, default=0.0))
 
     @invariant()
     def holds_true(self) -> None:
@@ -242,8 +256,10 @@ class OwnerMachine(RuleBasedStateMachine):
         for pin in self.pins:
             for offset, tag in pin.bytes_at.items():
                 assert self.shard.flash[offset : offset + 16] == tag
-        for number, tag in self.listed():
+        listed = self.listed()
+        for number, tag in listed:
             assert (number, tag) in self.committed
+        assert self.promised.keys() <= {number for number, _ in listed}, "what was promised can be found"
 
     def listed(self) -> set[tuple[int, bytes]]:
         """Return what can be got, after comparing it with what lies on flash."""

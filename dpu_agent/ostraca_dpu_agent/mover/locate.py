@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ostraca_fabric.errors import ConnectError, MalformedError
@@ -115,12 +116,14 @@ class Locator:
         wanted: NDArray[np.bool_],
         within_s: float,
         pin_s: float,
+        promises: bool = False,
     ) -> Located:
         """Locate the *wanted* blocks of a request; an owner that does not answer leaves its blocks not found.
 
-        What is found stays readable for *pin_s* counted from before this call. Call ``release`` when done
-        reading.
+        What is found stays readable for *pin_s* counted from before this call, and with *promises* can be
+        found again for as long. Call ``release`` when done reading.
         """
+        terms = Resolve(0, within_s, pin_s, (), promises=promises)
         located = Located.nothing(len(keys))
         parts, unowned = routes.by_owner(volume.placement_secret, spans)
         located.reasons[unowned] = Reason.NO_OWNER
@@ -129,7 +132,7 @@ class Locator:
             narrowed = [(part, part.positions[wanted[part.positions]]) for part in shard_parts]
             wanted_parts = [(part, positions) for part, positions in narrowed if len(positions)]
             if wanted_parts:
-                asked.append(self._ask(routes, owner, wanted_parts, keys, located, within_s, pin_s))
+                asked.append(self._ask(routes, owner, wanted_parts, keys, located, terms))
         if len(asked) == 1:  # a task for it would cost more than a look-up
             await asked[0]
         else:
@@ -152,12 +155,11 @@ class Locator:
         parts: list[tuple[ShardPart, NDArray[np.intp]]],
         keys: NDArray[np.uint8],
         located: Located,
-        within_s: float,
-        pin_s: float,
+        terms: Resolve,
     ) -> None:
         shards = tuple(ShardKeys(part.shard, keys[positions].tobytes()) for part, positions in parts)
         try:
-            answer = await self._owners.ask(owner, Resolve(0, within_s, pin_s, shards))
+            answer = await self._owners.ask(owner, msgspec.structs.replace(terms, shards=shards))
         except (TimeoutError, ConnectError):
             answer = None
         known = answer.shards if isinstance(answer, Resolved) else ()

@@ -1,7 +1,7 @@
 """A look-up: which blocks could be got now. It touches no flash.
 
 Blocks in the DRAM cache need no owner, except when the caller asks for a pin: the cache promises nothing, an
-owner does.
+owner does. With a pin, what no owner promises is a miss, wherever else it may be.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class LookupRun:
         reasons = np.full(count, Reason.DEADLINE, np.uint8)
         within_s = self._clocked.left_s
         if within_s > 0:
-            is_cached = self._mover.staging.cache.contains(self._keys)
+            is_pinned = self._request.pin_s > 0
+            is_cached = self._mover.staging.cache.contains(self._keys) & (not is_pinned)
             located = await self._mover.locator.locate(
                 self._mover.routes(),
                 self._volume,
                 self._request.spans,
                 self._keys,
-                wanted=np.ones(count, np.bool_) if self._request.pin_s > 0 else ~is_cached,
+                wanted=~is_cached,
                 within_s=within_s,
                 pin_s=self._request.pin_s,
+                promises=is_pinned,
             )
             is_hit = is_cached | located.is_found
             states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)

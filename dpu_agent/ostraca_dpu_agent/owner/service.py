@@ -90,7 +90,8 @@ class OwnerService:
         asked = [(part, _rows(part.keys)) for part in request.shards]
         pin_s = _seconds(request.pin_s)
         with labelled(request.label):
-            return Resolved(request.request, tuple(self._resolve(part, keys, pin_s) for part, keys in asked))
+            found = (self._resolve(part, keys, pin_s, promises=request.promises) for part, keys in asked)
+            return Resolved(request.request, tuple(found))
 
     async def _reserved(self, request: Reserve) -> Reserved:
         wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
@@ -123,11 +124,13 @@ class OwnerService:
             case _:
                 assert_never(notice)
 
-    def _resolve(self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float) -> ShardExtents:
+    def _resolve(
+        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool
+    ) -> ShardExtents:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
             return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
-        found = owned.core.resolve(self._clock(), keys, pin_s=pin_s)
+        found = owned.core.resolve(self._clock(), keys, pin_s=pin_s, promises=promises)
         owned.wake()
         if log.isEnabledFor(logging.DEBUG):
             hits = np.count_nonzero(found.found)

@@ -337,6 +337,7 @@ class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Resolve(Message, frozen=True, tag=40):
     """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released.
 
+    With ``promises`` they can also be found again for ``pin_s``; what the owner can't promise is not found.
     ``label``, here as in ``Reserve`` and ``Commit``: of the worker's request that this is for.
     """
 
@@ -345,6 +346,7 @@ class Resolve(Message, frozen=True, tag=40):
     pin_s: float
     shards: tuple[ShardKeys, ...]
     label: str = ""
+    promises: bool = False
 
 
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):

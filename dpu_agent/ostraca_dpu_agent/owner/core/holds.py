@@ -1,4 +1,7 @@
-"""What readers and writers hold: pins on segments, reservations of space. Both run out by themselves."""
+"""What readers and writers hold: pins on segments, what look-ups were promised, reservations of space.
+
+All of it runs out by itself.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,40 @@ class Pins:
         for segments in self._pins.values():
             counted[segments] += 1
         assert (counted == self.on_segment).all(), "each segment counts its pins"
+
+
+class Promises:
+    """Until when blocks of each segment were promised to be found, and how late such a promise may end.
+
+    A segment that is wanted for new blocks makes no promise beyond the longest pin from then on, so that it
+    can be evicted in the end.
+    """
+
+    def __init__(self, segments: int) -> None:
+        self._until_s = np.full(segments, -np.inf)
+        self._at_most_s = np.full(segments, np.inf)
+
+    def may_last(self, segments: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
+        """Tell of each of these segments whether it may be promised until then."""
+        return end_s <= self._at_most_s[segments]
+
+    def make(self, segments: NDArray[np.intp], end_s: float) -> None:
+        """Promise the blocks of these segments until then."""
+        self._until_s[segments] = np.maximum(self._until_s[segments], end_s)
+
+    def bind(self, segment: int, now_s: float, *, at_most_s: float) -> bool:
+        """Tell whether a segment that is wanted now is promised; if so, for no longer than *at_most_s*.
+
+        The first time counts, until ``lift``.
+        """
+        if now_s >= self._until_s[segment]:
+            return False
+        self._at_most_s[segment] = min(self._at_most_s[segment], at_most_s)
+        return True
+
+    def lift(self) -> None:
+        """No segment is wanted any more."""
+        self._at_most_s[:] = np.inf
 
 
 class ReservationTable:

@@ -17,6 +17,8 @@ from ostraca_fabric.extent import Generation, generation, generation_parts
 from ostraca_fabric.flash.summary import SummaryLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ostraca_fabric.flash.recovery import RecoveredShard
@@ -220,14 +222,18 @@ class Ring:
             self.sealed.append(self.current)
             self.current = None
 
-    def begin_draining(self) -> Segment | None:
-        """Take the oldest sealed segment out of use.
+    def begin_draining(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
+        """Take the oldest sealed segment out of use of those that nobody *is_kept* for.
 
-        None when none is sealed, or while commits to the oldest are being written.
+        None when there is none, while commits to it are being written, and while a younger one than the
+        oldest has writers still at work.
         """
-        if not self.sealed or self.sealed[0].queued or self.sealed[0].is_writing:
+        segment = next((segment for segment in self.sealed if not is_kept(segment)), None)
+        if segment is None or segment.queued or segment.is_writing:
             return None
-        segment = self.sealed.popleft()
+        if segment.held and segment is not self.sealed[0]:
+            return None
+        self.sealed.remove(segment)
         segment.state = SegmentState.DRAINING
         self.draining.append(segment)
         return segment

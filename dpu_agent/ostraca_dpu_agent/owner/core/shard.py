@@ -16,7 +16,8 @@ from ostraca_dpu_agent.owner.core.answers import (
 )
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
-from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, ReservationTable
+from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
+from ostraca_dpu_agent.owner.core.resolving import resolved
 from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
@@ -68,7 +69,7 @@ class ShardCore:
 
         Raises UsageError when *epoch* is below ``recovered.highest_epoch``: claim with ``epoch_at_least``
         above that. The first summary writes are due at once; space is handed out when they are written.
-        No recovered block is overwritten before *earlier_pins_end_s*: pass the time plus ``pin_max_s`` where
+        No recovered block is evicted before *earlier_pins_end_s*: pass the time plus ``pin_max_s`` where
         readers may still hold pins that an earlier owner gave.
         """
         if epoch < recovered.highest_epoch:
@@ -93,6 +94,7 @@ class ShardCore:
             earlier_pins_end_s=earlier_pins_end_s,
         )
         self.pins = Pins(geometry.segments)
+        self.promises = Promises(geometry.segments)
         self.reservations = ReservationTable(settings.reservations_max)
         self.is_writable = True
         self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
@@ -108,29 +110,20 @@ class ShardCore:
             self.index.insert(
                 listed["key"], listed["tag"], listed["offset"], listed["length"], segment=found.number
             )
+            self.promises.make(np.array([found.number]), earlier_pins_end_s)
         self._advance(now_s)
 
-    def resolve(self, now_s: float, keys: NDArray[np.uint8], *, pin_s: float) -> Resolution:
+    def resolve(
+        self, now_s: float, keys: NDArray[np.uint8], *, pin_s: float, promises: bool = False
+    ) -> Resolution:
         """Find blocks and keep their segments from being reused for *pin_s*, at most ``pin_max_s``.
 
-        *keys*: shape (n, 16). Counts as a read of every block found. A *pin_s* of 0 pins nothing.
+        With *promises* they can also be found for as long: none is evicted, and one that can't be promised
+        is not found now. *keys*: shape (n, 16). Counts as a read of every block found. A *pin_s* of 0 pins
+        nothing.
         """
         self.expire(now_s)
-        rows = self.index.find(keys)
-        if pin_s > 0 and len(self.pins) >= self.settings.pins_max:
-            rows[:] = -1
-        found = rows >= 0
-        offsets, lengths, tags = self.index.read(rows)
-        generations, pin = np.zeros(len(rows), np.uint64), 0
-        hits = int(np.count_nonzero(found))
-        if hits:
-            segments = self.ring.segment_of(offsets[found])
-            generations[found] = self.ring.generations[segments]
-            if pin_s > 0:
-                pin = self.pins.add(now_s + min(pin_s, self.settings.pin_max_s), distinct(segments))
-        self.counted["keys_asked"] += len(rows)
-        self.counted["keys_found"] += hits
-        return Resolution(found, offsets, lengths, generations, tags, pin)
+        return resolved(self, now_s, keys, pin_s=pin_s, promises=promises)
 
     def reserve(
         self, now_s: float, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
@@ -338,6 +331,9 @@ class ShardCore:
         """Return what the shard holds and has done."""
         return counts_of(self)
 
+    def _is_promised(self, segment: Segment, now_s: float) -> bool:
+        return self.promises.bind(segment.number, now_s, at_most_s=now_s + self.settings.pin_max_s)
+
     def _not_in_flight(
         self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]
     ) -> NDArray[np.intp]:
@@ -379,7 +375,7 @@ class ShardCore:
         if not self.is_writable:
             return
         while ring.lacks_free or self._lacks_index_room:
-            segment = ring.begin_draining()
+            segment = ring.begin_draining(lambda segment: self._is_promised(segment, now_s))
             if segment is None:
                 break
             removed = self.index.remove_segment(segment.number)
@@ -388,6 +384,8 @@ class ShardCore:
             self.counted["blocks_evicted"] += removed.blocks
             self.counted["blocks_evicted_unread"] += removed.unread
             ring.end_draining(now_s, self.pins.on_segment)
+        else:
+            self.promises.lift()
         if now_s >= self._open_after_s and self._opening_due is None:
             self._opening_due = ring.begin_opening()
 
