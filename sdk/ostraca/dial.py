@@ -33,15 +33,20 @@ from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.wire.address import Address
     from ostraca_fabric.wire.messages import Refused, Welcome
+    from ostraca_fabric.wire.passage import Passage
 
 ADDRESS_VARIABLE = "OSTRACA_AGENT"
 WELCOME_BYTES_MAX = 64 << 10
 """Longest frame before the Welcome: a Welcome takes some hundred bytes, a Refused its sentence."""
 
 _PROGRESS_S = 0.001
+_SEND_BUFFER_BYTES = 1 << 20  # as an agent's ``ConnectionSettings`` say
 _KEEPALIVE_IDLE_S = 3
 _KEEPALIVE_EVERY_S = 1
 _KEEPALIVE_COUNT = 3
@@ -144,6 +149,7 @@ def _connected(address: Address, until_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             sock.connect(address.path)
         except BaseException:
             sock.close()
@@ -202,10 +208,11 @@ def _first_message(
             return HELLO_ANSWER.decode(event)
 
 
-def _refuse_bulk(transfer: int, offset: int, length: int) -> memoryview | None:
-    """Take no bytes inline: no such arena was offered."""
+def _refuse_bulk(transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> Passage | None:
+    """Take no blocks inline: no such arena was offered."""
     raise ProtocolError(
-        f"{length} bulk bytes for {offset} of transfer {transfer}, and no inline arena was offered"
+        f"{int(lengths.sum())} bytes of {len(places)} blocks of transfer {transfer}, "
+        "and no inline arena was offered"
     )
 
 

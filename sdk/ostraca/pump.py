@@ -11,7 +11,7 @@ It knows frames, not messages. Whoever makes one gives it three functions: ``on_
 bytes, from whichever thread does a turn (raising ProtocolError ends the connection), ``pace_s`` for how long
 to sleep (None: until something happens), and ``on_lost``, from the pump's own thread, exactly once and as the
 very last, after which nothing that comes from the agent touches memory. An agent that asks and does not read
-ends its connection when more than ``unsent_max`` pieces wait for it.
+ends its connection when what waits for it takes more than ``unsent_bytes_max`` of memory, blocks aside.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ import socket
 import threading
 import time
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ProtocolError, TransportError
+from ostraca_fabric.stream import Outbox, receive
 from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.frames import BulkEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostraca_fabric.ports.transport import ArenaEnd
-    from ostraca_fabric.wire.frames import FrameReader
+    from ostraca_fabric.wire.frames import BulkFrame, FrameReader
 
 _READS_PER_TURN = 16
-_BUFFERS_PER_SEND = 64
+_BYTES_PER_CALL = 1 << 20
 _SELECT_FD_MAX = 1023
+
+_LINGER_MS = 2
+"""How long a turn stays with a bulk frame that is coming in, unless it is woken: sleeping in C costs less
+than a turn for each piece of it."""
 
 _STAND_BACK_S = 0.01
 """How long the pump's thread leaves the connection to callers after one has led: handing it back and forth
@@ -61,17 +65,17 @@ class Pump:
         on_message: Callable[[bytes], None],
         on_lost: Callable[[str], None],
         pace_s: Callable[[], float | None],
-        unsent_max: int,
+        unsent_bytes_max: int,
     ) -> None:
         self._socket = sock
-        self._unsent_max = unsent_max
+        self._unsent_bytes_max = unsent_bytes_max
         self._reader = reader
         self._end = end
         self._on_message = on_message
         self._on_lost = on_lost
         self._pace_s = pace_s
         self._lock = threading.Lock()  # guards _outbox, _is_closed and writing to the socket
-        self._outbox: deque[memoryview] = deque()
+        self._outbox = Outbox()
         self._is_closed = False
         self._has_begun = False
         self._turns = threading.Lock()  # held while turns are done
@@ -88,23 +92,33 @@ class Pump:
         """Begin. Afterwards ``on_lost`` is certain to come."""
         self._thread.start()
 
-    def send(self, frames: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send, in order. The memory of *frames* stays in use until it is sent or ``on_lost`` came.
+    def send(self, frames: Iterable[bytes | bytearray]) -> None:
+        """Send messages, in order, before bulk frames that have not begun.
 
         Never blocks. On a connection that is lost it does nothing: ``on_lost`` says so.
         """
         with self._lock:
-            if self._is_closed:
-                return
-            self._outbox.extend(
-                view for view in (memoryview(frame).cast("B") for frame in frames) if len(view)
-            )
-            is_sent = self._write()
-            if len(self._outbox) > self._unsent_max:
-                self._outbox.clear()
-                self._shut_down("the agent does not read what it is sent")
-            if not is_sent:
-                os.eventfd_write(self._wake, 1)
+            for frame in frames:
+                self._outbox.add(frame)
+            self._write_now()
+
+    def send_bulk(self, frames: Sequence[BulkFrame]) -> None:
+        """Send bulk frames, in order. Their blocks stay in use until they are sent or ``on_lost`` came."""
+        with self._lock:
+            self._outbox.add_bulk(frames)
+            self._write_now()
+
+    def _write_now(self) -> None:
+        """Give the socket what it takes, and leave the rest to the pump. The lock is held."""
+        if self._is_closed:
+            self._outbox.clear()
+            return
+        is_sent = self._write()
+        if self._outbox.held_bytes > self._unsent_bytes_max:
+            self._outbox.clear()
+            self._shut_down("the agent does not read what it is sent")
+        if not is_sent:
+            os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:
         """Make the pump look at its pace again."""
@@ -167,21 +181,12 @@ class Pump:
 
     def _write(self) -> bool:
         """Give the socket what it takes; tell whether nothing is left. The lock is held."""
-        while self._outbox:
-            head = [self._outbox[index] for index in range(min(len(self._outbox), _BUFFERS_PER_SEND))]
-            try:
-                sent = self._socket.sendmsg(head)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._outbox.clear()
-                self._shut_down(f"sending failed: {error}")
-                return True
-            while self._outbox and sent >= len(self._outbox[0]):
-                sent -= len(self._outbox.popleft())
-            if sent:
-                self._outbox[0] = self._outbox[0][sent:]
-        return True
+        try:
+            return self._outbox.write(self._socket.fileno(), _BYTES_PER_CALL)
+        except OSError as error:
+            self._outbox.clear()
+            self._shut_down(f"sending failed: {error}")
+            return True
 
     def _run(self) -> None:
         show_name("pump")
@@ -225,7 +230,7 @@ class Pump:
             # What came behind the Welcome, in the same read.
             self._take(0)
         with self._lock:
-            has_more = bool(self._outbox)
+            has_more = not self._outbox.is_empty
         pace_s = self._pace_s()
         paces_s = [each for each in (pace_s, longest_s) if each is not None]
         readable, writable = self._sleep(min(paces_s, default=None), wants_writing=has_more)
@@ -257,9 +262,8 @@ class Pump:
 
     def _read(self) -> bool:
         for _ in range(_READS_PER_TURN):
-            buffer = self._reader.buffer()
             try:
-                count = self._socket.recv_into(buffer)
+                count, is_all = self._receive()
             except BlockingIOError:
                 return True
             except OSError as error:
@@ -268,9 +272,27 @@ class Pump:
             if not count:
                 return False
             self._take(count)
-            if count < len(buffer):
+            if is_all:
                 return True
         return True
+
+    def _receive(self) -> tuple[int, bool]:
+        """Receive what is there; return how many bytes that was, and whether it was all."""
+        landing = self._reader.landing
+        if landing is not None:
+            with self._lock:
+                wait_ms = _LINGER_MS if self._outbox.is_empty else 0
+            return receive(
+                self._socket.fileno(),
+                self._reader,
+                landing,
+                landing.left_bytes,
+                wake=self._wake,
+                wait_ms=wait_ms,
+            )
+        buffer = self._reader.buffer()
+        count = self._socket.recv_into(buffer)
+        return count, count < len(buffer)
 
     def _take(self, count: int) -> None:
         """Take what *count* more bytes completed. Raises ProtocolError."""

@@ -23,7 +23,7 @@ from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.labels import label_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import TO_WORKER
-from ostraca_fabric.wire.frames import bulk_header, encode
+from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.messages import (
     Cancel,
     Failed,
@@ -53,11 +53,12 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = (0, Ticked())
 """Of no request: who finds it in its mailbox waits again, and then reads."""
 
-_UNSENT_MIN = 4096
+_UNSENT_BYTES_MIN = 64 << 20
 """Requests and cancels that may wait for an agent that has stopped reading for a while."""
 
-_PIECES_PER_BLOCK = 2
-"""A bulk frame's header and its bytes. No more blocks are to be fetched at once than slots fit the arena."""
+_FETCHED_BLOCK_BYTES = 64
+"""What a block takes that waits to be sent, beside its bytes: its share of a bulk frame, or one of its own.
+No more blocks are to be fetched at once than slots fit the arena."""
 
 _NONE_UNSETTLED = np.empty(0, np.uint32)
 
@@ -106,7 +107,7 @@ class Session:
             on_message=self._on_message,
             on_lost=self._on_lost,
             pace_s=self._pace_s,
-            unsent_max=_UNSENT_MIN + _PIECES_PER_BLOCK * (arena.size_bytes // PAGE_BYTES),
+            unsent_bytes_max=_UNSENT_BYTES_MIN + _FETCHED_BLOCK_BYTES * (arena.size_bytes // PAGE_BYTES),
         )
         with arena.changed:
             self._past = arena.ledger.met(self.agent, self._start_id)
@@ -303,10 +304,7 @@ class Session:
         """Send what an inline agent asks for."""
         if self._inline is None:
             raise ProtocolError(f"a Fetch, and blocks cross by {self.transport}")
-        frames: list[bytes | memoryview] = []
-        for offset, part in self._inline.answer(fetch):
-            frames.extend((bulk_header(fetch.transfer, offset, len(part)), part))
-        self._pump.send(frames)
+        self._pump.send_bulk(self._inline.answer(fetch))
 
     def _finish(self, message: Event, unsettled: bytes | None) -> None:
         """Take a request's final message; *unsettled* None stands for every slot of it."""

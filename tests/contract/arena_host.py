@@ -23,7 +23,7 @@ from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.frames import BulkEnd, FrameReader, bulk_header
+from ostraca_fabric.wire.frames import BulkEnd, FrameReader
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 PROGRESS_S = 0.0005
@@ -139,6 +139,9 @@ def _serve(connection: socket.socket, end: InlineArenaEnd) -> None:
                 assert isinstance(event, bytes), event
                 fetch = codec.TO_WORKER.decode(event)
                 assert isinstance(fetch, Fetch)
-                for index, part in end.answer(fetch):
-                    connection.sendall(bulk_header(fetch.transfer, index, len(part)))
-                    connection.sendall(part)
+                for frame in end.answer(fetch):
+                    connection.sendall(frame.header)
+                    while frame.blocks.left_bytes:
+                        piece = frame.blocks.next_piece()
+                        connection.sendall(piece)
+                        frame.blocks.passed_bytes += len(piece)

@@ -27,6 +27,7 @@ from tests.contract.transport_contract import (
     TO_WORKER,
     Bench,
     TransportContract,
+    moved,
     noise,
     wave,
 )
@@ -39,7 +40,7 @@ from ostraca_fabric.adapters.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError
 from ostraca_fabric.memory import HugeMemory
-from ostraca_fabric.ports.transport import BulkChannel, Transport, Wave
+from ostraca_fabric.ports.transport import BulkChannel, Direction, Transport, Wave
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
@@ -117,30 +118,103 @@ class TestInline(TransportContract):
                 end.answer(fetch)
         memory.close()
 
-    async def test_bytes_land_in_open_slots_only(self) -> None:
-        memory = HugeMemory(CHUNK, prefault=False)
-        end = InlineArenaEnd(memory.view, SlotPool(CHUNK, CHUNK))
-        slots = np.array([0, CHUNK - PAGE])
-        assert end.sink(1, 0, PAGE) is None
-        end.open(slots, PAGE)
-        assert end.sink(1, CHUNK - PAGE, PAGE) is not None
-        for offset, length in (
-            (CHUNK - PAGE, PAGE + 1),
-            (0, PAGE + 1),
-            (1, 1),
-            (CHUNK, 1),
-            ((1 << 64) - PAGE, 1),
-        ):
-            assert end.sink(1, offset, length) is None
-        end.shut(slots[1:])
-        assert end.sink(1, CHUNK - PAGE, PAGE) is None
-        assert end.sink(1, 0, PAGE) is not None
+    @pytest.mark.parametrize(
+        ("places", "lengths"),
+        [
+            ([CHUNK - PAGE], [PAGE + 1]),
+            ([0], [PAGE + 1]),
+            ([1], [1]),
+            ([PAGE], [1]),
+            ([CHUNK], [1]),
+            ([(1 << 64) - PAGE], [1]),
+            ([0], [(1 << 32) - 1]),
+            ([0, PAGE], [PAGE, PAGE]),
+            ([0, CHUNK - PAGE, 1], [1, 1, 1]),
+            ([0, CHUNK - PAGE, CHUNK], [PAGE, PAGE, PAGE]),
+            ([0, 0], [PAGE, PAGE]),
+            ([0, CHUNK - PAGE, 0], [1, PAGE, 1]),
+        ],
+    )
+    async def test_a_frame_lands_in_open_slots_alone_or_not_at_all(
+        self, places: list[int], lengths: list[int]
+    ) -> None:
+        end, slots = InlineArenaEnd(memoryview(bytearray(CHUNK)), SlotPool(CHUNK, CHUNK)), [0, CHUNK - PAGE]
+        assert not lands(end, [0], [PAGE])
+        end.open(np.array(slots), PAGE)
+        assert lands(end, slots, [PAGE, 1])
+        assert lands(end, slots[::-1], [1, PAGE])
+        assert not lands(end, places, lengths)
+        assert lands(end, slots, [PAGE, PAGE]), "that changed nothing"
+
+    async def test_a_slot_that_was_shut_takes_no_more_and_its_neighbours_do(self) -> None:
+        end, slots = InlineArenaEnd(memoryview(bytearray(CHUNK)), SlotPool(CHUNK, CHUNK)), [0, CHUNK - PAGE]
+        end.open(np.array(slots), PAGE)
+        end.shut(np.array(slots[1:]))
+        assert not lands(end, slots, [PAGE, PAGE])
+        assert not lands(end, slots[1:], [PAGE])
+        assert lands(end, slots[:1], [PAGE])
         end.shut_all()
-        assert end.sink(1, 0, PAGE) is None
-        end.open(slots, PAGE)
+        assert not lands(end, slots[:1], [PAGE])
+        end.open(np.array(slots), PAGE)
         end.close()
-        assert end.sink(1, 0, PAGE) is None
-        memory.close()
+        assert not lands(end, slots[:1], [PAGE])
+
+    @pytest.mark.parametrize("slot_bytes", [PAGE, 256 << 10])
+    async def test_a_worker_stopped_in_mid_wave_holds_its_own_transfers_and_nobody_elses(
+        self, bench: Bench, slot_bytes: int
+    ) -> None:
+        sleeper = bench.another_host(f"stopped-in-mid-wave-{slot_bytes}")
+        await sleeper.fill(0, bytes(ARENA))
+        peer = await self.attached(bench, sleeper)
+        sleeper.pause()
+        blocks = wave(ARENA // slot_bytes, slot_bytes, slot_bytes)
+        ends = [peer.submit(TO_WORKER, blocks) for _ in range(8)]
+        await self.check(bench, FROM_WORKER, wave(64, PAGE, PAGE), except_staging=True)
+        assert not any(end.done() for end in ends), "128 MiB, of which a socket holds two at most"
+        staging = noise(STAGING, 9)
+        bench.memory.array[:STAGING] = staging
+        sleeper.resume()
+        assert await asyncio.wait_for(asyncio.gather(*ends), 30) == [DONE] * 8
+        await self.arrived(bench, peer)
+        assert (
+            await sleeper.peek(0, ARENA)
+            == moved(staging, np.zeros(ARENA, np.uint8), blocks, TO_WORKER).tobytes()
+        )
+        peer.close()
+        assert await asyncio.to_thread(sleeper.stop) == 0
+
+    async def test_a_worker_stopped_before_it_answers_holds_its_fetch_and_nobody_elses(
+        self, bench: Bench
+    ) -> None:
+        sleeper = bench.another_host("stopped-before-it-answers")
+        arena = noise(ARENA, 10)
+        await sleeper.fill(0, arena.tobytes())
+        peer = await self.attached(bench, sleeper)
+        sleeper.pause()
+        end = peer.submit(FROM_WORKER, wave(4096, PAGE, PAGE))
+        await self.check(bench, TO_WORKER, wave(64, PAGE, PAGE), except_staging=True)
+        assert not end.done()
+        bench.memory.array[:STAGING] = 0
+        sleeper.resume()
+        assert await asyncio.wait_for(end, 30) is DONE
+        after = moved(arena, np.zeros(STAGING, np.uint8), wave(4096, PAGE, PAGE), FROM_WORKER)
+        assert bench.memory.array[:STAGING].tobytes() == after.tobytes()
+        peer.close()
+        assert await asyncio.to_thread(sleeper.stop) == 0
+
+    async def test_when_the_connection_ends_in_mid_wave_its_transfers_fail(self, bench: Bench) -> None:
+        sleeper = bench.another_host("cut-in-mid-wave")
+        peer = await self.attached(bench, sleeper)
+        sleeper.pause()
+        ends = [peer.submit(direction, wave(64, 256 << 10, 256 << 10)) for direction in Direction]
+        self.links[-1].abort()
+        assert await asyncio.wait_for(asyncio.gather(*ends), 10) == [FAILED] * 2
+        peer.close()
+        sleeper.kill()
+
+
+def lands(end: InlineArenaEnd, places: list[int], lengths: list[int]) -> bool:
+    return end.sink(1, np.array(places, np.uint64), np.array(lengths, np.uint32)) is not None
 
 
 class NixlContract(TransportContract):

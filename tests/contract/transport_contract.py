@@ -155,6 +155,13 @@ class TransportContract:
         await self.check(bench, direction, wave(256, 64 << 10, 64 << 10))
 
     @pytest.mark.parametrize("direction", list(Direction))
+    async def test_a_wave_may_have_thousands_of_small_blocks(
+        self, bench: Bench, direction: Direction
+    ) -> None:
+        lengths = np.random.default_rng(6).integers(1, PAGE + 1, 4000, dtype=np.uint32)
+        await self.check(bench, direction, wave(4000, PAGE, lengths))
+
+    @pytest.mark.parametrize("direction", list(Direction))
     async def test_several_waves_may_be_under_way(self, bench: Bench, direction: Direction) -> None:
         whole = wave(64, 256 << 10, 200_000)
         parts = [

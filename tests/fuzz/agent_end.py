@@ -11,12 +11,13 @@ import random
 import socket
 from collections import deque
 
+from tests.fabric.wire.bulk import bulk_frame
 from tests.fuzz.frames import bulk, mutated, nonsense
 from tests.fuzz.worker_script import WorkerScript, hello, odd_hello
 
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.wire import codec, columns
-from ostraca_fabric.wire.frames import BulkEnd, FrameReader, bulk_header, encode
+from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
 from ostraca_fabric.wire.messages import Fetch, Message, Ping, Pong, Refused, Welcome
 
 ANSWER_S = 10.0
@@ -172,14 +173,17 @@ class AgentEnd:
         """Bring what the agent has asked for by now, more or less."""
         for fetch in talk.fetches:
             lengths = columns.u32(fetch.lengths, len(fetch.lengths) // 4).tolist()
-            parts = [
-                bulk_header(fetch.transfer, part, each) + bytes(each) for part, each in enumerate(lengths)
-            ]
+            parts = [(part, bytes(each)) for part, each in enumerate(lengths)]
             if dice.random() < 0.2:
                 dice.shuffle(parts)
-            if dice.random() < 0.3:
+            if dice.random() < 0.2:
                 parts.pop()
-            talk.say(b"".join(parts))
+            if parts and dice.random() < 0.1:
+                parts.append(dice.choice(parts))
+            while parts:
+                count = dice.choice((1, 2, len(parts)))
+                talk.say(bulk_frame(fetch.transfer, *parts[:count]))
+                del parts[:count]
         talk.fetches.clear()
 
     def _last_words(self, dice: random.Random, talk: Conversation, script: WorkerScript) -> None:

@@ -6,15 +6,18 @@ import os
 import random
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from tests.fabric.wire.samples import SAMPLES
 from tests.fuzz.frames import bulk, mutated, nonsense
 
 from ostraca_fabric.errors import ConnectError, ProtocolError
 from ostraca_fabric.ids import AgentId, StartId, TenantId
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
+from ostraca_fabric.wire.frames import BULK_BLOCKS_MAX, BulkEnd, FrameReader, encode
 from ostraca_fabric.wire.handshake import Access, AgentHandshake, accepted
 from ostraca_fabric.wire.messages import Hello, Message, Refused, Welcome
+from ostraca_fabric.wire.passage import Passage
 
 FRAME_BYTES_MAX = 256 << 10
 ARENA_BYTES = 64 << 10
@@ -33,12 +36,16 @@ HELLO = Hello(1, 1, "worker", "red", "token", "fuzz", ("a",), SAMPLES[0].arenas)
 
 def decode(stream: bytes, cuts: list[int]) -> int:
     """Read a stream in the pieces given, and decode what comes as every sender's; return the frames read."""
-    memory = memoryview(bytearray(ARENA_BYTES))
+    memory = np.zeros(ARENA_BYTES, np.uint8)
 
-    def sink(transfer: int, offset: int, length: int) -> memoryview | None:
+    def sink(transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> Passage | None:
         if transfer == 99:
             raise ProtocolError("no such transfer")
-        return memory[offset : offset + length] if offset + length <= ARENA_BYTES else None
+        assert 0 < len(places) == len(lengths) <= BULK_BLOCKS_MAX
+        assert lengths.all()
+        if (places > ARENA_BYTES).any() or (lengths > ARENA_BYTES - places).any():
+            return None
+        return Passage(memory, places.astype(np.int64), lengths)
 
     reader = FrameReader(sink, frame_bytes_max=FRAME_BYTES_MAX)
     frames, at = 0, 0
@@ -100,7 +107,7 @@ def decoding_case(dice: random.Random) -> int:
             case 1:
                 parts.append(nonsense(dice))
             case 2:
-                parts.append(bulk(dice, transfers=[7], places=[0, 60_000]))
+                parts.append(bulk(dice, transfers=[7], places=[0, 60_000, 4096, 100]))
             case _:
                 parts.append(mutated(dice, dice.choice(SAMPLES)))
     frames = 0

@@ -7,20 +7,22 @@ import struct
 from typing import Any
 
 import msgspec
+from tests.fabric.wire.bulk import bulk_start
 from tests.fuzz.dice import mangled, nested, spoiled
 from tests.fuzz.dice import strange as strange_value
 
-from ostraca_fabric.wire.frames import BULK, HEADER_BYTES, MESSAGE, bulk_header, encode
+from ostraca_fabric.wire.frames import HEADER_BYTES, MESSAGE, encode
 from ostraca_fabric.wire.messages import Message
 
 _HEADER = struct.Struct("<IB")
+_U32 = struct.Struct("<I")
 _HUGE_COUNTS = (
     b"\xdd\xff\xff\xff\xff",
     b"\xdf\xff\xff\xff\xff",
     b"\xdb\xff\xff\xff\xff",
     b"\xc6\xff\xff\xff\xff",
 )
-_LENGTHS = (0, 1, 2, 5, 16, 17, 21, 4096, 1 << 18, (1 << 18) + 1, 1 << 22, (1 << 30) + 18, (1 << 32) - 1)
+_LENGTHS = (0, 1, 2, 5, 12, 13, 17, 26, 4096, 1 << 18, (1 << 18) + 1, 1 << 22, (1 << 30) + 14, (1 << 32) - 1)
 
 
 def framed(payload: bytes, *, kind: int = MESSAGE, length: int | None = None) -> bytes:
@@ -68,12 +70,34 @@ def nonsense(dice: random.Random) -> bytes:
 
 def bulk(dice: random.Random, *, transfers: list[int], places: list[int]) -> bytes:
     """Return a bulk frame, whole or not, that may be about a transfer that there is."""
-    length = dice.choice((0, 1, 100, 4096, 5000))
-    transfer = dice.choice([*transfers, 0, 1, 2, 99, (1 << 64) - 1])
-    header = bulk_header(transfer, dice.choice([*places, 0, 1, 4096, (1 << 64) - 1]), length)
-    if dice.random() < 0.1:
-        return _HEADER.pack(dice.choice(_LENGTHS), BULK) + header[HEADER_BYTES:]
-    return header + dice.choice((b"\xee", b"\x00")) * length
+    count = dice.choice((1, 1, 1, 2, 3, 3, 64))
+    lengths = [dice.choice((1, 100, 4096, 4096, 5000)) for _ in range(count)]
+    named = [dice.choice([*places, *places, 0, 1, 4096, (1 << 63), (1 << 64) - 1]) for _ in range(count)]
+    if places and dice.random() < 0.5:
+        named = [*places[:count], *named[len(places) :]]
+    transfer = dice.choice([*transfers, *transfers, 0, 1, 2, 99, (1 << 64) - 1])
+    start = bulk_start(transfer, named, lengths)
+    if dice.random() < 0.3:
+        start = _lying(dice, start, count)
+    return start + dice.choice((b"\xee", b"\x00")) * sum(lengths)
+
+
+def _lying(dice: random.Random, start: bytes, count: int) -> bytes:
+    """Return a bulk frame's header with something wrong about its lengths or its count."""
+    match dice.randrange(5):
+        case 0:
+            return _U32.pack(dice.choice(_LENGTHS)) + start[4:]
+        case 1:
+            lie = dice.choice((0, count - 1, count + 1, 1023, 1024, 1 << 31, (1 << 32) - 1))
+            return start[:13] + _U32.pack(lie) + start[17:]
+        case 2:
+            lengths = [dice.choice((0, 1, 1 << 31, (1 << 32) - 1)) for _ in range(count)]
+            return start[: -4 * count] + b"".join(map(_U32.pack, lengths))
+        case 3:
+            return spoiled(dice, start)
+        case _:
+            longer = int.from_bytes(start[:4], "little") + dice.choice((-1, 1, 4096))
+            return _U32.pack(max(0, longer)) + start[4:]
 
 
 def packed(value: Any) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from tests.fabric.wire.bulk import bulk_frame
 from tests.fuzz.dice import WHOLE_NUMBERS, mangled, strange
 from tests.fuzz.frames import bulk, framed, mutated, nonsense, packed
 
@@ -27,7 +28,7 @@ from ostraca_fabric.tags import tag_of, tag_seeds
 from ostraca_fabric.volume import VolumeIdentity
 from ostraca_fabric.wire import codec, columns
 from ostraca_fabric.wire import messages as m
-from ostraca_fabric.wire.frames import HEADER_BYTES, BulkEnd, FrameReader, bulk_header, encode
+from ostraca_fabric.wire.frames import HEADER_BYTES, BulkEnd, FrameReader, encode
 
 LIMITS = m.ConnectionLimits(frame_bytes_max=1 << 20, blocks_max=64, inflight_max=8)
 START_IDS = (bytes(16), b"\1" * 16)
@@ -262,10 +263,13 @@ class _Talk:
         self._asked.append(_Asked(message.request, slots))
         frames: list[m.Message | bytes] = []
         seeds = tag_seeds(self._identity, message.spans, lengths).tolist()
-        for position, (engine_hash, length) in enumerate(zip(hashes, lengths.tolist(), strict=True)):
-            block = content_of(engine_hash, length)
-            frames.append(bulk_header(message.request, slots[position], length) + block)
-            tag = tag_of(block, seeds[position])
-            frames.append(m.GetProgress(message.request, position.to_bytes(4, "little"), tag))
+        blocks = [content_of(*each) for each in zip(hashes, lengths.tolist(), strict=True)]
+        first = 0
+        while first < count:
+            some = range(first, min(count, first + self._dice.choice((1, 1, 2, count))))
+            frames.append(bulk_frame(message.request, *((slots[each], blocks[each]) for each in some)))
+            tags = b"".join(tag_of(blocks[each], seeds[each]) for each in some)
+            frames.append(m.GetProgress(message.request, np.array(some, np.uint32).tobytes(), tags))
+            first = some.stop
         frames.append(m.GetDone(message.request, bytes([BlockState.HIT]) * count, bytes(count)))
         return frames

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fabric.wire.bulk import bulk_frame
 
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.ids import AgentId, StartId
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
-from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, bulk_header, encode
+from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, encode
 from ostraca_fabric.wire.handshake import Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
@@ -44,10 +45,28 @@ from ostraca_fabric.wire.messages import (
     VolumeOpened,
     Welcome,
 )
+from ostraca_fabric.wire.passage import Passage
 
 Script = dict[type[Message], Callable[["AgentConnection", Any], None]]
 LIMITS = ConnectionLimits(frame_bytes_max=1 << 20, blocks_max=1024, inflight_max=16)
 BlockId = tuple[str, bytes, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Blocks that a worker was asked for, one behind another."""
+
+    memory: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    offsets: np.ndarray[tuple[int], np.dtype[np.int64]]
+    lengths: np.ndarray[tuple[int], np.dtype[np.uint32]]
+
+    @classmethod
+    def of(cls, lengths: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Incoming:
+        ends = np.cumsum(lengths, dtype=np.int64)
+        return cls(np.zeros(int(ends[-1]), np.uint8), ends - lengths, lengths)
+
+    def blocks(self) -> list[bytes]:
+        return [block.tobytes() for block in np.split(self.memory, self.offsets[1:])]
 
 
 @dataclass(slots=True)
@@ -58,15 +77,16 @@ class AgentConnection:
     socket: socket.socket
     is_greeted: bool = False
     volumes: dict[int, OpenVolume] = field(default_factory=dict)
-    incoming: dict[int, list[bytearray]] = field(default_factory=dict)
+    incoming: dict[int, Incoming] = field(default_factory=dict)
     messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     ended: queue.SimpleQueue[BulkEnd | None] = field(default_factory=queue.SimpleQueue)
 
     def send(self, message: Message) -> None:
         self.socket.sendall(encode(message))
 
-    def send_bulk(self, transfer: int, offset: int, payload: bytes) -> None:
-        self.socket.sendall(bulk_header(transfer, offset, len(payload)) + payload)
+    def send_bulk(self, transfer: int, *blocks: tuple[int, bytes]) -> None:
+        """Send bytes to places of the worker's arena, in one frame."""
+        self.socket.sendall(bulk_frame(transfer, *blocks))
 
     def block_ids(self, message: Get | Put | Lookup | Prefetch) -> list[BlockId]:
         name = self.volumes[message.handle].name
@@ -79,22 +99,39 @@ class AgentConnection:
     def land(self, message: Get, positions: list[int], *, spoil: Callable[[bytes], bytes] = bytes) -> None:
         """Send blocks to their slots, and say that they landed."""
         ids, slots = self.block_ids(message), columns.u64(message.slots, len(message.slots) // 8)
-        tags = []
-        for position in positions:
-            tag, payload = self.agent.blocks[ids[position]]
-            self.send_bulk(message.request, int(slots[position]), spoil(payload))
-            tags.append(tag)
-        self.send(GetProgress(message.request, np.array(positions, columns.U32).tobytes(), b"".join(tags)))
+        found = [self.agent.blocks[ids[position]] for position in positions]
+        self.send_bulk(
+            message.request,
+            *(
+                (int(slots[position]), spoil(payload))
+                for position, (_, payload) in zip(positions, found, strict=True)
+            ),
+        )
+        tags = b"".join(tag for tag, _ in found)
+        self.send(GetProgress(message.request, np.array(positions, columns.U32).tobytes(), tags))
 
     def fetch(self, message: Put) -> list[bytes]:
         """Have the worker send the blocks of a put."""
-        lengths = columns.u32(message.lengths, len(message.lengths) // 4).tolist()
-        self.incoming[message.request] = [bytearray(length) for length in lengths]
+        incoming = Incoming.of(columns.u32(message.lengths, len(message.lengths) // 4))
+        self.incoming[message.request] = incoming
         self.send(Fetch(message.request, message.slots, message.lengths))
-        for _ in lengths:
-            if self.ended.get() is None:
+        come = 0
+        while come < len(incoming.lengths):
+            bulk = self.ended.get()
+            if bulk is None:
                 raise ConnectionResetError
-        return [bytes(part) for part in self.incoming.pop(message.request)]
+            come += len(bulk.places)
+        return self.incoming.pop(message.request).blocks()
+
+    def sink(
+        self,
+        transfer: int,
+        places: np.ndarray[tuple[int], np.dtype[np.uint64]],
+        lengths: np.ndarray[tuple[int], np.dtype[np.uint32]],
+    ) -> Passage:
+        incoming, parts = self.incoming[transfer], places.astype(np.intp)
+        assert np.array_equal(lengths, incoming.lengths[parts])
+        return Passage(incoming.memory, incoming.offsets[parts], lengths)
 
     def hang_up(self) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)
@@ -164,10 +201,7 @@ class ScriptedAgent:
         answering = threading.Thread(target=self._answer, args=(connection,))
         answering.start()
 
-        def sink(transfer: int, offset: int, length: int) -> memoryview:
-            return memoryview(connection.incoming[transfer][offset])
-
-        reader = FrameReader(sink, frame_bytes_max=1 << 20)
+        reader = FrameReader(connection.sink, frame_bytes_max=1 << 20)
         # The worker hanging up, at whatever point, is how most tests end.
         with contextlib.suppress(OSError):
             while count := sock.recv_into(reader.buffer()):

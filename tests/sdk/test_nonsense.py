@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import socket
-import time
-
 import numpy as np
 import pytest
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, hashes
@@ -13,12 +9,8 @@ from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
-from ostraca.pump import Pump
-from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.frames import FrameReader, encode
 from ostraca_fabric.wire.messages import (
     Failed,
     Fetch,
@@ -27,7 +19,6 @@ from ostraca_fabric.wire.messages import (
     GetProgress,
     Lookup,
     Message,
-    Pong,
     Put,
     Settled,
     Status,
@@ -61,7 +52,7 @@ def test_bytes_for_a_block_that_was_named_as_landed_are_thrown_away(
     def answer(connection: AgentConnection, message: Get) -> None:
         connection.land(message, [0, 1])
         for slot in slots_of(message):
-            connection.send_bulk(message.request, slot, JUNK)
+            connection.send_bulk(message.request, (slot, JUNK))
         connection.send(GetDone(message.request, bytes([BlockState.HIT] * 2), bytes(2)))
 
     agent.script[Get] = answer
@@ -79,7 +70,7 @@ def test_bytes_for_a_view_that_is_lent_are_thrown_away(agent: ScriptedAgent, vol
         ScriptedAgent.usual(connection, message)
 
     def lookup(connection: AgentConnection, message: Lookup) -> None:
-        connection.send_bulk(asked[0].request, slots_of(asked[0])[0], JUNK)
+        connection.send_bulk(asked[0].request, (slots_of(asked[0])[0], JUNK))
         ScriptedAgent.usual(connection, message)
 
     agent.script |= {Get: get, Lookup: lookup}
@@ -101,7 +92,7 @@ def test_bytes_that_would_reach_into_the_next_slot_are_thrown_away(
         connection.send(GetDone(message.request, bytes([BlockState.HIT] * 2), bytes(2)))
 
     def long(connection: AgentConnection, message: Get) -> None:
-        connection.send_bulk(message.request, slots_of(message)[0], b"\xbb" * 8192)
+        connection.send_bulk(message.request, (slots_of(message)[0], b"\xbb" * 8192))
         answer(connection, message)
 
     agent.script[Get] = long
@@ -131,7 +122,7 @@ def test_a_state_that_is_none_is_a_miss_also_when_blocks_landed_with_it(
 
     def answer(connection: AgentConnection, message: Get) -> None:
         tag, payload = agent.blocks[connection.block_ids(message)[0]]
-        connection.send_bulk(message.request, slots_of(message)[0], payload)
+        connection.send_bulk(message.request, (slots_of(message)[0], payload))
         connection.send(GetDone(message.request, b"\xc8", b"\x00", b"", bytes(4), tag))
 
     agent.script[Get] = answer
@@ -181,47 +172,3 @@ def test_progress_of_a_request_that_is_over_is_passed_over(
     assert volume.get(chain, into=np.zeros((1, BLOCK_BYTES), np.uint8), deadline_s=5.0).hits == 1
     assert volume.lookup(chain, deadline_s=5.0).prefix == 1
     assert client.is_connected
-
-
-class Pumped:
-    """A pump over one end of a pair of sockets."""
-
-    def __init__(self, *, behind: bytes = b"", unsent_max: int = 100) -> None:
-        ours, self.theirs = socket.socketpair()
-        ours.setblocking(False)
-        reader = FrameReader(lambda *_: None, frame_bytes_max=1000)
-        reader.buffer()[: len(behind)] = behind
-        for _ in reader.received(len(behind)):
-            break  # as the handshake does with the Welcome
-        self.heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.pump = Pump(
-            ours,
-            reader,
-            InlineArenaEnd(memoryview(bytearray(4096)), SlotPool(4096, 4096)),
-            on_message=self.heard.put,
-            on_lost=self.lost.put,
-            pace_s=lambda: None,
-            unsent_max=unsent_max,
-        )
-        self.pump.start()
-
-    def close(self) -> None:
-        self.pump.stop()
-        self.theirs.close()
-
-
-def test_what_comes_right_behind_the_welcome_is_heard_at_once() -> None:
-    pumped = Pumped(behind=bytes(encode(Pong(1)) + encode(Pong(2))))
-    assert pumped.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
-    pumped.close()
-
-
-def test_an_agent_that_asks_and_does_not_read_is_given_up() -> None:
-    pumped = Pumped(unsent_max=1000)
-    piece = memoryview(bytes(4096))
-    until_s = time.monotonic() + 10
-    while pumped.lost.empty() and time.monotonic() < until_s:
-        pumped.pump.send([piece] * 100)
-    assert pumped.lost.get(timeout=5) == "the agent does not read what it is sent"
-    pumped.close()

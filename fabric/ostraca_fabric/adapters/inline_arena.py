@@ -15,12 +15,15 @@ from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ports.transport import INLINE
 from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.frames import bulk_frames
 from ostraca_fabric.wire.messages import ArenaOffer
+from ostraca_fabric.wire.passage import Passage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_fabric.slots import SlotPool
+    from ostraca_fabric.wire.frames import BulkFrame
     from ostraca_fabric.wire.messages import Fetch
 
 _TRANSFER_MAX = (1 << 64) - 1
@@ -36,7 +39,7 @@ class InlineArenaEnd:
 
     def __init__(self, arena: memoryview, slots: SlotPool) -> None:
         assert slots.memory_bytes <= arena.nbytes
-        self._arena = arena[: slots.memory_bytes]
+        self._arena = np.frombuffer(arena, np.uint8, slots.memory_bytes)
         self._offer = ArenaOffer(
             transport=INLINE, arena_bytes=slots.memory_bytes, chunk_bytes=slots.chunk_bytes
         )
@@ -60,7 +63,7 @@ class InlineArenaEnd:
 
     def close(self) -> None:
         """As in the port: nothing lands any more."""
-        self._arena = memoryview(b"")
+        self._arena = np.empty(0, np.uint8)
 
     def open(self, slots: NDArray[np.int64], slot_bytes: int) -> None:
         """Let bytes land in these slots from now on."""
@@ -74,18 +77,27 @@ class InlineArenaEnd:
         """Let none land anywhere: the connection is gone."""
         self._open_bytes[:] = 0
 
-    def sink(self, transfer: int, offset: int, length: int) -> memoryview | None:  # noqa: ARG002
-        """Return where a bulk frame's bytes go: the open slot at *offset*; None when there is no such slot.
+    def sink(
+        self,
+        transfer: int,  # noqa: ARG002 (a worker's bytes are known by their places)
+        places: NDArray[np.uint64],
+        lengths: NDArray[np.uint32],
+    ) -> Passage | None:
+        """Return where a bulk frame's blocks go: each to the open slot at its place.
 
-        It is a ``Sink`` of ``ostraca_fabric.wire.frames``.
+        None unless there are such slots for all of them, each named once. It is a ``Sink`` of
+        ``ostraca_fabric.wire.frames``.
         """
-        page, within = divmod(offset, PAGE_BYTES)
-        if within or page >= len(self._open_bytes) or length > self._open_bytes[page]:
+        if not self._holds(places, lengths):
             return None
-        return self._piece(offset, length)
+        offsets = places.astype(np.int64)
+        pages, within = np.divmod(offsets, PAGE_BYTES)
+        if within.any() or (lengths > self._open_bytes[pages]).any() or len(np.unique(pages)) < len(pages):
+            return None
+        return Passage(self._arena, offsets, lengths)
 
-    def answer(self, fetch: Fetch) -> list[tuple[int, memoryview]]:
-        """Return the bulk frames that answer *fetch*, as (offset for the header, payload), in order.
+    def answer(self, fetch: Fetch) -> list[BulkFrame]:
+        """Return the bulk frames that answer *fetch*, in order.
 
         Raises MalformedError when it asks for anything outside the arena, or can't be answered.
         """
@@ -93,15 +105,17 @@ class InlineArenaEnd:
             raise MalformedError(f"a fetch for transfer {fetch.transfer}, which no bulk frame can name")
         lengths = columns.u32(fetch.lengths, len(fetch.lengths) // columns.U32.itemsize)
         slots = columns.u64(fetch.slots, len(lengths))
-        parts = []
-        for index, (offset, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            part = self._piece(offset, length)
-            if part is None:
-                raise MalformedError(f"a fetch of {length} bytes at {offset}, outside the arena")
-            parts.append((index, part))
-        return parts
+        if not (lengths.all() and self._holds(slots, lengths)):
+            raise MalformedError(f"a fetch of {len(lengths)} blocks, one of them empty or outside the arena")
+        return bulk_frames(
+            fetch.transfer,
+            self._arena,
+            places=np.arange(len(lengths), dtype=columns.U64),
+            offsets=slots.astype(np.int64),
+            lengths=lengths,
+        )
 
-    def _piece(self, offset: int, length: int) -> memoryview | None:
-        if offset > len(self._arena) - length:
-            return None
-        return self._arena[offset : offset + length]
+    def _holds(self, offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> bool:
+        """Tell whether all these bytes are the arena's."""
+        size_bytes = self._arena.nbytes
+        return bool(((offsets <= size_bytes) & (lengths <= size_bytes - offsets)).all())

@@ -1,15 +1,17 @@
 """The agent's end without a data plane: block bytes cross in bulk frames of the worker's control connection.
 
-To the worker: the frames go out before any later message, so a wave is DONE when its last frame has been
-handed to the connection; what the agent says next arrives after the bytes. From the worker: the agent sends a
-Fetch, and the worker answers with one bulk frame per block, which land straight in staging memory. Settling
-is simple here: nothing moves on a closed connection.
+To the worker: a wave is DONE when its last byte has been handed to the connection; what the agent says next
+arrives after the bytes. From the worker: the agent sends a Fetch, and the worker answers with bulk frames,
+which land straight in staging memory. Settling is simple here: nothing moves on a closed connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ostraca_fabric.adapters.waves import check_offer, wave_fits
 from ostraca_fabric.errors import FrameTooLongError
@@ -18,8 +20,6 @@ from ostraca_fabric.wire.columns import U32, U64
 from ostraca_fabric.wire.messages import Fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-
     from ostraca_fabric.ports.transport import BulkChannel, Wave
     from ostraca_fabric.wire.messages import ArenaOffer
 
@@ -46,10 +46,9 @@ class InlinePeer:
 
     def __init__(self, arena_bytes: int, staging: memoryview, channel: BulkChannel) -> None:
         self._arena_bytes = arena_bytes
-        self._staging = staging
+        self._staging = np.frombuffer(staging, np.uint8)
         self._channel = channel
         self._transfers = 0
-        self._under_way: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
@@ -61,47 +60,42 @@ class InlinePeer:
             future.set_result(TransferEnd.FAILED)
             return future
         self._transfers += 1
-        move = self._send if direction is Direction.TO_WORKER else self._fetch
-        task = asyncio.get_running_loop().create_task(_end(future, move(self._transfers, wave)))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        try:
+            moved = self._send(wave) if direction is Direction.TO_WORKER else self._fetch(wave)
+        except (ConnectionError, FrameTooLongError):
+            future.set_result(TransferEnd.FAILED)
+        else:
+            if moved.done():
+                _settle(future, moved)
+            else:
+                moved.add_done_callback(functools.partial(_settle, future))
         return future
 
     def close(self) -> None:
         """As in the port."""
         self._is_closed = True
 
-    async def _send(self, transfer: int, wave: Wave) -> None:
-        for staging, arena, length in _blocks(wave):
-            await self._channel.drained()
-            self._channel.send_bulk(transfer, arena, self._staging[staging : staging + length])
+    def _send(self, wave: Wave) -> asyncio.Future[None]:
+        return self._channel.send_bulk(
+            self._transfers,
+            self._staging,
+            places=wave.arena.astype(U64),
+            offsets=wave.staging,
+            lengths=wave.lengths,
+        )
 
-    async def _fetch(self, transfer: int, wave: Wave) -> None:
-        if not len(wave.lengths):
-            return
-        parts = [self._staging[staging : staging + length] for staging, _, length in _blocks(wave)]
+    def _fetch(self, wave: Wave) -> asyncio.Future[None]:
         # In this order and without a pause: parts are open to the worker only once it has been asked for
         # them.
-        self._channel.send(
-            Fetch(
-                transfer, slots=wave.arena.astype(U64).tobytes(), lengths=wave.lengths.astype(U32).tobytes()
-            )
+        if len(wave.lengths):
+            slots, lengths = wave.arena.astype(U64).tobytes(), wave.lengths.astype(U32).tobytes()
+            self._channel.send(Fetch(self._transfers, slots=slots, lengths=lengths))
+        return self._channel.expect_bulk(
+            self._transfers, self._staging, offsets=wave.staging, lengths=wave.lengths
         )
-        await self._channel.expect_bulk(transfer, parts)
 
 
-def _blocks(wave: Wave) -> Iterator[tuple[int, int, int]]:
-    """Yield (staging offset, arena offset, length) per block."""
-    return zip(wave.staging.tolist(), wave.arena.tolist(), wave.lengths.tolist(), strict=True)
-
-
-async def _end(future: asyncio.Future[TransferEnd], moved: Coroutine[None, None, None]) -> None:
-    """Resolve *future* as *moved* ends."""
-    try:
-        await moved
-    except (ConnectionError, FrameTooLongError):
-        end = TransferEnd.FAILED
-    else:
-        end = TransferEnd.DONE
+def _settle(future: asyncio.Future[TransferEnd], moved: asyncio.Future[None]) -> None:
+    """Resolve *future* as *moved* ended."""
     if not future.done():
-        future.set_result(end)
+        future.set_result(TransferEnd.DONE if moved.exception() is None else TransferEnd.FAILED)

@@ -1,46 +1,48 @@
 """A connection that carries frames, whichever end it is.
 
-It is a BulkChannel (``ostraca_fabric.ports.transport``) for the inline transport. The offset of a bulk frame
-*sent* is where its bytes belong at the other end, as the two agree; the offset of a bulk frame *expected* is
-the index of a part, and its payload is that whole part.
+It is a BulkChannel (``ostraca_fabric.ports.transport``) for the inline transport. The place of a block *sent*
+is where its bytes belong at the other end, as the two agree; the place of a block *expected* is the index of
+a part, and the block is that whole part.
 
-Sending. ``send`` and ``send_bulk`` never wait: who sends much awaits ``drained`` before each bulk frame. When
-the other end does not read, ``drained`` goes on waiting, and a message that would come on top of
-``unread_bytes_max`` closes the connection, so the memory is bounded either way. Reading never stops because
-writing does: two ends that both send much would wait for each other for ever.
+Sending. ``send`` and ``send_bulk`` never wait: what the socket does not take stays in an outbox until it can
+be written. Bulk frames are sent from where their blocks lie, and wait as long as it takes: an end that does
+not read costs no memory but that which its own transfers hold. Only messages add to it, and one that would
+come on top of ``unread_bytes_max`` closes the connection. Reading never stops because writing does: two ends
+that both send much would wait for each other for ever.
 
-uvloop and, from Python 3.12 on, asyncio keep *references* to memory they could not send at once, and say
-nothing when they let go of it. Staging memory is reused as soon as a transfer has settled, so ``send_bulk``
-hands the kernel what it takes at once through a second descriptor of the socket, without a copy, and gives
-the loop a copy of the rest.
+The event loop's transport accepts, reads and closes; all writing is done here, through a second descriptor of
+the socket. uvloop and, from Python 3.12 on, asyncio keep *references* to memory they could not send at once,
+and say nothing when they let go of it; staging memory is reused as soon as a transfer has settled. Blocks
+are received through that descriptor too, many in one call: a transport takes one piece of memory at a time.
+Both are done in the loop's own thread, a bounded number of bytes at a time: another thread saved no processor
+time (12 ms of it for 64 MiB either way), and an end that has stopped would keep it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.connection.expected import ExpectedParts, fail
 from ostraca_fabric.connection.settings import ConnectionSettings
 from ostraca_fabric.errors import ConnectError, FrameTooLongError, ProtocolError
-from ostraca_fabric.wire.frames import LENGTH_BYTES, BulkEnd, FrameReader, bulk_header, encode
+from ostraca_fabric.stream import Outbox, receive
+from ostraca_fabric.wire.frames import LENGTH_BYTES, BulkEnd, FrameReader, bulk_frames, encode
 from ostraca_fabric.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Expected:
-    """Parts of a transfer that the other end was asked for."""
-
-    parts: Sequence[memoryview]
-    ended: asyncio.Future[None]
-    missing: set[int] = field(default_factory=set)
+_TURN_BYTES = 1 << 20
+"""What one connection sends or receives at most before the loop turns to others."""
 
 
 class FramedConnection(asyncio.BufferedProtocol):
@@ -49,13 +51,17 @@ class FramedConnection(asyncio.BufferedProtocol):
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader(self._destination, frame_bytes_max=settings.handshake_bytes_max)
+        self._expected = ExpectedParts()
+        self._reader = FrameReader(self._expected.destination, frame_bytes_max=settings.handshake_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._bulk_socket: socket.socket | None = None
-        self._expected: dict[int, _Expected] = {}
-        self._drain_waiters: list[asyncio.Future[None]] = []
-        self._is_writing_paused = False
+        self._socket: socket.socket | None = None
+        self._outbox = Outbox()
+        self._is_watched = False  # whether the loop says when the socket takes more
+        self._when_sent: Callable[[], None] | None = None
+        self._buffer_bytes = 0
+        self._sending: set[asyncio.Future[None]] = set()
         self._is_closing = False
+        self._why: OSError | None = None
         self._sent_bytes_max = settings.handshake_bytes_max
         self._cut: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -87,69 +93,100 @@ class FramedConnection(asyncio.BufferedProtocol):
         Raises ConnectError when the connection is closed, and FrameTooLongError when the other end would not
         take a frame of this length; then nothing was sent and the connection goes on.
         """
-        transport = self._open_transport()
+        if self._is_closing or self._socket is None:
+            raise self._closed_error()
         frame = encode(message)
         if len(frame) - LENGTH_BYTES > self._sent_bytes_max:
             raise FrameTooLongError(
                 f"a {type(message).__name__} of {len(frame)} bytes where {self._sent_bytes_max} are allowed"
             )
-        if transport.get_write_buffer_size() > self._settings.unread_bytes_max:
+        if self._outbox.held_bytes > self._settings.unread_bytes_max:
             log.warning("Cut the connection to %s, which does not read what it is sent", self.peer)
             self.abort()
             raise self._closed_error()
-        transport.write(frame)
+        self._outbox.add(frame)
+        self._write_unless_watched()
 
-    def send_bulk(self, transfer: int, offset: int, payload: memoryview) -> None:
-        """Send bytes of blocks; *payload* is free again when this returns. Await ``drained`` before each.
+    def send_bulk(
+        self,
+        transfer: int,
+        memory: NDArray[np.uint8],
+        *,
+        places: NDArray[np.uint64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+    ) -> asyncio.Future[None]:
+        """Send blocks at *offsets* of *memory*, which is in use until the future ends.
 
-        Bulk frames and messages arrive in the order sent. Raises ConnectError when the connection is closed.
+        That is when the socket has taken their last byte: what is sent from then on arrives behind them. What
+        was sent before may arrive in between, at the end of a frame. The future raises ConnectError when the
+        connection closes first.
         """
-        transport = self._open_transport()
-        rest = payload.cast("B")
-        header = bulk_header(transfer, offset, len(rest))
-        if not transport.get_write_buffer_size():
-            sent = self._send_at_once(transport, header, rest)
-            header, rest = header[sent:], rest[max(0, sent - len(header)) :]
-        if header:
-            transport.write(header)
-        if rest:
-            transport.write(bytes(rest))
-
-    def _send_at_once(self, transport: asyncio.Transport, header: bytes, payload: memoryview) -> int:
-        """Give the kernel what it takes without waiting; return how many bytes that was."""
-        if self._bulk_socket is None:
-            fileno = transport.get_extra_info("socket").fileno()
-            self._bulk_socket = socket.socket(fileno=os.dup(fileno))
-        try:
-            return self._bulk_socket.sendmsg([header, payload], (), socket.MSG_DONTWAIT)
-        except OSError:
-            # Full, or broken: the loop's own write finds out which.
-            return 0
-
-    async def drained(self) -> None:
-        """Wait until little is left to send. Raises ConnectError when the connection closes first."""
-        while self._is_writing_paused and not self._closed.done():
-            waiter = self._loop.create_future()
-            self._drain_waiters.append(waiter)
-            await waiter
+        ended = self._loop.create_future()
         if self._is_closing:
-            raise self._closed_error()
+            fail(ended, self._closed_error())
+        elif not len(lengths):
+            ended.set_result(None)
+        else:
+            frames = bulk_frames(transfer, memory, places=places, offsets=offsets, lengths=lengths)
+            self._outbox.add_bulk(frames, functools.partial(self._sent, ended))
+            self._sending.add(ended)
+            self._write_unless_watched()
+        return ended
 
-    def expect_bulk(self, transfer: int, parts: Sequence[memoryview]) -> asyncio.Future[None]:
-        """Let the parts of a transfer land here, each as one bulk frame whose offset is the part's index.
+    def _sent(self, ended: asyncio.Future[None]) -> None:
+        self._sending.discard(ended)
+        if not ended.done():
+            ended.set_result(None)
+
+    def _write_unless_watched(self) -> None:
+        if not self._is_watched:
+            self._write()
+
+    def _write(self) -> None:
+        """Give the socket what it takes, and have the loop say when it takes more."""
+        assert self._socket is not None
+        try:
+            is_sent = self._outbox.write(self._socket.fileno(), _TURN_BYTES)
+        except OSError as error:
+            self._why = error
+            self.abort()
+            return
+        if is_sent:
+            self._stop_watching()
+            if self._when_sent is not None:
+                self._when_sent()
+        elif not self._is_watched:
+            self._is_watched = True
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _stop_watching(self) -> None:
+        if self._is_watched:
+            assert self._socket is not None
+            self._is_watched = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def expect_bulk(
+        self,
+        transfer: int,
+        memory: NDArray[np.uint8],
+        *,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+    ) -> asyncio.Future[None]:
+        """Let the parts of a transfer land at *offsets* of *memory*, each whole; its place is its index.
 
         The future ends when all have landed. It raises ConnectError when the connection closes first; then
         nothing lands any more. Until either, the parts are in use, whether or not anyone waits for the
         future.
         """
-        assert transfer not in self._expected, f"transfer {transfer} is expected already"
         ended = self._loop.create_future()
         if self._is_closing:
-            ended.set_exception(self._closed_error())
-        elif not parts:
+            fail(ended, self._closed_error())
+        elif not len(lengths):
             ended.set_result(None)
         else:
-            self._expected[transfer] = _Expected(parts, ended, set(range(len(parts))))
+            self._expected.expect(transfer, memory, offsets, lengths, ended)
         return ended
 
     # Ending.
@@ -160,11 +197,15 @@ class FramedConnection(asyncio.BufferedProtocol):
         return "the other end"
 
     def close(self) -> None:
-        """Send what is waiting to be sent, at most for ``close_s``, and close. Nothing more is received."""
+        """Send the messages that wait, at most for ``close_s``, and close. Nothing more is received.
+
+        No bulk frame is begun any more; the futures of those that wait end with the connection.
+        """
         self._end_reading()
+        self._outbox.drop_bulk()
         if self._transport is not None:
-            self._transport.close()
             self._cut_later(self._transport)
+            self._act_when_sent(self._transport.close)
 
     def close_with(self, last: Message) -> None:
         """Send a last message, and close when the other end has closed, or after ``close_s``.
@@ -175,17 +216,29 @@ class FramedConnection(asyncio.BufferedProtocol):
         """
         if self._is_closing or self._transport is None:
             return
-        # Also the OSError of a connection that was reset, which the loop is about to find out.
-        with suppress(OSError):
+        with suppress(ConnectError):
             self.send(last)
             self._end_reading()
+            self._outbox.drop_bulk()
             self._cut_later(self._transport)
-            if not self._transport.is_closing():
-                self._transport.write_eof()
+            self._act_when_sent(self._end_writing)
+
+    def _end_writing(self) -> None:
+        assert self._socket is not None
+        with suppress(OSError):  # a connection that was reset, which the loop is about to find out
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def _act_when_sent(self, act: Callable[[], None]) -> None:
+        """Do something once nothing is left to send; the last such thing counts."""
+        self._when_sent = act
+        if self._outbox.is_empty:
+            act()
 
     def abort(self) -> None:
         """Close now, without sending what is waiting."""
         self._end_reading()
+        self._when_sent = None
+        self._end_sending()
         if self._transport is not None:
             self._transport.abort()
 
@@ -197,11 +250,6 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._cut is None:
             self._cut = self._loop.call_later(self._settings.close_s, transport.abort)
 
-    def _open_transport(self) -> asyncio.Transport:
-        if self._is_closing or self._transport is None:
-            raise self._closed_error()
-        return self._transport
-
     def _closed_error(self) -> ConnectError:
         return ConnectError(f"the connection to {self.peer} is closed")
 
@@ -209,11 +257,15 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Let go of all memory under expected transfers; from here on nothing lands."""
         self._is_closing = True
         self._reader.close()
-        expected, self._expected = self._expected, {}
-        for each in expected.values():
-            if not each.ended.done():
-                each.ended.set_exception(self._closed_error())
-                each.ended.exception()  # whoever stopped waiting is not missing anything
+        self._expected.give_up(self._closed_error())
+
+    def _end_sending(self) -> None:
+        """Let go of all memory that was to be sent from."""
+        self._stop_watching()
+        self._outbox.clear()
+        sending, self._sending = self._sending, set()
+        for ended in sending:
+            fail(ended, self._closed_error())
 
     # What the event loop calls.
 
@@ -221,18 +273,32 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Take the transport."""
         # uvloop's transports do what asyncio.Transport says without deriving from it.
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._settings.send_buffer_bytes)
-        tuned(self._transport, self._settings)
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        tuned(self._socket, self._settings)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the loop says it)
         """Say where the next bytes go."""
-        return self._reader.buffer()
+        buffer = self._reader.buffer()
+        self._buffer_bytes = len(buffer)
+        return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what has come."""
-        for event in self._reader.received(nbytes):
+        """Take what has come, and what else is there for blocks."""
+        self._take(nbytes)
+        landing = self._reader.landing
+        if landing is None or nbytes < self._buffer_bytes:
+            return
+        assert self._socket is not None
+        try:
+            count, _ = receive(self._socket.fileno(), self._reader, landing, _TURN_BYTES)
+        except OSError:
+            return  # nothing is there, or the connection is broken: the loop's own reading finds out which
+        self._take(count)
+
+    def _take(self, count: int) -> None:
+        for event in self._reader.received(count):
             if isinstance(event, BulkEnd):
-                self._bulk_ended(event)
+                self._expected.landed(event)
             elif isinstance(event, ProtocolError):
                 self.on_broken(event)
             else:
@@ -241,63 +307,36 @@ class FramedConnection(asyncio.BufferedProtocol):
                 except ProtocolError as error:
                     self.on_broken(error)
 
-    def pause_writing(self) -> None:
-        """Note that much is waiting to be sent."""
-        self._is_writing_paused = True
-
-    def resume_writing(self) -> None:
-        """Note that little is."""
-        self._is_writing_paused = False
-        self._wake_drain_waiters()
+    def eof_received(self) -> bool:
+        """Send what is waiting before the connection closes: the other end may still read."""
+        if self._outbox.is_empty:
+            return False
+        self.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything that waits for this connection."""
         self._end_reading()
         if self._cut is not None:
             self._cut.cancel()
-        if self._bulk_socket is not None:
-            self._bulk_socket.close()
+        self._end_sending()
+        if self._socket is not None:
+            self._socket.close()
         self._closed.set_result(None)
-        self._wake_drain_waiters()
-        self.on_closed(exc)
-
-    # Bulk.
-
-    def _destination(self, transfer: int, offset: int, length: int) -> memoryview | None:
-        expected = self._expected.get(transfer)
-        if expected is None:
-            return None
-        if offset not in expected.missing or expected.parts[offset].nbytes != length:
-            raise ProtocolError(
-                f"a bulk frame of {length} bytes as part {offset} of transfer {transfer}, "
-                "which lacks no such part"
-            )
-        return expected.parts[offset]
-
-    def _bulk_ended(self, bulk: BulkEnd) -> None:
-        if not bulk.landed:
-            return
-        expected = self._expected[bulk.transfer]
-        expected.missing.remove(bulk.offset)
-        if not expected.missing:
-            del self._expected[bulk.transfer]
-            if not expected.ended.done():
-                expected.ended.set_result(None)
-
-    def _wake_drain_waiters(self) -> None:
-        waiters, self._drain_waiters = self._drain_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.on_closed(exc or self._why)
 
 
-def tuned(transport: asyncio.Transport, settings: ConnectionSettings) -> None:
-    """Make TCP send at once, and notice within about half a minute that the other host is gone."""
-    tcp = transport.get_extra_info("socket")
-    if tcp.family not in (socket.AF_INET, socket.AF_INET6):
+def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
+    """Make a unix socket hold more than it would, and TCP do what TCP is asked for here.
+
+    TCP finds its buffers' sizes itself. It is to send at once, and to notice within about half a minute that
+    the other host is gone.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
         return
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_s)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_s)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

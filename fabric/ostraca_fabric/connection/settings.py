@@ -12,8 +12,8 @@ class ConnectionSettings:
     connections_max: int = 1024
     """Connections a server holds at once; one more is refused.
 
-    Raise it, with the limit of open files, for agents with more workers and peers than this. Each holds
-    64 KiB and what its requests hold.
+    Raise it, with twice as much the limit of open files, for agents with more workers and peers than this.
+    Each holds 64 KiB and what its requests hold.
     """
 
     refusing_max: int = 64
@@ -29,7 +29,10 @@ class ConnectionSettings:
     """Bytes waiting to be sent on top of which a message closes the connection: the other end is stuck."""
 
     send_buffer_bytes: int = 1 << 20
-    """Bytes waiting to be sent from which on ``drained`` waits. Raise it for fast links with long delays."""
+    """Bytes that a unix socket holds for an end that has not read them yet, as far as ``net.core.wmem_max``
+    allows. The more they are, the less often both ends sleep and wake. The kernel keeps as much again for its
+    books.
+    """
 
     close_s: float = 2.0
     """How long the last words of a connection may take to leave before it is cut."""

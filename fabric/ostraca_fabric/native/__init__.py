@@ -5,8 +5,8 @@ moving to and from flash, finding by key) is one call into this library for all 
 this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why.
 
 Only the modules that give these calls their meaning import this one: ``tags``, ``keys``, ``key_table``,
-``flash.index``, ``segmented_lru``, the SDK's ``parts`` and the file drive. They pass addresses, so they keep
-what lies there alive during the call.
+``flash.index``, ``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive. They
+pass addresses, so they keep what lies there alive during the call.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # descriptor, is_write, the drive's size, memory, its size, offsets on the drive, and in memory, lengths,
     # which were moved, trouble, pieces
     "ostraca_move": (_count, [c_int, c_int, _bytes, _at, _bytes, _at, _at, _at, _at, _at, _count]),
+    # descriptor, head, its bytes, passage, bytes passed, most bytes of blocks to move
+    "ostraca_send": (_count, [c_int, _at, _bytes, _at, _bytes, _bytes]),
+    # descriptor, passage, bytes passed, most bytes of blocks to move, tail, its bytes, what ends waiting, how
+    # long that is at most
+    "ostraca_receive": (_count, [c_int, _at, _bytes, _bytes, _at, _bytes, c_int, c_int64]),
+    # passage, bytes passed, bytes that came, how many
+    "ostraca_fill": (_count, [_at, _bytes, _at, _bytes]),
     # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, of one, digests, of one, rows
     "ostraca_blake2b_rows": (
         None,
@@ -93,11 +100,12 @@ _XXH3 = (
 )
 
 
-def at(array: NDArray[Any]) -> int:
+def at(array: NDArray[Any] | bytearray | memoryview) -> int:
     """Return the address of an array's first byte. The array must be C-contiguous, and outlive the call."""
     try:
         return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a quarter of the other's time
     except (TypeError, ValueError):  # read-only, empty, or not contiguous
+        assert not isinstance(array, (bytearray, memoryview)), "such memory is writable and not empty"
         assert array.flags.c_contiguous, "C sees an array's items one after another"
         return array.ctypes.data
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -63,21 +62,36 @@ class Wave:
 class BulkChannel(Protocol):
     """What a transport may ask of the worker's control connection. Only the inline transport sends by it."""
 
-    def send_bulk(self, transfer: int, offset: int, payload: memoryview) -> None:
-        """Send bytes for *offset* of the worker's arena; the payload is copied or sent before this returns.
+    def send_bulk(
+        self,
+        transfer: int,
+        memory: NDArray[np.uint8],
+        *,
+        places: NDArray[np.uint64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+    ) -> asyncio.Future[None]:
+        """Send blocks at *offsets* of *memory* to *places* of the worker's arena.
 
-        Frames and messages arrive in the order sent. Raises ConnectionError when the connection is closed.
+        The future ends when they are gone: messages sent from then on arrive behind them. It raises
+        ConnectionError when the connection closed first. Until either, the memory is in use.
         """
 
     def send(self, message: Message) -> None:
         """Send a message. Raises ConnectionError when the connection is closed."""
 
-    async def drained(self) -> None:
-        """Wait until little enough is queued that more may be sent. Raises ConnectionError when closed."""
+    def expect_bulk(
+        self,
+        transfer: int,
+        memory: NDArray[np.uint8],
+        *,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+    ) -> asyncio.Future[None]:
+        """Let the parts of a transfer announced by a ``Fetch`` land at *offsets* of *memory*.
 
-    def expect_bulk(self, transfer: int, parts: Sequence[memoryview]) -> asyncio.Future[None]:
-        """Ask for the parts of a transfer announced by a ``Fetch``: the future ends when all have landed, or
-        raises ConnectionError when the connection closed, after which nothing more lands.
+        The future ends when all have landed, or raises ConnectionError when the connection closed, after
+        which nothing more lands.
         """
 
     def break_off(self, why: str) -> None:

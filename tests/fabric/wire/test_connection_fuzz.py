@@ -9,11 +9,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fabric.wire.bulk import bulk_start
 from tests.fabric.wire.peers import ANY, FRAME_BYTES_MAX, HANDSHAKE, HELLO, SETTINGS, Answering, Dial
 from tests.fabric.wire.samples import SAMPLES
 
 from ostraca_fabric.connection import connect, serve
-from ostraca_fabric.wire.frames import HEADER_BYTES, LENGTH_BYTES, SCRATCH_BYTES, bulk_header, encode
+from ostraca_fabric.wire.frames import HEADER_BYTES, LENGTH_BYTES, SCRATCH_BYTES, encode
 from ostraca_fabric.wire.messages import AnyMessage, Message, Ping, Pong, Refused
 
 CODES = {"version", "authentication", "transport", "limit", "protocol", "malformed", "frame_too_long"}
@@ -21,7 +22,14 @@ CODES = {"version", "authentication", "transport", "limit", "protocol", "malform
 FRAMES = st.one_of(
     st.sampled_from(SAMPLES).map(encode).map(bytes),
     st.binary(max_size=40),
-    st.builds(bulk_header, st.integers(0, 9), st.integers(0, 9), st.integers(0, 50)),
+    st.integers(0, 3).flatmap(
+        lambda count: st.builds(
+            bulk_start,
+            st.integers(0, 9),
+            st.lists(st.integers(0, 9), min_size=count, max_size=count),
+            st.lists(st.integers(0, 50), min_size=count, max_size=count),
+        )
+    ),
     st.builds(struct.Struct("<IB").pack, st.integers(0, 1 << 18), st.integers(0, 2)),
 )
 

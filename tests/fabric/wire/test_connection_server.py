@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.fabric.wire.bulk import bulk_frame
 from tests.fabric.wire.peers import (
     FRAME_BYTES_MAX,
     HANDSHAKE,
@@ -24,7 +25,7 @@ from tests.fabric.wire.peers import (
 
 from ostraca_fabric.connection import ClientConnection, Server, connect, serve
 from ostraca_fabric.errors import AuthenticationError, ConnectError, UsageError, VersionError
-from ostraca_fabric.wire.frames import bulk_header, encode
+from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WorkerHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
@@ -227,7 +228,7 @@ async def test_who_breaks_the_rules_is_refused_and_nobody_else_notices(
 
 async def test_a_bulk_frame_nobody_asked_for_is_discarded(server: Server, dial: Dial) -> None:
     peer = await dial.welcomed(server.address)
-    peer.write(bulk_header(5, 0, 300_000) + bytes(300_000))
+    peer.write(bulk_frame(5, (0, bytes(300_000)), (1, bytes(10))))
     peer.say(Ping(2))
     assert await peer.heard() == Pong(2)
 

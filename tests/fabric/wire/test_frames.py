@@ -3,22 +3,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.fabric.wire.bulk import bulk_frame, bulk_start
 
 from ostraca_fabric.errors import FrameTooLongError, MalformedError, ProtocolError
 from ostraca_fabric.wire.frames import (
+    BULK_BLOCKS_MAX,
     BULK_BYTES_MAX,
+    CUT_BYTES,
     HEADER_BYTES,
     SCRATCH_BYTES,
     BulkEnd,
     Event,
     FrameReader,
-    bulk_header,
+    bulk_frames,
     encode,
 )
 from ostraca_fabric.wire.messages import Ping, PutDone
+from ostraca_fabric.wire.passage import Passage
 
 LIMIT_BYTES = 300_000
 DISCARDED = 13
@@ -26,27 +32,23 @@ DISCARDED = 13
 
 
 class Memory:
-    """Where bulk bytes land: offset = place. It says who asked, in order."""
+    """Where blocks land: their place is an offset. It says who asked, in order."""
 
     def __init__(self, size_bytes: int = 1 << 20) -> None:
-        self.view = memoryview(bytearray(size_bytes))
-        self.asked: list[tuple[int, int, int]] = []
+        self.array = np.zeros(size_bytes, np.uint8)
+        self.asked: list[tuple[int, list[int], list[int]]] = []
 
-    def sink(self, transfer: int, offset: int, length: int) -> memoryview | None:
-        self.asked.append((transfer, offset, length))
+    def sink(self, transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> Passage | None:
+        self.asked.append((transfer, places.tolist(), lengths.tolist()))
         if transfer == DISCARDED:
             return None
-        if offset + length > len(self.view):
+        if (places + lengths > len(self.array)).any():
             raise ProtocolError("outside the memory")
-        return self.view[offset : offset + length]
+        return Passage(self.array, places.astype(np.int64), lengths)
 
 
 def message_frame(payload: bytes) -> bytes:
     return struct.pack("<IB", len(payload) + 1, 0) + payload
-
-
-def bulk_frame(transfer: int, offset: int, payload: bytes) -> bytes:
-    return bulk_header(transfer, offset, len(payload)) + payload
 
 
 def fed(reader: FrameReader, stream: bytes, cuts: Sequence[int] = ()) -> list[Event]:
@@ -65,30 +67,69 @@ def fed(reader: FrameReader, stream: bytes, cuts: Sequence[int] = ()) -> list[Ev
 
 
 def comparable(events: list[Event]) -> list[object]:
-    return [(type(event), str(event)) if isinstance(event, ProtocolError) else event for event in events]
+    return [each if isinstance(each, bytes) else _shown(each) for each in events]
+
+
+def _shown(event: BulkEnd | ProtocolError) -> tuple[object, ...]:
+    if isinstance(event, BulkEnd):
+        return event.transfer, event.places.tolist(), event.landed
+    return type(event), str(event)
 
 
 def test_a_message_frame_is_length_kind_and_msgpack() -> None:
     assert bytes(encode(Ping(3))) == b"\x04\x00\x00\x00\x00\x92\x17\x03"
 
 
-def test_a_bulk_header_is_length_kind_transfer_and_offset() -> None:
-    assert bulk_header(2, 3, 5) == struct.pack("<IBQQ", 22, 1, 2, 3)
+def test_a_bulk_frame_is_length_kind_transfer_count_places_lengths_and_the_blocks() -> None:
+    memory = np.frombuffer(b"..abc..defgh", np.uint8)
+    (frame,) = bulk_frames(
+        2, memory, places=np.array([3, 9], "<u8"), offsets=np.array([7, 2]), lengths=np.array([5, 3], "<u4")
+    )
+    assert frame.header == struct.pack("<IBQIQQII", 1 + 8 + 4 + 16 + 8 + 8, 1, 2, 2, 3, 9, 5, 3)
+    assert frame.header == bulk_start(2, [3, 9], [5, 3])
+    assert bytes(frame.blocks.next_piece()) == b"defgh"
+    frame.blocks.passed_bytes = 6
+    assert bytes(frame.blocks.next_piece()) == b"bc"
 
+
+@given(st.lists(st.sampled_from([1, 4096, CUT_BYTES // 4, CUT_BYTES, 2 * CUT_BYTES]), max_size=40))
+@example([4096] * (2 * BULK_BLOCKS_MAX + 1))
+@example([CUT_BYTES + 1] * 3)
+def test_blocks_are_cut_into_frames_in_order_and_within_limits(lengths: list[int]) -> None:
+    memory, places = np.zeros(2 * CUT_BYTES, np.uint8), np.arange(len(lengths), dtype=np.uint64)
+    offsets, column = np.zeros(len(lengths), np.int64), np.array(lengths, np.uint32)
+    frames = bulk_frames(1, memory, places=places, offsets=offsets, lengths=column)
+    named: list[int] = []
+    for frame in frames:
+        count = struct.unpack_from("<I", frame.header, 13)[0]
+        found = np.frombuffer(frame.header, "<u8", count, 17).tolist()
+        assert 1 <= count <= BULK_BLOCKS_MAX
+        assert count == 1 or frame.blocks.total_bytes <= CUT_BYTES
+        assert frame.blocks.total_bytes == sum(lengths[place] for place in found)
+        named += found
+    assert named == list(range(len(lengths)))
+
+
+BLOCKS = st.tuples(st.integers(0, 5000), st.binary(min_size=1, max_size=200))
 
 FRAMES = st.one_of(
     st.binary(min_size=1, max_size=300).map(message_frame),
-    st.builds(bulk_frame, st.integers(0, 20), st.integers(0, 5000), st.binary(max_size=400)),
+    st.builds(
+        lambda transfer, blocks: bulk_frame(transfer, *blocks),
+        st.integers(0, 20),
+        st.lists(BLOCKS, min_size=1, max_size=8),
+    ),
     st.builds(lambda repeats: message_frame(bytes(range(256)) * repeats), st.integers(1, 1000)),
     st.sampled_from(
         [
             struct.pack("<IB", 0, 0),
             struct.pack("<IB", 1, 0),
             struct.pack("<IB", 9, 7),
-            struct.pack("<IB", 16, 1),
+            struct.pack("<IB", 12, 1),
             struct.pack("<IB", LIMIT_BYTES + 1, 0),
-            struct.pack("<IB", BULK_BYTES_MAX + 18, 1),
-            bulk_header(1, 1 << 40, 10),
+            struct.pack("<IB", BULK_BYTES_MAX + 14, 1),
+            bulk_start(1, [1 << 40], [10]),
+            bulk_start(1, range(BULK_BLOCKS_MAX), [1] * BULK_BLOCKS_MAX) + b"x" * BULK_BLOCKS_MAX,
         ]
     ),
 )
@@ -105,47 +146,67 @@ def test_any_split_of_a_stream_gives_the_same_events_and_the_same_bytes(
     found = fed(FrameReader(split.sink, frame_bytes_max=LIMIT_BYTES, scratch_bytes=64), stream, cuts)
     assert comparable(found) == comparable(expected)
     assert split.asked == whole.asked
-    assert split.view == whole.view
+    assert np.array_equal(split.array, whole.array)
 
 
 def test_bytes_one_by_one_give_the_same_events() -> None:
     frames = (
         encode(Ping(1)),
-        bulk_frame(4, 100, b"abcdef"),
-        bulk_frame(DISCARDED, 0, b"xyz"),
+        bulk_frame(4, (100, b"abcdef"), (50, b"z"), (106, b"gh")),
+        bulk_frame(DISCARDED, (0, b"xyz"), (9, b"!")),
         encode(Ping(2)),
     )
     stream = b"".join(frames)
     memory = Memory()
-    events = fed(FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES), stream, range(1, len(stream)))
-    assert events == [
+    reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES, scratch_bytes=17)
+    events = fed(reader, stream, range(1, len(stream)))
+    assert comparable(events) == [
         bytes(frames[0][HEADER_BYTES:]),
-        BulkEnd(4, 100, 6, landed=True),
-        BulkEnd(DISCARDED, 0, 3, landed=False),
+        (4, [100, 50, 106], True),
+        (DISCARDED, [0, 9], False),
         bytes(frames[3][HEADER_BYTES:]),
     ]
-    assert bytes(memory.view[100:106]) == b"abcdef"
+    assert bytes(memory.array[100:108]) == b"abcdefgh"
+    assert bytes(memory.array[50:51]) == b"z"
+    assert np.count_nonzero(memory.array) == 9
 
 
-def test_bulk_bytes_are_received_straight_into_their_destination() -> None:
+def test_blocks_are_received_straight_into_their_destination() -> None:
     memory = Memory()
     reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES)
-    fed(reader, bulk_header(1, 4096, 100_000) + b"head")
+    fed(reader, bulk_start(1, [4096, 8192 * 4], [100, 50_000]) + b"head")
+    assert reader.landing is not None
+    assert reader.landing.left_bytes == 50_096
     buffer = reader.buffer()
-    assert len(buffer) == 100_000 - 4, "exactly what is missing: the next frame's header goes elsewhere"
+    assert len(buffer) == 96, "exactly what the block lacks: the next one's bytes go elsewhere"
     buffer[0] = 77
-    assert memory.view[4096 + 4] == 77
+    assert memory.array[4096 + 4] == 77
+    fed(reader, bytes(100))
+    assert len(reader.buffer()) == 50_000 - 4
+
+
+def test_bytes_behind_the_blocks_of_one_call_are_the_next_frames() -> None:
+    memory = Memory()
+    reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES)
+    fed(reader, bulk_start(1, [0, 10], [2, 3]))
+    landing, tail = reader.landing, reader.tail()
+    assert landing is not None
+    follows = bytes(encode(Ping(1)))
+    tail[: len(follows)] = follows
+    bulk, message = reader.received(landing.left_bytes + len(follows))
+    assert comparable([bulk, message]) == [(1, [0, 10], True), follows[HEADER_BYTES:]]
+    assert reader.landing is None
 
 
 def test_the_sink_is_asked_after_earlier_messages_of_the_same_read_were_handled() -> None:
     order: list[str] = []
 
-    def sink(transfer: int, offset: int, length: int) -> memoryview | None:
+    def sink(transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> Passage | None:
         order.append("sink")
         return None
 
     reader = FrameReader(sink, frame_bytes_max=LIMIT_BYTES)
-    stream = bytes(encode(Ping(1))) + bulk_frame(1, 0, b"x")
+    stream = bytes(encode(Ping(1))) + bulk_frame(1, (0, b"x"))
     reader.buffer()[: len(stream)] = stream
     order.extend("message" for event in reader.received(len(stream)) if isinstance(event, bytes))
     assert order == ["message", "sink"]
@@ -191,10 +252,11 @@ def test_a_limit_raised_between_frames_holds_from_the_next_frame_on() -> None:
 def test_a_reader_that_is_closed_in_mid_payload_writes_nothing_more() -> None:
     memory = Memory()
     reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES)
-    fed(reader, bulk_header(1, 0, 100) + b"\x01" * 10)
+    fed(reader, bulk_start(1, [0, 50], [50, 50]) + b"\x01" * 60)
     reader.close()
+    assert reader.landing is None
     assert fed(reader, b"\x01" * 200) == []
-    assert bytes(memory.view[:200]) == b"\x01" * 10 + bytes(190)
+    assert bytes(memory.array[:200]) == b"\x01" * 60 + bytes(140)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +265,17 @@ def test_a_reader_that_is_closed_in_mid_payload_writes_nothing_more() -> None:
         (struct.pack("<IB", 0, 0), MalformedError),
         (struct.pack("<IB", 1, 0), MalformedError),
         (struct.pack("<IB", 5, 2), MalformedError),
-        (struct.pack("<IB", 16, 1), MalformedError),
+        (struct.pack("<IB", 12, 1), MalformedError),
         (struct.pack("<IB", 0xFFFFFFFF, 1), FrameTooLongError),
-        (bulk_header(1, 1 << 50, 4), ProtocolError),
+        (bulk_start(1, [1 << 50], [4]), ProtocolError),
+        (bulk_start(1, [], []), MalformedError),
+        (bulk_start(1, [0, 1], [4, 0]), MalformedError),
+        (struct.pack("<IBQIQI", 28, 1, 1, 1, 0, 4), MalformedError),
+        (struct.pack("<IBQIQI", 30, 1, 1, 1, 0, 4), MalformedError),
+        (struct.pack("<IBQIQQII", 40, 1, 1, 2, 0, 1, 0xFFFFFFFF, 0xFFFFFFFF), MalformedError),
+        (struct.pack("<IBQI", 13, 1, 1, 1), MalformedError),
+        (struct.pack("<IBQI", 1 << 20, 1, 1, BULK_BLOCKS_MAX + 1), MalformedError),
+        (struct.pack("<IBQI", 1 << 20, 1, 1, 0xFFFFFFFF), MalformedError),
     ],
 )
 def test_a_frame_that_can_not_be_is_an_error_of_its_type(stream: bytes, error: type[ProtocolError]) -> None:

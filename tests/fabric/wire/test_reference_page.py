@@ -13,7 +13,7 @@ from ostraca_fabric.chain import Span
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.wire import messages
 from ostraca_fabric.wire.codec import MESSAGE_TYPES
-from ostraca_fabric.wire.frames import BULK, BULK_BYTES_MAX, MESSAGE, SCRATCH_BYTES
+from ostraca_fabric.wire.frames import BULK, BULK_BLOCKS_MAX, BULK_BYTES_MAX, MESSAGE, SCRATCH_BYTES
 from ostraca_fabric.wire.handshake import DEFAULT_LIMITS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "wire.md").read_text()
@@ -70,6 +70,7 @@ def test_every_limit_is_listed_with_its_default(values: dict[str, float]) -> Non
 
 def test_the_fixed_sizes_are_those_of_the_code() -> None:
     assert f"at most {BULK_BYTES_MAX} bytes" in PAGE
+    assert f"carry 1 to {BULK_BLOCKS_MAX} blocks" in PAGE
     assert f"holds {SCRATCH_BYTES} bytes" in PAGE
 
 
