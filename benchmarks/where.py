@@ -159,6 +159,9 @@ def _all_spent(conditions: Conditions) -> Iterator[Spent]:
         yield _spent("get 1 block from DRAM", pid, lambda: work.get_one_s(chain), plan, turns=20)
         half = work.half_stored_chain()
         yield _spent(f"look-up of {len(half)} blocks", pid, lambda: work.lookup_s(half), plan, turns=20)
+    with _fabric(plan, conditions, "--transport", "inline", dram_bytes=suite.dram_bytes(plan)) as (pid, work):
+        chain = suite.resident_chain(work)
+        yield _spent(f"get {batch} from DRAM inline, views", pid, lambda: work.get_views(chain), plan)
     with _fabric(plan, conditions, dram_bytes=0) as (pid, work):
         chain = work.stored_chain()
         yield _spent(f"get {batch} from flash, views", pid, lambda: work.get_views(chain), plan)
@@ -166,8 +169,10 @@ def _all_spent(conditions: Conditions) -> Iterator[Spent]:
 
 
 @contextlib.contextmanager
-def _fabric(plan: Plan, conditions: Conditions, *, dram_bytes: int) -> Iterator[tuple[int, Workload]]:
-    options = ("--capacity", str(plan.capacity_bytes), "--dram", str(dram_bytes))
+def _fabric(
+    plan: Plan, conditions: Conditions, *more: str, dram_bytes: int
+) -> Iterator[tuple[int, Workload]]:
+    options = ("--capacity", str(plan.capacity_bytes), "--dram", str(dram_bytes), *more)
     with (
         running_fabric(conditions.new_directory(), *options) as fabric,
         contextlib.closing(suite.workload(plan, fabric.address)) as work,
