@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,9 +58,22 @@ class Outbox:
         """Whether nothing waits."""
         return not (self._head or self._messages or self._bulk)
 
-    def add(self, frame: bytes | bytearray) -> None:
-        """Send a message's frame, or any other bytes."""
-        self._messages += frame
+    def send(self, sock: socket.socket, frame: bytes | bytearray) -> bool:
+        """Send a message's frame, at once where nothing waits; tell whether nothing does now.
+
+        Raises OSError when the connection is broken.
+        """
+        if not self.is_empty:
+            self._messages += frame
+            return False
+        try:
+            sent = sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(frame):
+            self._head += frame
+            self._sent_bytes = sent
+        return sent == len(frame)
 
     def add_bulk(self, frames: Sequence[BulkFrame], on_sent: Callable[[], None] | None = None) -> None:
         """Send the frames of a transfer. Their blocks are in use until *on_sent* is called, or ``clear``."""

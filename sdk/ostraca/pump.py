@@ -98,21 +98,25 @@ class Pump:
         Never blocks. On a connection that is lost it does nothing: ``on_lost`` says so.
         """
         with self._lock:
-            for frame in frames:
-                self._outbox.add(frame)
-            self._write_now()
+            if self._is_closed:
+                return
+            try:
+                for frame in frames:
+                    self._outbox.send(self._socket, frame)
+            except OSError as error:
+                self._sending_failed(error)
+            if not self._outbox.is_empty:
+                self._write_now()
 
     def send_bulk(self, frames: Sequence[BulkFrame]) -> None:
         """Send bulk frames, in order. Their blocks stay in use until they are sent or ``on_lost`` came."""
         with self._lock:
-            self._outbox.add_bulk(frames)
-            self._write_now()
+            if not self._is_closed:
+                self._outbox.add_bulk(frames)
+                self._write_now()
 
     def _write_now(self) -> None:
         """Give the socket what it takes, and leave the rest to the pump. The lock is held."""
-        if self._is_closed:
-            self._outbox.clear()
-            return
         is_sent = self._write()
         if self._outbox.held_bytes > self._unsent_bytes_max:
             self._outbox.clear()
@@ -184,9 +188,12 @@ class Pump:
         try:
             return self._outbox.write(self._socket.fileno(), _BYTES_PER_CALL)
         except OSError as error:
-            self._outbox.clear()
-            self._shut_down(f"sending failed: {error}")
+            self._sending_failed(error)
             return True
+
+    def _sending_failed(self, error: OSError) -> None:
+        self._outbox.clear()
+        self._shut_down(f"sending failed: {error}")
 
     def _run(self) -> None:
         show_name("pump")

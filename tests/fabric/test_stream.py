@@ -98,7 +98,7 @@ def test_whatever_the_socket_takes_and_gives_at_once_everything_arrives_whole_an
                 expected |= is_there
                 outbox.add_bulk(frames, functools.partial(gone.append, transfer))
             if messages and dice.random() < 0.3:
-                outbox.add(messages.pop(0))
+                outbox.send(ours, messages.pop(0))
             is_sent = outbox.write(ours.fileno(), dice.choice((1, 5000, 1 << 20))) and not messages
             memory.receive(theirs, dice.choice((1, 5000, 1 << 20)))
             memory.receive(theirs, 1 << 20)
@@ -108,6 +108,21 @@ def test_whatever_the_socket_takes_and_gives_at_once_everything_arrives_whole_an
     assert np.array_equal(memory.array, np.where(expected, source, 0))
     assert outbox.is_empty
     assert outbox.held_bytes == 0
+
+
+def test_a_long_message_that_the_socket_takes_in_parts_arrives_whole(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    outbox, messages = Outbox(), [random.Random(seed).randbytes(100_000) for seed in (1, 2)]
+    assert outbox.send(pair[0], b"short")
+    assert not outbox.send(pair[0], messages[0])
+    assert not outbox.send(pair[0], messages[1])
+    came = bytearray()
+    while not outbox.write(pair[0].fileno(), 1 << 20):
+        came += pair[1].recv(1 << 20)
+    while len(came) < 200_005:
+        came += pair[1].recv(1 << 20)
+    assert came == b"short" + messages[0] + messages[1]
 
 
 def test_frames_of_a_transfer_that_have_not_begun_can_be_dropped(
@@ -123,7 +138,7 @@ def test_frames_of_a_transfer_that_have_not_begun_can_be_dropped(
     )
     outbox.add_bulk(frames, lambda: gone.append(1))
     assert not outbox.write(pair[0].fileno(), 1 << 20)
-    outbox.add(encode(Pong(1)))
+    assert not outbox.send(pair[0], encode(Pong(1)))
     outbox.drop_bulk()
     came = bytearray()
     pair[1].setblocking(True)

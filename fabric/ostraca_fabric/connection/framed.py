@@ -104,8 +104,13 @@ class FramedConnection(asyncio.BufferedProtocol):
             log.warning("Cut the connection to %s, which does not read what it is sent", self.peer)
             self.abort()
             raise self._closed_error()
-        self._outbox.add(frame)
-        self._write_unless_watched()
+        try:
+            is_sent = self._outbox.send(self._socket, frame)
+        except OSError as error:
+            self._fail_with(error)
+        else:
+            if not is_sent:
+                self._watch()
 
     def send_bulk(
         self,
@@ -131,7 +136,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             frames = bulk_frames(transfer, memory, places=places, offsets=offsets, lengths=lengths)
             self._outbox.add_bulk(frames, functools.partial(self._sent, ended))
             self._sending.add(ended)
-            self._write_unless_watched()
+            if not self._is_watched:
+                self._write()
         return ended
 
     def _sent(self, ended: asyncio.Future[None]) -> None:
@@ -139,24 +145,28 @@ class FramedConnection(asyncio.BufferedProtocol):
         if not ended.done():
             ended.set_result(None)
 
-    def _write_unless_watched(self) -> None:
-        if not self._is_watched:
-            self._write()
-
     def _write(self) -> None:
         """Give the socket what it takes, and have the loop say when it takes more."""
         assert self._socket is not None
         try:
             is_sent = self._outbox.write(self._socket.fileno(), _TURN_BYTES)
         except OSError as error:
-            self._why = error
-            self.abort()
+            self._fail_with(error)
             return
-        if is_sent:
-            self._stop_watching()
-            if self._when_sent is not None:
-                self._when_sent()
-        elif not self._is_watched:
+        if not is_sent:
+            self._watch()
+            return
+        self._stop_watching()
+        if self._when_sent is not None:
+            self._when_sent()
+
+    def _fail_with(self, error: OSError) -> None:
+        self._why = error
+        self.abort()
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            assert self._socket is not None
             self._is_watched = True
             self._loop.add_writer(self._socket.fileno(), self._write)
 
