@@ -46,7 +46,7 @@ def _finding(plan: Plan, conditions: Conditions, *, dram_bytes: int) -> Finding:
         ours, theirs = (_chains(work, dram_bytes=dram_bytes, plan=plan) for work in (tagged, untagged))
 
         def unchecked() -> float:
-            with patch("ostraca.batches.are_good", all_good):
+            with patch("ostraca.verify.are_good", all_good):
                 return untagged.get_views(next(theirs))
 
         case = Case("tags on", lambda: tagged.get_views(next(ours)), "tags off", unchecked)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ostraca.arena import Arena
     from ostraca.core.events import Effect, Event, Verified
     from ostraca.core.operations import GetOperation, LookupOperation, PrefetchOperation, PutOperation
+    from ostraca.crew import Crew
     from ostraca.session import Mailbox, Session
     from ostraca.settings import ClientSettings
     from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
@@ -52,6 +53,7 @@ class Target:
     mail: Mailbox
     session: Session
     arena: Arena
+    crew: Crew
     settings: ClientSettings
     identity: VolumeIdentity
     record: VolumeRecord

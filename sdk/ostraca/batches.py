@@ -3,7 +3,8 @@
 Tags. A put's tags are made from the caller's bytes, *before* they are copied, so that a bad copy is noticed
 (``ostraca.device_blocks`` says why those of a device are not).
 A get hashes the slot, and copies only what agrees with the tag that the block's writer made, seeded here with
-who the block must be. Either is one call into C for all blocks that are there to be done.
+who the block must be. Either is one call into C for all blocks that are there to be done, or for a share of
+them, in several threads (``ostraca.crew``).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from ostraca.core.operations import (
     put_message,
 )
 from ostraca.core.plan import blocks_per_request, window_blocks, windows
-from ostraca.device_blocks import FAILED, slices_until
+from ostraca.device_blocks import FAILED
+from ostraca.verify import checked_until, no_verdicts, tags_made, verdicts_of
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.tags import are_good, tag_seeds, tags_of
+from ostraca_fabric.tags import tag_seeds
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Lookup, Prefetch
 
@@ -114,8 +116,8 @@ class GetBatch(_SlotBatch):
         super().__init__(target, chain, lengths, until_s=until_s)
         self._recompute_s = recompute_s
 
-    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
-        """Tell of each block, or of the first ones when time runs out, whether it is good: handed over."""
+    def _check(self, landed: _Landed) -> NDArray[np.uint8]:
+        """Verify blocks, hand over those that are good, and return a ``Verdict`` for each."""
         raise NotImplementedError
 
     def _begin(self, request: int, first: int) -> int:
@@ -150,7 +152,7 @@ class GetBatch(_SlotBatch):
     def _verify(self, under: Under, wanted: Verify) -> Verified:
         assert under.slots is not None
         positions = columns.positions(wanted.positions, under.operation.blocks)
-        good = self._check(
+        verdicts = self._check(
             _Landed(
                 blocks=under.first + positions.astype(np.int64),
                 offsets=under.slots[positions],
@@ -158,7 +160,7 @@ class GetBatch(_SlotBatch):
                 tags=columns.rows16(wanted.tags, len(positions)),
             )
         )
-        return Verified(positions[: len(good)].tobytes(), good.tobytes())
+        return Verified(wanted.positions, verdicts.tobytes())
 
 
 class GetIntoBatch(GetBatch):
@@ -189,7 +191,7 @@ class GetIntoBatch(GetBatch):
             del self._under[request]
             self._session.forget(request)
 
-    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
+    def _check(self, landed: _Landed) -> NDArray[np.uint8]:
         return self._into.scatter(
             self._target.arena.array,
             landed.offsets,
@@ -197,6 +199,7 @@ class GetIntoBatch(GetBatch):
             landed.tags,
             which=landed.blocks,
             until_s=self._until_s,
+            crew=self._target.crew,
         )
 
 
@@ -228,24 +231,22 @@ class GetViewsBatch(GetBatch):
             self._session.leave(request)
         self.held.clear()
 
-    def _check(self, landed: _Landed) -> NDArray[np.bool_]:
-        lengths = self._lengths[landed.blocks]
-        good = np.zeros(len(lengths), np.bool_)
-        checked = 0
-        for part in slices_until(lengths, self._until_s):
-            good[part] = are_good(
-                self.memory,
-                landed.offsets[part],
-                lengths[part],
-                landed.seeds[part],
-                landed.tags[part],
-            )
-            checked = part.stop
-        good = good[:checked]
-        handed_over = landed.blocks[:checked][good]
-        self.offsets[handed_over] = landed.offsets[:checked][good]
-        self.good[handed_over] = True
-        return good
+    def _check(self, landed: _Landed) -> NDArray[np.uint8]:
+        verdicts = no_verdicts(len(landed.blocks))
+        for some, good in checked_until(
+            self.memory,
+            landed.offsets,
+            self._lengths[landed.blocks],
+            landed.seeds,
+            landed.tags,
+            until_s=self._until_s,
+            crew=self._target.crew,
+        ):
+            handed_over = landed.blocks[some][good]
+            self.offsets[handed_over] = landed.offsets[some][good]
+            self.good[handed_over] = True
+            verdicts[some] = verdicts_of(good)
+        return verdicts
 
     def _drop(self, request: int) -> None:
         del self._under[request]
@@ -314,7 +315,7 @@ class PutFromBatch(PutBatch):
             return None
         try:
             seeds = self._seeds(first, len(slots))
-            tags = self._source.gather(arena.array, slots, seeds, first=first)
+            tags = self._source.gather(arena.array, slots, seeds, first=first, crew=self._target.crew)
         except BaseException:
             if self._source.wait():  # else something may still write to them
                 arena.give(slots)
@@ -350,6 +351,7 @@ class PutSlotsBatch(PutBatch):
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
         slots = self._slots[first : first + wanted]
         lengths = self._lengths[first : first + len(slots)]
-        tags = tags_of(self._target.arena.array, slots, lengths, self._seeds(first, len(slots)))
+        seeds = self._seeds(first, len(slots))
+        tags = tags_made(self._target.arena.array, slots, lengths, seeds, crew=self._target.crew)
         self._begun = first + len(slots)
         return slots, tags.tobytes()

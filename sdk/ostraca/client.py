@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ostraca.arena import Arena
 from ostraca.core.checks import checked_seconds
+from ostraca.crew import Crew, threads_for
 from ostraca.cuda import CudaDevices
 from ostraca.dial import Caller, checked_token, chosen_addresses
 from ostraca.meter import ClientMetrics, Meter
@@ -110,9 +111,9 @@ class Client:
         self.worker = worker_name(client_id)
         """What this client is called in metrics and logs: made anew for each client."""
 
-        self.reach = Reach(
-            addresses, Caller(tenant, token, arena.ends, client_id), arena, settings, self.worker
-        )
+        self._crew = Crew(settings.copy_threads or threads_for(len(os.sched_getaffinity(0))))
+        caller = Caller(tenant, token, arena.ends, client_id)
+        self.reach = Reach(addresses, caller, arena, self._crew, settings, self.worker)
         self._pid = os.getpid()
         self._is_closed = False
         self._running = 0  # operations under way; under the arena's lock
@@ -237,6 +238,7 @@ class Client:
         with changed:
             changed.wait_for(lambda: not self._running, timeout=_CLOSE_S)
             has_ended = not self._running
+        self._crew.close()
         self._done.close()
         self.arena.close(is_used=not has_ended or not self.devices.close())
         _alive.discard(self)

@@ -14,24 +14,21 @@ no slot is reused that a copy still reads. The copies under way at the deadline 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ostraca.parts import as_blocks, check_count, checked_size
+from ostraca.verify import checked_until, no_verdicts, tags_made, verdicts_of
 from ostraca_fabric.errors import TransportError, UsageError
-from ostraca_fabric.tags import are_good, tags_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from ostraca.crew import Crew
     from ostraca.devices import DevicePart, Devices
-
-_HASH_BYTES = 32 << 20
-"""A few milliseconds of hashing: what a get may overrun its deadline by."""
 
 
 class CallerBlocks(Protocol):
@@ -51,6 +48,7 @@ class CallerBlocks(Protocol):
         seeds: NDArray[np.uint64],
         *,
         first: int,
+        crew: Crew,
     ) -> NDArray[np.uint8]:
         """Copy blocks from *first* on into *memory*; return their tags. All copies have ended then."""
 
@@ -63,8 +61,12 @@ class CallerBlocks(Protocol):
         *,
         which: NDArray[np.int64],
         until_s: float,
-    ) -> NDArray[np.bool_]:
-        """Verify blocks that lie in *memory*, and copy those that are good; ``wait`` before it is used."""
+        crew: Crew,
+    ) -> NDArray[np.uint8]:
+        """Verify blocks that lie in *memory*, and copy those that are good; ``wait`` before it is used.
+
+        Returns a ``Verdict`` for each.
+        """
 
     def wait(self) -> bool:
         """Return when all copies have ended; False when the slots they used must be given up."""
@@ -91,6 +93,7 @@ class DeviceBlocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
+        crew: Crew,
     ) -> NDArray[np.uint8]:
         """As ``Blocks.gather``, with tags of what landed. Raises TransportError when a copy failed."""
         lengths = self.lengths[first : first + len(offsets)]
@@ -104,7 +107,7 @@ class DeviceBlocks:
             has_ended = self._copies.wait()
         if not has_ended:
             raise TransportError(FAILED)
-        return tags_of(memory, offsets, lengths, seeds)
+        return tags_made(memory, offsets, lengths, seeds, crew=crew)
 
     def scatter(
         self,
@@ -115,17 +118,19 @@ class DeviceBlocks:
         *,
         which: NDArray[np.int64],
         until_s: float,
-    ) -> NDArray[np.bool_]:
-        """As ``Blocks.scatter``, but copies are only begun. Raises TransportError."""
-        lengths, good = self.lengths[which], np.zeros(len(which), np.bool_)
-        checked = 0
-        for some in slices_until(lengths, until_s):
-            good[some] = are_good(memory, offsets[some], lengths[some], seeds[some], tags[some])
-            for row in (some.start + np.flatnonzero(good[some])).tolist():
+        crew: Crew,
+    ) -> NDArray[np.uint8]:
+        """As ``Blocks.scatter``, but copies are only begun, all of them by this thread.
+
+        Raises TransportError.
+        """
+        lengths, verdicts = self.lengths[which], no_verdicts(len(which))
+        for some, good in checked_until(memory, offsets, lengths, seeds, tags, until_s=until_s, crew=crew):
+            for row in (some.start + np.flatnonzero(good)).tolist():
                 for part, host in self._slots(int(which[row]), memory, int(offsets[row])):
                     self._copies.to_device(part, host)
-            checked = some.stop
-        return good[:checked]
+            verdicts[some] = verdicts_of(good)
+        return verdicts
 
     def wait(self) -> bool:
         """Return when all copies have ended; False when where one stands is not known."""
@@ -146,19 +151,6 @@ FAILED = (
     "copying between the arena and a device failed, and where it stands is not known: its part of the arena "
     "is given up; connect again once the device works"
 )
-
-
-def slices_until(lengths: NDArray[np.uint32], until_s: float) -> Iterator[slice]:
-    """Cut blocks into what can be hashed between two looks at the clock, as long as there is time.
-
-    Hashing can't be interrupted: a slice has a few milliseconds' worth of bytes, and a block at least.
-    """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    first, first_bytes = 0, 0
-    while first < len(ends) and time.monotonic() < until_s:
-        last = max(first + 1, int(np.searchsorted(ends, first_bytes + _HASH_BYTES, side="right")))
-        yield slice(first, last)
-        first, first_bytes = last, int(ends[last - 1])
 
 
 def caller_blocks(

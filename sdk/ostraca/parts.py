@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ostraca.memory import PART, Axes, Layout, axes_of, check_inside, layout_of, sight
+from ostraca.verify import VERDICT_OF_BAD, no_verdicts
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tags import TAG_BYTES
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
+
+    from ostraca.crew import Crew
 
 _READ_ONLY = (
     "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
@@ -62,6 +65,7 @@ class Blocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
+        crew: Crew,
     ) -> NDArray[np.uint8]:
         """Copy blocks from *first* on into *memory*, a flat array, one to each offset; return their tags.
 
@@ -72,22 +76,28 @@ class Blocks:
         assert 0 <= first <= first + count <= len(self.lengths), "as many blocks as were checked"
         assert len(seeds) == count, "a block has one seed"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
+        lengths, first_part = self.lengths[first : first + count], self.first_part[first:]
         tags = np.empty((count, TAG_BYTES), np.uint8)
-        gathered = library.ostraca_gather(
-            at(memory),
-            memory.nbytes,
-            at(offsets),
-            at(self.lengths[first:]),
-            at(seeds),
-            at(self.parts),
-            at(self.first_part[first:]),
-            at(tags),
-            count,
-        )
-        if gathered < 0:
-            raise MemoryError("no memory to hash blocks in")
-        if gathered < count:
-            raise ValueError(f"block {first + gathered} would reach outside of memory")
+
+        def gather(share: slice) -> None:
+            blocks = share.stop - share.start
+            gathered = library.ostraca_gather(
+                at(memory),
+                memory.nbytes,
+                at(offsets[share]),
+                at(lengths[share]),
+                at(seeds[share]),
+                at(self.parts),
+                at(first_part[share.start :]),
+                at(tags[share]),
+                blocks,
+            )
+            if gathered < 0:
+                raise MemoryError("no memory to hash blocks in")
+            if gathered < blocks:
+                raise ValueError(f"block {first + share.start + gathered} would reach outside of memory")
+
+        crew.share(lengths, gather)
         return tags
 
     def scatter(
@@ -99,13 +109,14 @@ class Blocks:
         *,
         which: NDArray[np.int64],
         until_s: float,
-    ) -> NDArray[np.bool_]:
+        crew: Crew,
+    ) -> NDArray[np.uint8]:
         """Verify blocks that lie in *memory*, and copy those that are good to where the caller wants them.
 
         *which* says which blocks they are; all columns have shape (n,), *tags* (n, 16). No block is begun at
-        *until_s* on the clock of ``time.monotonic`` or later. Returns whether each block is good, of as many
-        as were looked at; memory of the others is untouched. Releases the GIL. Raises ValueError when a block
-        would reach outside of *memory*.
+        *until_s* on the clock of ``time.monotonic`` or later. Returns a ``Verdict`` for each; where it is not
+        GOOD, the caller's memory is untouched. Releases the GIL. Raises ValueError when a block would reach
+        outside of *memory*.
         """
         count = len(which)
         assert self.is_written, "this memory was not checked for being written to"
@@ -116,24 +127,29 @@ class Blocks:
             assert 0 <= which.min() <= which.max() < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, tags = self.lengths[which], np.ascontiguousarray(tags)
-        good = np.empty(count, np.bool_)
-        handled = library.ostraca_scatter(
-            at(memory),
-            memory.nbytes,
-            at(offsets),
-            at(lengths),
-            at(seeds),
-            at(tags),
-            at(self.parts),
-            at(self.first_part),
-            at(which),
-            until_s,
-            at(good),
-            count,
-        )
-        if handled < 0:
-            raise ValueError("a block would reach outside of memory")
-        return good[:handled]
+        verdicts = no_verdicts(count)
+
+        def scatter(share: slice) -> None:
+            handled = library.ostraca_scatter(
+                at(memory),
+                memory.nbytes,
+                at(offsets[share]),
+                at(lengths[share]),
+                at(seeds[share]),
+                at(tags[share]),
+                at(self.parts),
+                at(self.first_part),
+                at(which[share]),
+                until_s,
+                at(verdicts[share]),
+                share.stop - share.start,
+            )
+            if handled < 0:
+                raise ValueError("a block would reach outside of memory")
+            verdicts[share.start : share.start + handled] += VERDICT_OF_BAD
+
+        crew.share(lengths, scatter)
+        return verdicts
 
 
 def as_blocks(value: object, *, what: str, count: int, block_bytes: int, is_written: bool) -> Blocks:

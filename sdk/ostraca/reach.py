@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostraca.arena import Arena
+    from ostraca.crew import Crew
     from ostraca.dial import Caller
     from ostraca.session import Mailbox
     from ostraca.settings import ClientSettings
@@ -40,6 +41,7 @@ class Reach:
         addresses: Sequence[Address],
         caller: Caller,
         arena: Arena,
+        crew: Crew,
         settings: ClientSettings,
         worker: str,
     ) -> None:
@@ -53,6 +55,7 @@ class Reach:
         self._addresses = addresses
         self._caller = caller
         self._arena = arena
+        self._crew = crew
         self._settings = settings
         self._worker = worker
         self._request_ids = itertools.count(1)
@@ -169,4 +172,6 @@ class Reach:
         return session.agent if session is not None else ""
 
     def _target(self, mail: Mailbox, session: Session, volume: Volume, handle: int) -> Target:
-        return Target(mail, session, self._arena, self._settings, volume.identity, volume.record, handle)
+        return Target(
+            mail, session, self._arena, self._crew, self._settings, volume.identity, volume.record, handle
+        )

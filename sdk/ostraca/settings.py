@@ -54,6 +54,12 @@ class ClientSettings:
     windows_inflight: int = 4
     """How many requests one get or put may have under way at once."""
 
+    copy_threads: int | None = None
+    """How many threads may check and copy one wave: the caller's, or the driver's, and this many less one
+    that the client keeps. None: 1 where this process may use up to three CPUs, else a quarter of them, at
+    least 2 and at most 4 (``ostraca.crew`` says why). Set it where a container's CPU quota allows less than
+    the CPUs that are seen; 1 makes no threads."""
+
     submitted_max: int = 4096
     """Operations submitted and not yet taken. More are declined at once as OVERLOADED, so that a caller that
     never takes what is done does not fill memory."""
@@ -95,6 +101,7 @@ class ClientSettings:
             "put_window_bytes": self.put_window_bytes,
             "windows_inflight": self.windows_inflight,
             "submitted_max": self.submitted_max,
+            "copy_threads": 1 if self.copy_threads is None else self.copy_threads,
             "deadline_s_max": self.deadline_s_max,
             "handshake_s_max": self.handshake_s_max,
             "progress_s": self.progress_s,

@@ -93,6 +93,7 @@ def test_tenants_and_credentials_that_cannot_be_meant_are_refused(agent: Scripte
         {"transports": ("pigeon",)},
         {"windows_inflight": 0},
         {"deadline_s_max": float("nan")},
+        {"copy_threads": 0},
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
@@ -383,11 +384,15 @@ def test_importing_the_sdk_is_quick_and_loads_nothing_heavy() -> None:
 def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent: ScriptedAgent) -> None:
     program = """
         import os, sys
-        import ostraca
-        settings = ostraca.ClientSettings(arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",))
+        import ostraca, ostraca.crew
+        ostraca.crew.SHARE_BYTES = 1
+        settings = ostraca.ClientSettings(
+            arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",), copy_threads=2
+        )
         client = ostraca.connect(sys.argv[1], settings=settings)
         layout = ostraca.Layout(model="m", dtype="bf16", page_tokens=16)
         volume = client.volume("kv", layout, block_bytes=4096, create=True)
+        volume.put(volume.chain([b"1" * 32, b"2" * 32]), source=[b"two", b"blocks"], deadline_s=10.0)
         chain = volume.chain([bytes(32)])
         lease = volume.slots(1, lengths=8)
         child = os.fork()

@@ -17,6 +17,8 @@ from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 
 import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
+from ostraca.core.events import Verdict
+from ostraca.crew import Crew
 from ostraca.parts import Blocks
 from ostraca_fabric.tags import are_good
 from ostraca_fabric.wire import columns
@@ -75,7 +77,7 @@ def is_whole(client: ostraca.Client) -> bool:
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
     """Have batches, and the shells that wait for them, read this clock."""
-    for module in ("batch", "batches", "device_blocks", "shells.blocking", "shells.driver"):
+    for module in ("batch", "batches", "verify", "shells.blocking", "shells.driver"):
         monkeypatch.setattr(f"ostraca.{module}.time", SimpleNamespace(monotonic=clock))
 
 
@@ -160,10 +162,14 @@ def test_blocks_that_landed_in_time_and_were_not_checked_in_time_are_late_and_no
 
     scatter_in_time = Blocks.scatter
 
-    def scatter_first(blocks: Blocks, memory: Any, *columns: Any, which: Any, until_s: float) -> Any:
+    def scatter_first(
+        blocks: Blocks, memory: Any, *columns: Any, which: Any, until_s: float, crew: Crew
+    ) -> Any:
         """Time runs out when the first block has been handed over."""
         first = [column[:1] for column in columns]
-        return scatter_in_time(blocks, memory, *first, which=which[:1], until_s=until_s)
+        verdicts = np.full(len(which), Verdict.UNSEEN, np.uint8)
+        verdicts[:1] = scatter_in_time(blocks, memory, *first, which=which[:1], until_s=until_s, crew=crew)
+        return verdicts
 
     def clock() -> float:
         return time.monotonic() + FAR_S * bool((target[0] != UNTOUCHED).any())
@@ -191,8 +197,8 @@ def test_views_that_were_not_checked_in_time_are_late_and_not_handed_over(
         """Time runs out during the second of the checks between which it is looked at."""
         return time.monotonic() + FAR_S * (len(checks) > 1)
 
-    monkeypatch.setattr("ostraca.batches.are_good", counted)
-    monkeypatch.setattr("ostraca.device_blocks._HASH_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr("ostraca.verify.are_good", counted)
+    monkeypatch.setattr("ostraca.verify._HASH_BYTES", 2 * BLOCK_BYTES)
     set_clock(monkeypatch, clock)
     with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
         assert checks == [2, 2]

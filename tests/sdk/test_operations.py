@@ -15,6 +15,7 @@ from ostraca.core.events import (
     Replied,
     Send,
     Ticked,
+    Verdict,
     Verified,
     Verify,
 )
@@ -51,6 +52,7 @@ LENGTHS = np.array([10, 20, 30], np.uint32)
 SLOTS = np.array([0, 4096, 8192], np.int64)
 UNTIL_S = 10.0
 HIT, MISS, LATE, DECLINED = BlockState.HIT, BlockState.MISS, BlockState.LATE, BlockState.DECLINED
+UNSEEN, DAMAGED, GOOD = (bytes([verdict]) for verdict in Verdict)
 
 
 def u32(*values: int) -> bytes:
@@ -96,20 +98,29 @@ def test_a_get_verifies_each_wave_and_ends_with_what_was_verified() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     assert operation.start(0.0) == [Send(get())]
     assert operation.on(GetProgress(7, u32(2, 0), tags(2, 0)), 0.1) == [Verify(u32(2, 0), tags(2, 0))]
-    assert operation.on(Verified(u32(2, 0), b"\1\1"), 0.2) == []
+    assert operation.on(Verified(u32(2, 0), GOOD + GOOD), 0.2) == []
     assert operation.on(GetProgress(7, u32(1), tags(1)), 0.3) == [Verify(u32(1), tags(1))]
-    assert operation.on(Verified(u32(1), b"\1"), 0.4) == []
+    assert operation.on(Verified(u32(1), GOOD), 0.4) == []
     assert operation.on(GetDone(7, bytes([HIT] * 3), bytes(3)), 0.5) == [finished([HIT] * 3, [0] * 3)]
 
 
 def test_what_landed_last_comes_with_the_answer_and_is_verified_before_it_ends() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(0), tags(0)), 0.1)
-    operation.on(Verified(u32(0), b"\1"), 0.2)
+    operation.on(Verified(u32(0), GOOD), 0.2)
     done = GetDone(7, bytes([HIT] * 3), bytes(3), b"", u32(1, 2), tags(1, 2))
     assert operation.on(done, 0.3) == [Verify(u32(1, 2), tags(1, 2))]
     damaged = [HIT, HIT, MISS], [0, 0, Reason.DAMAGED]
-    assert operation.on(Verified(u32(1, 2), b"\1\0"), 0.4) == [finished(*damaged)]
+    assert operation.on(Verified(u32(1, 2), GOOD + DAMAGED), 0.4) == [finished(*damaged)]
+
+
+def test_what_nobody_looked_at_in_time_is_late_between_blocks_that_were_handed_over() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(GetProgress(7, u32(2, 0, 1), tags(2, 0, 1)), 0.1)
+    operation.on(Verified(u32(2, 0, 1), GOOD + DAMAGED + UNSEEN), 0.2)
+    done = GetDone(7, bytes([HIT] * 3), bytes(3))
+    expected = [MISS, LATE, HIT], [Reason.DAMAGED, Reason.DEADLINE, Reason.NONE]
+    assert operation.on(done, 0.3) == [finished(*expected)]
 
 
 def test_what_landed_after_the_deadline_is_not_verified_any_more() -> None:
@@ -122,7 +133,7 @@ def test_what_landed_after_the_deadline_is_not_verified_any_more() -> None:
 def test_a_block_that_failed_its_tag_is_a_miss_whatever_the_agent_says() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(0, 1), tags(0, 1)), 0.1)
-    operation.on(Verified(u32(0, 1), b"\1\0"), 0.1)
+    operation.on(Verified(u32(0, 1), GOOD + DAMAGED), 0.1)
     done = GetDone(7, bytes([HIT, HIT, MISS]), bytes([0, 0, Reason.NOT_FOUND]))
     expected = finished([HIT, MISS, MISS], [Reason.NONE, Reason.DAMAGED, Reason.NOT_FOUND])
     assert operation.on(done, 0.2) == [expected]
@@ -152,7 +163,7 @@ def test_nothing_is_verified_after_the_deadline() -> None:
 def test_a_late_get_is_cancelled_and_keeps_what_was_handed_over() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(1, 2), tags(1, 2)), 0.1)
-    operation.on(Verified(u32(1, 2), b"\1\0"), 0.1)
+    operation.on(Verified(u32(1, 2), GOOD + DAMAGED), 0.1)
     assert operation.on(Ticked(), 9.9) == []
     expected = finished([LATE, HIT, MISS], [Reason.DEADLINE, Reason.NONE, Reason.DAMAGED])
     assert operation.on(Ticked(), UNTIL_S) == [Send(Cancel(7)), expected]
@@ -161,7 +172,7 @@ def test_a_late_get_is_cancelled_and_keeps_what_was_handed_over() -> None:
 def test_a_get_whose_agent_went_away_keeps_what_was_handed_over() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(1), tags(1)), 0.1)
-    operation.on(Verified(u32(1), b"\1"), 0.1)
+    operation.on(Verified(u32(1), GOOD), 0.1)
     lost = Reason.DISCONNECTED
     assert operation.on(Disconnected(), 0.2) == [finished([MISS, HIT, MISS], [lost, Reason.NONE, lost])]
 

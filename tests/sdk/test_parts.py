@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ostraca.core.events import Verdict
+from ostraca.crew import Crew
 from ostraca.memory import AXES_MAX, Axes, layout_of
 from ostraca.parts import Blocks, as_blocks
 from ostraca_fabric.errors import UsageError
@@ -24,6 +26,7 @@ BLOCK_BYTES = 1 << 16
 SLOT_BYTES = BLOCK_BYTES + 4096
 FAR_S = 60.0
 UNTOUCHED = 0xEE
+ALONE = Crew(1)
 
 
 def checked(value: object, *, count: int, is_written: bool = True) -> Blocks:
@@ -44,7 +47,7 @@ def gathered(blocks: Blocks) -> list[bytes]:
     count = len(blocks.lengths)
     memory, offsets = slots_of(count)
     seeds = seeds_of(count)
-    tags = blocks.gather(memory, offsets, seeds, first=0)
+    tags = blocks.gather(memory, offsets, seeds, first=0, crew=ALONE)
     found = []
     for offset, length, seed, tag in zip(offsets, blocks.lengths, seeds, tags, strict=True):
         found.append(memory[offset : offset + length].tobytes())
@@ -63,14 +66,17 @@ def scattered(blocks: Blocks, payloads: list[bytes], *, until_s: float | None = 
     for offset, payload in zip(offsets, payloads, strict=True):
         memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
     column = np.array([np.frombuffer(tag, np.uint8) for tag in tags]).reshape(count, 16)
-    return blocks.scatter(
+    verdicts = blocks.scatter(
         memory,
         offsets[::-1],
         seeds[::-1],
         column[::-1],
         which=np.arange(count)[::-1],
         until_s=time.monotonic() + FAR_S if until_s is None else until_s,
+        crew=ALONE,
     )
+    good: NDArray[np.bool_] = verdicts == Verdict.GOOD
+    return good
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -173,7 +179,7 @@ def test_batches_too_large_for_the_caches_are_copied_past_them_just_as_exactly()
 def test_some_blocks_of_a_batch_are_gathered_from_the_first_one_named() -> None:
     value = [bytearray(b"abc"), [bytearray(b"d"), bytearray(b"e")], bytearray(b"fgh")]
     memory, offsets = slots_of(2)
-    tags = checked(value, count=3).gather(memory, offsets, seeds_of(2), first=1)
+    tags = checked(value, count=3).gather(memory, offsets, seeds_of(2), first=1, crew=ALONE)
     assert memory[offsets[0] :][:2].tobytes() == b"de"
     assert memory[offsets[1] :][:3].tobytes() == b"fgh"
     assert [tag.tobytes() for tag in tags] == [tag_of(b"de", 7), tag_of(b"fgh", 8)]
@@ -196,8 +202,10 @@ def test_blocks_that_are_not_what_their_tags_say_leave_the_callers_memory_untouc
     memory[offsets[1] + 50] ^= 1
     tags[2, 15] ^= 1
     blocks = checked(target, count=4)
-    good = blocks.scatter(memory, offsets, seeds, tags, which=np.arange(4), until_s=time.monotonic() + FAR_S)
-    assert good.tolist() == [True, False, False, True]
+    verdicts = blocks.scatter(
+        memory, offsets, seeds, tags, which=np.arange(4), until_s=time.monotonic() + FAR_S, crew=ALONE
+    )
+    assert verdicts.tolist() == [Verdict.GOOD, Verdict.DAMAGED, Verdict.DAMAGED, Verdict.GOOD]
     assert [set(row) for row in target.tolist()] == [{0}, {UNTOUCHED}, {UNTOUCHED}, {3}]
 
 
@@ -215,11 +223,14 @@ def test_no_block_is_begun_after_the_deadline() -> None:
     for microseconds in range(0, 2_000, 10):
         target[:] = UNTOUCHED
         until_s = time.monotonic() + microseconds * 1e-6
-        good = blocks.scatter(memory, offsets, seeds, tags, which=np.arange(count), until_s=until_s)
-        handled.append(len(good))
-        assert good.all()
-        assert not target[: len(good)].any()
-        assert (target[len(good) :] == UNTOUCHED).all()
+        verdicts = blocks.scatter(
+            memory, offsets, seeds, tags, which=np.arange(count), until_s=until_s, crew=ALONE
+        )
+        seen = int(verdicts.astype(np.bool_).sum())
+        handled.append(seen)
+        assert verdicts.tolist() == [Verdict.GOOD] * seen + [Verdict.UNSEEN] * (count - seen)
+        assert not target[:seen].any()
+        assert (target[seen:] == UNTOUCHED).all()
     assert handled[0] == 0
     assert any(0 < each < count for each in handled), handled
 
@@ -230,10 +241,16 @@ def test_a_slot_that_does_not_lie_in_the_memory_is_refused_and_nothing_is_writte
     for offset in (-1, 201, 1 << 62):
         offsets = np.array([0, offset])
         with pytest.raises(ValueError, match="outside of memory"):
-            blocks.gather(memory, offsets, seeds_of(2), first=0)
+            blocks.gather(memory, offsets, seeds_of(2), first=0, crew=ALONE)
         with pytest.raises(ValueError, match="outside of memory"):
             blocks.scatter(
-                memory, offsets, seeds_of(2), np.zeros((2, 16), np.uint8), which=np.arange(2), until_s=1e9
+                memory,
+                offsets,
+                seeds_of(2),
+                np.zeros((2, 16), np.uint8),
+                which=np.arange(2),
+                until_s=1e9,
+                crew=ALONE,
             )
     assert not memory.any()
     assert (target == UNTOUCHED).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.wire.messages import (
@@ -22,17 +23,28 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A ``Verify`` was done.
+class Verdict(IntEnum):
+    """What became of a block that landed.
 
-    ``positions``: u32 column; ``good``: one byte each, 1 where tag and bytes agreed *and* the bytes were
-    handed over. Positions of the ``Verify`` that are missing here were not looked at: the deadline came
-    first.
+    Several threads look at a wave, so those that nobody looked at are not always the last ones.
     """
 
+    UNSEEN = 0
+    """The deadline came before anybody looked at it: it was not handed over."""
+
+    DAMAGED = 1
+    """Its bytes are not those of its tag: it was not handed over."""
+
+    GOOD = 2
+    """Its bytes are those of its tag, and were handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A ``Verify`` was done: its ``positions``, a u32 column, and a ``Verdict`` of one byte for each."""
+
     positions: bytes
-    good: bytes
+    verdicts: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from ostraca.core.events import (
     Replied,
     Send,
     Ticked,
+    Verdict,
     Verified,
     Verify,
 )
@@ -66,6 +67,8 @@ NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "ov
 
 Not ``frame_too_long``: the *answer* was, and it may have named slots under transfers.
 """
+
+_GOOD, _DAMAGED = int(Verdict.GOOD), int(Verdict.DAMAGED)  # comparing columns with an enum takes 4 us more
 
 CALLER_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage"})
 """Codes of ``Failed`` that are errors to raise: asking again changes nothing."""
@@ -189,9 +192,9 @@ class GetOperation(_BlockOperation):
                 return self._on_landed(event.positions, event.tags, now_s)
             case Verified():
                 found = columns.positions(event.positions, self.blocks)
-                good = columns.u8(event.good, len(found)).astype(np.bool_)
-                self._good[found[good]] = True
-                self._damaged[found[~good]] = True
+                verdicts = columns.u8(event.verdicts, len(found))
+                self._good[found[verdicts == _GOOD]] = True
+                self._damaged[found[verdicts == _DAMAGED]] = True
                 return [] if self._done is None else [self._concluded(self._done)]
             case GetDone():
                 # All of it is checked before any of it counts.
