@@ -8,11 +8,14 @@ back.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
+import signal
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.sdk.shells import SHELLS
@@ -40,6 +43,7 @@ class Soak:
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
         self.violations: list[str] = []
+        self.is_enough = False
         self._options = options
         self._begun_s = time.monotonic()
         self._fabric = Fabric(directory / "fabric", agents=options.agents, transport=options.transport)
@@ -62,10 +66,10 @@ class Soak:
         return Worker(number, task)
 
     def run(self) -> None:
-        """Let it go on until the time is over, or something is dead."""
+        """Let it go on until the time is over, it is enough, or something is dead."""
         until_s = self._begun_s + 60 * self._options.minutes
         told_s = self._begun_s
-        while time.monotonic() < until_s and not self.violations:
+        while time.monotonic() < until_s and not (self.is_enough or self.violations):
             self._adversary.act()
             self._look()
             if time.monotonic() > told_s + PROGRESS_S:
@@ -173,6 +177,22 @@ class Soak:
         return found
 
 
+@contextlib.contextmanager
+def _ended_by_ctrl_c(soak: Soak) -> Iterator[None]:
+    """Have one Ctrl-C end the run early, with its verdict; another one leaves at once."""
+
+    def enough(*_: object) -> None:
+        print("enough: some quiet, then the verdict", flush=True)
+        soak.is_enough = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, enough)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def main() -> int:
     """Run one soak."""
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
@@ -189,7 +209,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ostraca-soak-") as directory:
         soak = Soak(Path(directory), options)
         try:
-            soak.run()
+            with _ended_by_ctrl_c(soak):
+                soak.run()
             print(soak.summary())
         finally:
             soak.leave()

@@ -65,6 +65,8 @@ def work(task: Task, is_over: Event) -> None:
     """
     stacks = task.report.with_suffix(".stacks").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
+    # A Ctrl-C at the terminal is for the soak, which ends its workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = _Report(task.report)
     turn = 0
     while not is_over.is_set():
