@@ -52,26 +52,61 @@ class RecoveredShard:
     entries_refused: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadSegment:
+    """What one segment's summary area says."""
+
+    found: RecoveredSegment | None
+    """None when nothing in it is to be believed: it was never written, or is lost."""
+
+    epoch: int = 0
+    """The highest owner epoch in it."""
+
+    pages_damaged: int = 0
+    """Those that look like summary pages and are not to be believed, also those of another shard."""
+
+    pages_missing: int = 0
+    """Pages that came before the last one of this generation and are not there: what they listed is lost,
+    or was never acknowledged.
+    """
+
+    entries_refused: int = 0
+
+
+def read_segment(superblock: Superblock, number: int, area: bytes | memoryview) -> ReadSegment:
+    """Read the summary area of one segment. What is returned does not refer to *area*."""
+    pages, damaged = valid_pages(superblock.identity, number, area)
+    if not len(pages):
+        return ReadSegment(None, pages_damaged=damaged)
+    newest = Generation(int(pages["generation"].max()))
+    of_newest = pages[pages["generation"] == newest]
+    numbers = np.unique(of_newest["page"])
+    listed = _listed(of_newest)
+    is_sound = _sound(superblock.geometry, number, listed)
+    return ReadSegment(
+        RecoveredSegment(number, newest, listed[is_sound]),
+        epoch=max(generation_parts(newest)[0], int(pages["owner_epoch"].max())),
+        pages_damaged=damaged,
+        pages_missing=int(numbers[-1]) + 1 - len(numbers),
+        entries_refused=len(listed) - int(is_sound.sum()),
+    )
+
+
 def recover(superblock: Superblock, areas: Sequence[bytes | memoryview | None]) -> RecoveredShard:
     """Read the summary areas of all segments, in order; None stands for one that could not be read."""
-    geometry = superblock.geometry
-    assert len(areas) == geometry.segments, "one summary area for each segment"
+    assert len(areas) == superblock.geometry.segments, "one summary area for each segment"
     segments: list[RecoveredSegment] = []
     epoch, count, damaged, refused = 0, 0, 0, 0
     for number, area in enumerate(areas):
         if area is None:
             continue
-        pages, damaged_here = valid_pages(superblock.identity, number, area)
-        damaged += damaged_here
-        if not len(pages):
-            continue
-        newest = Generation(int(pages["generation"].max()))
-        listed = _listed(pages[pages["generation"] == newest])
-        is_sound = _sound(geometry, number, listed)
-        refused += len(listed) - int(is_sound.sum())
-        segments.append(RecoveredSegment(number, newest, listed[is_sound]))
-        epoch = max(epoch, generation_parts(newest)[0], int(pages["owner_epoch"].max()))
-        count = max(count, generation_parts(newest)[1])
+        read = read_segment(superblock, number, area)
+        damaged += read.pages_damaged
+        refused += read.entries_refused
+        if read.found is not None:
+            segments.append(read.found)
+            epoch = max(epoch, read.epoch)
+            count = max(count, generation_parts(read.found.generation)[1])
     segments.sort(key=lambda segment: segment.generation)
     return RecoveredShard(tuple(segments), OwnerEpoch(epoch), count, damaged, refused)
 

@@ -9,6 +9,7 @@ own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,25 +79,49 @@ def page_checksum(page: memoryview, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(page[CHECKSUM_BYTES:], seed=seed)
 
 
+class PageState(IntEnum):
+    """What lies in one place of a summary area."""
+
+    NONE = 0
+    """No summary page: blank, or something else."""
+
+    OTHER = 1
+    """A page of another shard, or of this one before it was formatted anew."""
+
+    DAMAGED = 2
+    """A page that bears this shard's name and is not to be believed: damaged, or not at its place."""
+
+    GOOD = 3
+
+
+def page_states(identity: ShardIdentity, segment: int, area: bytes | memoryview) -> NDArray[np.uint8]:
+    """Say what lies in each place of a segment's summary area: one ``PageState`` for each."""
+    pages = np.frombuffer(area, PAGE)
+    states = np.full(len(pages), PageState.NONE, np.uint8)
+    has_magic = pages["magic"] == SUMMARY_MAGIC
+    is_shards = has_magic & (pages["shard"] == np.frombuffer(identity.digest, np.uint8)).all(axis=1)
+    states[has_magic] = PageState.OTHER
+    states[is_shards] = PageState.DAMAGED
+    may_be_good = is_shards & (pages["version"] == SUMMARY_VERSION)
+    may_be_good &= (pages["segment"] == segment) & (pages["count"] <= ENTRIES_PER_PAGE)
+    view = memoryview(area).cast("B")
+    for place in np.flatnonzero(may_be_good).tolist():
+        checksum = page_checksum(view[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], identity.seed)
+        # A tail slot may hold any page; a full page is believed at its own place alone.
+        at_its_place = place < TAIL_SLOTS or int(pages["page"][place]) == place - TAIL_SLOTS
+        if checksum == int(pages["checksum"][place]) and at_its_place:
+            states[place] = PageState.GOOD
+    return states
+
+
 def valid_pages(identity: ShardIdentity, segment: int, area: bytes | memoryview) -> tuple[Pages, int]:
     """Find the pages of a summary area that owners of this shard wrote for this segment, whenever.
 
     Returns the pages, and how many others looked like one but were not to be believed.
     """
-    pages = np.frombuffer(area, PAGE)
-    is_ours = (pages["magic"] == SUMMARY_MAGIC) & (pages["version"] == SUMMARY_VERSION)
-    is_ours &= (pages["shard"] == np.frombuffer(identity.digest, np.uint8)).all(axis=1)
-    is_ours &= (pages["segment"] == segment) & (pages["count"] <= ENTRIES_PER_PAGE)
-    view = memoryview(area).cast("B")
-    good: list[int] = []
-    for place in np.flatnonzero(is_ours).tolist():
-        checksum = page_checksum(view[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], identity.seed)
-        # A tail slot may hold any page; a full page is believed at its own place alone.
-        at_its_place = place < TAIL_SLOTS or int(pages["page"][place]) == place - TAIL_SLOTS
-        if checksum == int(pages["checksum"][place]) and at_its_place:
-            good.append(place)
-    damaged = int((pages["magic"] == SUMMARY_MAGIC).sum()) - len(good)
-    return pages[np.array(good, np.intp)], damaged
+    states = page_states(identity, segment, area)
+    unbelievable = (states == PageState.OTHER) | (states == PageState.DAMAGED)
+    return np.frombuffer(area, PAGE)[states == PageState.GOOD], int(unbelievable.sum())
 
 
 @dataclass(slots=True)

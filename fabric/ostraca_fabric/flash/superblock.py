@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from enum import Enum
 
 import xxhash
 
@@ -91,20 +92,59 @@ def encode_superblock(superblock: Superblock) -> bytes:
     return bytes(page) * SUPERBLOCK_COPIES
 
 
+class CopyState(Enum):
+    """What one copy of a superblock is."""
+
+    GOOD = "good"
+    CUT_SHORT = "cut short"
+    BLANK = "blank"
+    FOREIGN = "foreign"
+    DAMAGED = "damaged"
+    OLDER = "older"
+    NEWER = "newer"
+    SENSELESS = "senseless"
+    """Its checksum holds, and what it says can't be true."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuperblockCopy:
+    """One copy of a superblock, whatever it is."""
+
+    state: CopyState
+    superblock: Superblock | None = None
+    """What it says, when it is good."""
+
+    version: int | None = None
+    """Its format, where a checksum vouches for it."""
+
+    why: str = ""
+    """When it is not good: what was found instead and what to do."""
+
+
+def examine_superblock(pages: bytes) -> tuple[SuperblockCopy, SuperblockCopy]:
+    """Say of each copy in a shard's first two pages what it is. Never raises."""
+    return _examined(pages[:PAGE_BYTES]), _examined(pages[PAGE_BYTES : SUPERBLOCK_COPIES * PAGE_BYTES])
+
+
+def chosen_copy(copies: tuple[SuperblockCopy, SuperblockCopy]) -> SuperblockCopy:
+    """Return the copy that counts: the first, or the second when that alone is good or says more."""
+    first, second = copies
+    if first.superblock is not None:
+        return first
+    # The second says more when only the first page was wiped.
+    says_more = first.state is CopyState.BLANK and second.state is not CopyState.BLANK
+    return second if second.superblock is not None or says_more else first
+
+
 def decode_superblock(pages: bytes) -> Superblock:
     """Read a shard's first two pages: the superblock, or its copy when that alone is good.
 
     Raises FormatError that says what was found instead and what to do.
     """
-    first, copy = pages[:PAGE_BYTES], pages[PAGE_BYTES : 2 * PAGE_BYTES]
-    try:
-        return _decode_page(first)
-    except FormatError as first_error:
-        try:
-            return _decode_page(copy)
-        except FormatError as copy_error:
-            # The copy says more when only the first page was wiped.
-            raise (copy_error if is_blank(first) and not is_blank(copy) else first_error) from None
+    chosen = chosen_copy(examine_superblock(pages))
+    if chosen.superblock is None:
+        raise FormatError(chosen.why)
+    return chosen.superblock
 
 
 def is_blank(page: bytes) -> bool:
@@ -116,37 +156,60 @@ def _checksum(page: bytes | bytearray) -> int:
     return xxhash.xxh3_64_intdigest(bytes(page[:_CHECKSUM_AT]) + bytes(page[_CHECKSUM_AT + 8 :]))
 
 
-def _decode_page(page: bytes) -> Superblock:
+def _examined(page: bytes) -> SuperblockCopy:
     if len(page) != PAGE_BYTES:
-        raise FormatError(
-            f"a superblock has {PAGE_BYTES} bytes, and {len(page)} were there: the drive was cut short"
+        return SuperblockCopy(
+            CopyState.CUT_SHORT,
+            why=f"a superblock has {PAGE_BYTES} bytes, and {len(page)} were there: the drive was cut short",
         )
     if is_blank(page):
-        raise FormatError("there is no shard here, the page is blank: format the drive first")
+        return SuperblockCopy(
+            CopyState.BLANK, why="there is no shard here, the page is blank: format the drive first"
+        )
     magic, version, _, checksum = _HEAD.unpack_from(page)
     if magic != MAGIC:
-        raise FormatError(
-            f"this is not a shard of Ostraca (it begins with {bytes(magic).hex()}): something else may "
-            "live on this drive; choose another, or wipe it first"
+        return SuperblockCopy(
+            CopyState.FOREIGN,
+            why=f"this is not a shard of Ostraca (it begins with {bytes(magic).hex()}): something else may "
+            "live on this drive; choose another, or wipe it first",
         )
     if checksum != _checksum(page):
-        raise FormatError(
-            "the superblock is damaged: its checksum does not match; format the drive anew, which empties it"
+        return SuperblockCopy(
+            CopyState.DAMAGED,
+            why="the superblock is damaged: its checksum does not match; format the drive anew, which "
+            "empties it",
         )
+    return _of_version(page, version)
+
+
+def _of_version(page: bytes, version: int) -> SuperblockCopy:
+    """Say what a page is whose checksum holds."""
     if version < VERSION_OLDEST:
-        raise FormatError(
-            f"flash format {version} is older than this release reads ({VERSION_OLDEST} to {VERSION}): "
-            "format the drive anew, which empties it, or run an older release"
+        return SuperblockCopy(
+            CopyState.OLDER,
+            version=version,
+            why=f"flash format {version} is older than this release reads ({VERSION_OLDEST} to {VERSION}): "
+            "format the drive anew, which empties it, or run an older release",
         )
     if version > VERSION:
-        raise FormatError(
-            f"flash format {version} is newer than this release reads ({VERSION_OLDEST} to {VERSION}): "
-            "upgrade this release"
+        return SuperblockCopy(
+            CopyState.NEWER,
+            version=version,
+            why=f"flash format {version} is newer than this release reads ({VERSION_OLDEST} to {VERSION}): "
+            "upgrade this release",
         )
-    return _superblock(page)
+    try:
+        return SuperblockCopy(CopyState.GOOD, _superblock(page), version)
+    except (UsageError, UnicodeDecodeError) as error:
+        return SuperblockCopy(
+            CopyState.SENSELESS,
+            version=version,
+            why=f"the superblock makes no sense ({error}): format the drive anew, which empties it",
+        )
 
 
 def _superblock(page: bytes) -> Superblock:
+    """Read a page whose checksum holds. Raises UsageError or UnicodeDecodeError where it makes no sense."""
     (
         fabric,
         format_id,
@@ -158,13 +221,7 @@ def _superblock(page: bytes) -> Superblock:
         drive_offset,
         *names,
     ) = _BODY.unpack_from(page, _BODY_AT)
-    try:
-        enclosure, drive, shard = (name.rstrip(b"\0").decode() for name in names)
-        geometry = Geometry(shard_bytes, segment_bytes, segments, summary_pages, first_segment_offset)
-    except (UsageError, UnicodeDecodeError) as error:
-        raise FormatError(
-            f"the superblock makes no sense ({error}): format the drive anew, which empties it"
-        ) from error
+    enclosure, drive, shard = (name.rstrip(b"\0").decode() for name in names)
     return Superblock(
         FabricId(fabric),
         format_id,
@@ -172,5 +229,5 @@ def _superblock(page: bytes) -> Superblock:
         DriveId(drive),
         ShardId(shard),
         drive_offset,
-        geometry,
+        Geometry(shard_bytes, segment_bytes, segments, summary_pages, first_segment_offset),
     )
