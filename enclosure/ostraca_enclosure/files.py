@@ -112,7 +112,7 @@ class FileEnclosure:
         try:
             superblock = decode_superblock(pages)
         except FormatError as error:
-            raise FormatError(f"{path}: {error}") from error
+            raise FormatError(f"{path}: {error} (`ostraca doctor {path}` tells more)") from error
         shard = shard_id(drive, 0)
         self._check_ours(path, superblock, shard)
         return ShardRecord(

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from ostraca.cli.bench import COMMAND as BENCH
+from ostraca.cli.doctor import COMMAND as DOCTOR
 from ostraca.cli.explain import COMMAND as EXPLAIN
 from ostraca.cli.metrics import COMMAND as METRICS
 from ostraca.cli.program import main
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, STATUS, METRICS, EXPLAIN, BENCH)
+COMMANDS = (UP, STATUS, METRICS, EXPLAIN, DOCTOR, BENCH)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+RECORD_FILE = "fabric.json"
+LOCK_FILE = "lock"
+
 _VERSION = 1
 _TOKEN_BYTES = 24
 
@@ -58,8 +61,8 @@ class FabricState:
         another shape or version.
         """
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = directory / "fabric.json"
-        self._lock = _locked(directory)
+        self._path = directory / RECORD_FILE
+        self._lock = locked(directory)
         try:
             stored = self._read(shape)
             self.key = _key(directory / "fabric.key", is_new=not self._path.exists())
@@ -108,16 +111,7 @@ class FabricState:
     def _read(self, shape: FabricShape) -> _Stored:
         if not self._path.exists():
             return _Stored(_VERSION, secrets.token_bytes(ID_BYTES), shape)
-        try:
-            stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
-        except msgspec.DecodeError as error:
-            message = f"{self._path} is damaged ({error}): restore it, or begin anew in another --dir"
-            raise FormatError(message) from error
-        if stored.version != _VERSION:
-            raise FormatError(
-                f"{self._path} has version {stored.version}, and this release reads {_VERSION}: use the "
-                "release that wrote it"
-            )
+        stored = _decoded(self._path)
         if stored.shape != shape:
             was = stored.shape
             raise FormatError(
@@ -142,8 +136,34 @@ class FabricState:
         return stored
 
 
-def _locked(directory: Path) -> IO[bytes]:
-    lock = (directory / "lock").open("ab")
+def read_fabric(directory: Path) -> tuple[FabricId, FabricShape]:
+    """Return whose drives lie in *directory*, and how many there are. Locks nothing.
+
+    Raises FormatError when the record can't be read by this release, and OSError when it can't be read.
+    """
+    stored = _decoded(directory / RECORD_FILE)
+    return FabricId(stored.fabric), stored.shape
+
+
+def is_running(directory: Path) -> bool:
+    """Say whether a process runs a fabric in *directory*; False, too, where nobody lets us find out."""
+    try:
+        with (directory / LOCK_FILE).open("rb") as lock:
+            # Held for an instant only, and shared: one who looks does not stand in another's way.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def locked(directory: Path) -> IO[bytes]:
+    """Take the lock of a fabric's directory, until what is returned is closed.
+
+    Raises MembershipError when another process has it.
+    """
+    lock = (directory / LOCK_FILE).open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -151,6 +171,20 @@ def _locked(directory: Path) -> IO[bytes]:
         message = f"another process runs a fabric in {directory}: stop it, or take another --dir"
         raise MembershipError(message) from error
     return lock
+
+
+def _decoded(path: Path) -> _Stored:
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+    except msgspec.DecodeError as error:
+        message = f"{path} is damaged ({error}): restore it, or begin anew in another --dir"
+        raise FormatError(message) from error
+    if stored.version != _VERSION:
+        raise FormatError(
+            f"{path} has version {stored.version}, and this release reads {_VERSION}: use the "
+            "release that wrote it"
+        )
+    return stored
 
 
 def _key(path: Path, *, is_new: bool) -> bytes:

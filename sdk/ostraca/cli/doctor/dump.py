@@ -1,0 +1,128 @@
+"""What lies on a drive, field by field, for people who debug. A line at a time, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca.cli.doctor.drives import DriveFile
+from ostraca.cli.doctor.examine import SUPERBLOCK_BYTES, segments_of, shards_of
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.extent import PAGE_BYTES, Generation, generation_parts
+from ostraca_fabric.flash.geometry import TAIL_SLOTS
+from ostraca_fabric.flash.summary import PAGE, PageState, page_states
+from ostraca_fabric.flash.superblock import chosen_copy, examine_superblock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ostraca.cli.doctor.examine import Copies
+    from ostraca_fabric.flash.superblock import Superblock
+
+Row = dict[str, int | str | bool | None]
+"""One line: what its fields are called, and what they hold."""
+
+
+def dump(path: Path, what: str, segment: int | None) -> Iterator[Row]:
+    """Give *what* lies on a drive: its superblocks, summary pages or entries, of one segment or of all.
+
+    Raises OSError, and UsageError for a segment that no shard of the drive has.
+    """
+    with DriveFile(path) as drive:
+        for offset, copies in shards_of(drive):
+            if what == "superblock":
+                yield from _superblock_rows(drive.read(offset, SUPERBLOCK_BYTES), offset)
+                continue
+            superblock = chosen_copy(copies).superblock
+            if superblock is None:
+                raise UsageError(f"{path} has no good superblock, so nobody knows where its summaries are")
+            if segment is not None and segment >= superblock.geometry.segments:
+                raise UsageError(
+                    f"shard {superblock.shard} has segments 0 to {superblock.geometry.segments - 1}"
+                )
+            rows = _page_rows if what == "summary" else _entry_rows
+            yield from rows(drive, superblock, offset, segment)
+
+
+def row_text(row: Row) -> str:
+    """Write a row for people."""
+    return "  ".join(f"{name}={value}" for name, value in row.items() if value is not None)
+
+
+def _superblock_rows(pages: bytes, offset: int) -> Iterator[Row]:
+    copies: Copies = examine_superblock(pages)
+    for number, copy in enumerate(copies):
+        row: Row = {
+            "offset": offset + number * PAGE_BYTES,
+            "state": copy.state.value,
+            "version": copy.version,
+        }
+        found = copy.superblock
+        if found is None:
+            begin = pages[number * PAGE_BYTES :][:32].hex()
+            yield {**row, "why": copy.why, "begins_with": begin}
+            continue
+        geometry = found.geometry
+        yield {
+            **row,
+            "fabric": found.fabric.hex(),
+            "format": found.format_id.hex(),
+            "enclosure": found.enclosure,
+            "drive": found.drive,
+            "shard": found.shard,
+            "drive_offset": found.drive_offset,
+            "shard_bytes": geometry.shard_bytes,
+            "segment_bytes": geometry.segment_bytes,
+            "first_segment_offset": geometry.first_segment_offset,
+            "segments": geometry.segments,
+            "summary_pages": geometry.summary_pages,
+            "digest": found.identity.digest.hex(),
+        }
+
+
+def _page_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: int | None) -> Iterator[Row]:
+    """Give the pages that are there: which are good, and which of those are of the newest generation."""
+    for number, area, read in segments_of(drive, superblock, offset, wanted):
+        if area is None or read is None:
+            yield {"shard": superblock.shard, "segment": number, "state": "unreadable"}
+            continue
+        newest = read.found.generation if read.found is not None else None
+        pages = np.frombuffer(area, PAGE)
+        for place, state in enumerate(page_states(superblock.identity, number, area).tolist()):
+            if state == PageState.NONE:
+                continue
+            page = pages[place]
+            epoch, count = generation_parts(Generation(int(page["generation"])))
+            yield {
+                "shard": superblock.shard,
+                "segment": number,
+                "place": f"tail {place}" if place < TAIL_SLOTS else f"full {place - TAIL_SLOTS}",
+                "state": PageState(state).name.lower(),
+                "is_newest": state == PageState.GOOD and int(page["generation"]) == newest,
+                "generation": f"{epoch}.{count}",
+                "page": int(page["page"]),
+                "sequence": int(page["sequence"]),
+                "entries": int(page["count"]),
+                "owner_epoch": int(page["owner_epoch"]),
+            }
+
+
+def _entry_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: int | None) -> Iterator[Row]:
+    """Give the entries that recovery believes, as they were listed."""
+    for number, _, read in segments_of(drive, superblock, offset, wanted):
+        if read is None or read.found is None:
+            continue
+        epoch, count = generation_parts(read.found.generation)
+        for entry in read.found.entries:
+            yield {
+                "shard": superblock.shard,
+                "segment": number,
+                "generation": f"{epoch}.{count}",
+                "key": entry["key"].tobytes().hex(),
+                "tag": entry["tag"].tobytes().hex(),
+                "offset": int(entry["offset"]),
+                "length": int(entry["length"]),
+                "flags": int(entry["flags"]),
+            }
