@@ -257,6 +257,19 @@ def test_a_running_fabric_can_be_read_and_not_formatted(
     running.close()
 
 
+def test_a_drive_that_is_a_link_is_its_fabric_s_all_the_same(
+    fabric: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = fabric / "enclosure-0" / "drive-0.img"
+    link.rename(fabric.parent / "device")
+    link.symlink_to(fabric.parent / "device")
+    running = FabricState(fabric, FabricShape(1, 2, DRIVE_BYTES))
+    shown = Shown(capsys, fabric)
+    assert (shown.code, shown.out.count("a fabric uses this drive now")) == (0, 2)
+    assert "another process" in Shown(capsys, link, "--format", "enclosure-0/drive-0/0").err
+    running.close()
+
+
 def test_a_drive_too_short_for_a_superblock_is_trouble(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,8 +40,8 @@ class Home:
     @classmethod
     def of(cls, path: Path) -> Home | None:
         """Find the home of a drive, an enclosure or itself; None for a path that is in none."""
-        whole = path.resolve()
-        for directory in (whole, whole.parent, whole.parent.parent):
+        places = _places(path)
+        for directory in [each for place in places for each in (place, place.parent, place.parent.parent)]:
             if (directory / RECORD_FILE).exists():
                 try:
                     fabric, shape = read_fabric(directory)
@@ -64,7 +64,13 @@ class Home:
 
     def shard_at(self, path: Path) -> ShardId | None:
         """Return which shard belongs on a drive."""
-        return self.drives().get(path.resolve())
+        drives = self.drives()
+        return next((drives[place] for place in _places(path) if place in drives), None)
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """Return where a path itself is, and where it leads: a fabric's drive may be a link to a device."""
+    return path.parent.resolve() / path.name, path.resolve()
 
 
 def drives_of(path: Path) -> list[Path]:
@@ -83,7 +89,7 @@ def drives_of(path: Path) -> list[Path]:
     home = Home.of(path)
     wanted = set(home.drives()) if home is not None else set()
     inside = {drive for drive in wanted if drive.is_relative_to(path.resolve())}
-    found = {file.resolve() for pattern in ("*.img", "*/*.img") for file in path.glob(pattern)}
+    found = {_places(file)[0] for pattern in ("*.img", "*/*.img") for file in path.glob(pattern)}
     if not inside | found:
         raise UsageError(f"{path} holds no drives (*.img): pass a drive, or the --dir of `ostraca up`")
     return sorted(inside | found)
