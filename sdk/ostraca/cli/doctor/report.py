@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def drive_lines(found: DriveFinding) -> Iterator[str]:
     """Explain one drive."""
-    yield f"{found.path}: {size_text(found.size_bytes)}"
+    yield f"{found.path}: {size_text(found.size_bytes)}" if found.size_bytes else f"{found.path}:"
     if found.is_running:
         yield _line("running", "a fabric uses this drive now; a page that it is writing may look damaged")
     yield from _trouble_lines(found.troubles)
