@@ -61,7 +61,7 @@ class Soak:
             shell=shells[number % len(shells)],
             seed=(self._options.seed, number),
             blocks=self._options.blocks,
-            report=directory / "worker.jsonl",
+            report=directory / "worker.json",
         )
         return Worker(number, task)
 

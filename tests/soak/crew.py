@@ -125,7 +125,7 @@ class Worker:
 
     def start(self) -> None:
         self.restarts += 1
-        report = self._task.report.with_name(f"worker-{self.number}-{self.restarts}.jsonl")
+        report = self._task.report.with_name(f"worker-{self.number}-{self.restarts}.json")
         report.touch()
         self._reports.append(report)
         self._is_over = _spawn.Event()
@@ -184,12 +184,7 @@ class Worker:
 
     def told(self) -> list[Told]:
         """Return the last that each of its processes told."""
-        found = []
-        for report in self._reports:
-            whole = [line for line in report.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-            if whole:
-                found.append(_decode(whole[-1]))
-        return found
+        return [_decode(said) for report in self._reports if (said := report.read_bytes())]
 
     def kept_waiting_s(self, begun_s: float, took_s: float) -> float:
         """Return how long of that time it was stopped."""

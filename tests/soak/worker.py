@@ -176,7 +176,7 @@ class _Report:
         self._quarantined_bytes = quarantined_bytes
 
     def write(self, *, is_last: bool = False) -> None:
-        """Write a line, if it is time for one."""
+        """Say how it stands, if it is time to."""
         with self._lock:
             if not is_last and time.monotonic() < self._written_s + REPORT_S:
                 return
@@ -185,5 +185,7 @@ class _Report:
             for tally in (self._past, *self._watched):
                 whole.add(tally)
             told = Told(whole, is_last, self._quarantined_bytes)
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(told) + b"\n")
+            # In place of the last: what a run of an hour has told would take longer to read than to do.
+            newest = self._path.with_suffix(".newest")
+            newest.write_bytes(msgspec.json.encode(told))
+            newest.replace(self._path)
