@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import signal
 
 # Tests kill workers in the midst of transfers, and UCX says so on the console, in words that would alarm a
 # reader of a suite that passed. It must be said before UCX is loaded, here and in every process that a test
 # starts.
 os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+
+# A shell without job control starts what it puts in the background with SIGINT ignored. Every process that a
+# test starts would inherit that, and not stop when the test presses Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something of the machine and what else it does, not of what is tested.
+if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
+    from hypothesis import settings
+
+    settings.register_profile("ostraca", deadline=None)
+    settings.load_profile("ostraca")

@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,12 @@ LAYOUT = ostraca.Layout(model="test@1", dtype="bytes", page_tokens=16)
 
 
 @contextmanager
-def up(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `ostraca up` meanwhile; yields it and its ready line. It must have been ended within."""
-    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
+def up(directory: Path, *options: str, by: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `ostraca up` meanwhile, *by* a command that becomes it; yields it and its ready line.
+
+    It must have been ended within.
+    """
+    command = [*by, sys.executable, "-m", "ostraca.cli", "up", "--dir", str(directory), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -111,6 +114,21 @@ def test_status_shows_a_fabric_that_runs(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with up(tmp_path, *SMALL) as (process, _):
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert said.splitlines()[-1] == f"Stopped. The blocks stay in {tmp_path}."
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_also_when_it_was_started_where_interrupts_are_ignored(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with up(tmp_path, *SMALL, by=(sys.executable, "-c", ignoring)) as (process, _):
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 0

@@ -185,6 +185,11 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop]:
 
 
 def _stop_on_signals() -> asyncio.Event:
+    """Return what the first SIGINT or SIGTERM sets.
+
+    SIGINT counts also where it is ignored at the start, as in the background of a script: what keeps others'
+    data is to stop in order however it is asked, and who sends a fabric SIGINT means it.
+    """
     stop = asyncio.Event()
 
     def on_signal() -> None:
