@@ -39,6 +39,9 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
 
+FAR_S = 30.0
+"""A deadline that only a test that fails reaches."""
+
 BLOCK_BYTES = 60_000
 SLOT_BYTES = 15 * 4096
 LAYOUT = Layout(model="test-model", dtype="bf16", page_tokens=16)
@@ -230,7 +233,7 @@ class Assembly:
         worker: MemoryWorker,
         numbers: Sequence[int],
         *,
-        deadline_s: float = 5.0,
+        deadline_s: float = FAR_S,
         ack: int = Ack.COMMITTED,
         length: int = BLOCK_BYTES,
     ) -> Put:
@@ -261,13 +264,13 @@ class Assembly:
         worker: MemoryWorker,
         numbers: Sequence[int],
         *,
-        deadline_s: float = 5.0,
+        deadline_s: float = FAR_S,
         ack: int = Ack.COMMITTED,
     ) -> PutDone:
         message = self.put_message(worker, numbers, deadline_s=deadline_s, ack=ack)
         return await self.mover.put(worker, self.volume, message)
 
-    def get_message(self, numbers: Sequence[int], *, deadline_s: float = 5.0) -> Get:
+    def get_message(self, numbers: Sequence[int], *, deadline_s: float = FAR_S) -> Get:
         count = len(numbers)
         self.requests += 1
         return Get(
@@ -280,7 +283,9 @@ class Assembly:
             SLOT_BYTES,
         )
 
-    async def get(self, worker: MemoryWorker, numbers: Sequence[int], *, deadline_s: float = 5.0) -> GetDone:
+    async def get(
+        self, worker: MemoryWorker, numbers: Sequence[int], *, deadline_s: float = FAR_S
+    ) -> GetDone:
         return await self.mover.get(worker, self.volume, self.get_message(numbers, deadline_s=deadline_s))
 
     async def ready(self) -> None:
@@ -409,6 +414,6 @@ def unsettled_of(done: GetDone | PutDone) -> list[int]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until something is so."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(FAR_S):
         while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
             await asyncio.sleep(0.001)

@@ -37,7 +37,7 @@ class Scene:
 
     async def stuck_get(self, connection: ClientConnection) -> None:
         """Leave a get's transfer under way: it is over for its worker."""
-        get = msgspec.structs.replace(GET, request=connection.next_request_id(), deadline_s=0.2)
+        get = msgspec.structs.replace(GET, request=connection.next_request_id(), deadline_s=0.5)
         done = await connection.ask(get, 5.0)
         assert isinstance(done, GetDone)
         assert done.unsettled

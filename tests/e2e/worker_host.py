@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 from tests.soak.traffic import BLOCK_BYTES, LAYOUT, POISON, content, hashes, put_all
+from tests.stalls import Stopwatch
 
 import ostraca
 from ostraca import Ack, BlockState
@@ -156,13 +157,13 @@ class _Worker:
         memory = [block if operation == "put" else np.full_like(block, POISON) for block in wanted]
         with self._begun.get_lock():
             self._begun.value += 1
-        begun_s = time.monotonic()
+        watch = Stopwatch()
         result: GetResult | PutResult
         if operation == "put":
             result = self.volume.put(chain, source=memory, deadline_s=deadline_s, ack=Ack.COMMITTED)
         else:
             result = self.volume.get(chain, into=memory, deadline_s=deadline_s)
-        late_s = time.monotonic() - begun_s - deadline_s
+        late_s = watch.took_s - deadline_s
         outcomes = {f"{s.name} {r.name}" for s, r in zip(result.states, result.reasons, strict=True)}
         if outcomes == {"COMMITTED NONE"}:
             self._committed.append(first)

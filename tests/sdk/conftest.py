@@ -14,6 +14,9 @@ import ostraca
 
 MIB = 1 << 20
 BLOCK_BYTES = 64 << 10
+SOON_S = 0.3
+"""A deadline that comes, but not before the agent was asked."""
+
 LAYOUT = ostraca.Layout(model="test/model", dtype="bf16", page_tokens=16)
 SETTINGS = ostraca.ClientSettings(
     arena_bytes=4 * MIB,

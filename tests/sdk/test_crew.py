@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, hashes
@@ -74,7 +74,6 @@ def test_few_cpus_copy_in_one_thread_and_many_in_a_few(cpus: int, threads: int) 
     assert threads_for(cpus) == threads
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 5 * SHARE_BYTES), min_size=1, max_size=40), st.integers(1, 4))
 def test_shares_are_all_blocks_once_and_each_is_worth_a_thread(lengths: list[int], threads: int) -> None:
     done: list[slice] = []
@@ -147,7 +146,6 @@ WAVES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(WAVES, st.integers(2, 4))
 def test_any_cut_gives_what_one_thread_gives(wave: Wave, threads: int) -> None:
     until_s = time.monotonic() + FAR_S

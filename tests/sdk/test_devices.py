@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, hashes
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 from tests.sdk.stand_in_devices import DeviceArray, StandInDevices
 
@@ -24,7 +24,6 @@ from ostraca_fabric.tags import tag_of, tag_seeds
 from ostraca_fabric.wire.messages import Get, Message
 
 FAR_S = 30.0
-SOON_S = 0.3
 UNTOUCHED = 0xEE
 
 

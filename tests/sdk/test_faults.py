@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, hashes
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.stalls import Stopwatch
 
 import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
@@ -88,16 +89,17 @@ def test_an_agent_that_says_nothing_makes_an_operation_late_at_its_deadline(
     chain, memory = volume.chain(hashes(4)), somewhere(4)
     agent.script = dict.fromkeys((Lookup, Prefetch, Get, Put), silent)
     operations: dict[str, Callable[[], object]] = {
-        "lookup": lambda: volume.lookup(chain, deadline_s=0.1).states,
-        "prefetch": lambda: volume.prefetch(chain, deadline_s=0.1).states,
-        "get": lambda: volume.get(chain, into=memory, deadline_s=0.1).states,
-        "put": lambda: volume.put(chain, source=memory, deadline_s=0.1).states,
+        "lookup": lambda: volume.lookup(chain, deadline_s=SOON_S).states,
+        "prefetch": lambda: volume.prefetch(chain, deadline_s=SOON_S).states,
+        "get": lambda: volume.get(chain, into=memory, deadline_s=SOON_S).states,
+        "put": lambda: volume.put(chain, source=memory, deadline_s=SOON_S).states,
     }
-    begun_s = time.monotonic()
+    watch = Stopwatch()
     states = operations[name]()
-    took_s = time.monotonic() - begun_s
+    passed_s, took_s = watch.passed_s, watch.took_s
     assert states == ((PutState.LATE if name == "put" else BlockState.LATE),) * 4
-    assert 0.1 <= took_s < 1.0
+    assert passed_s >= SOON_S
+    assert took_s < SOON_S + 0.9
     assert (memory == UNTOUCHED).all()
     assert agent.cancelled.wait(10)
 
@@ -250,7 +252,7 @@ def test_bytes_that_land_after_the_end_touch_quarantined_slots_only(
     chain, source = stored(volume, 8)
     agent.script[Get] = silent
     late_target = somewhere(8)
-    assert volume.get(chain, into=late_target, deadline_s=0.05).states == (BlockState.LATE,) * 8
+    assert volume.get(chain, into=late_target, deadline_s=SOON_S).states == (BlockState.LATE,) * 8
     assert client.quarantined_bytes == 8 * BLOCK_BYTES
     late = agent.seen_of(Get)[0]
 
@@ -314,7 +316,7 @@ def test_at_the_quarantine_limit_operations_are_declined_at_once(
     agent: ScriptedAgent, client: ostraca.Client, volume: ostraca.Volume
 ) -> None:
     agent.script[Get] = silent
-    volume.get(volume.chain(hashes(32)), into=somewhere(32), deadline_s=0.05)
+    volume.get(volume.chain(hashes(32)), into=somewhere(32), deadline_s=SOON_S)
     assert client.quarantined_bytes == SETTINGS.quarantine_bytes_max
     got = volume.get(volume.chain(hashes(2)), into=somewhere(2), deadline_s=FAR_S)
     assert (got.states, got.reasons) == ((BlockState.DECLINED,) * 2, (Reason.QUARANTINED,) * 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, hashes
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SOON_S, hashes
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 
 import ostraca
@@ -140,7 +140,7 @@ def test_an_answer_that_does_not_speak_of_slots_frees_none(
     chain, _ = stored(volume, 1)
     late: list[tuple[AgentConnection, int]] = []
     agent.script[Get] = lambda connection, message: late.append((connection, message.request))
-    result = volume.get(chain, into=np.zeros((1, BLOCK_BYTES), np.uint8), deadline_s=0.05)
+    result = volume.get(chain, into=np.zeros((1, BLOCK_BYTES), np.uint8), deadline_s=SOON_S)
     assert result.states == (BlockState.LATE,)
     ((connection, request),) = late
     kind = type(answer)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 from tests.sdk.shells import SHELLS, Taker, submitting
 from tests.soak.traffic import BLOCK_BYTES, LAYOUT, Tally, Traffic
+from tests.stalls import stalls
 
 import ostraca
 from ostraca.settings import ClientSettings
@@ -143,15 +144,6 @@ def _quarantined_bytes_at_last(client: ostraca.Client, task: Task) -> int:
         with contextlib.suppress(ostraca.ConnectError):
             client.status(timeout_s=0.5)
     return client.quarantined_bytes
-
-
-def stalls() -> dict[str, float]:
-    """Return how long each thread of this process has been ready to run, and did not, since it began."""
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended
-            found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
-    return found
 
 
 class _Report:

@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.stalls import Stopwatch
 
 from ostraca.connectors.vllm.core.transfers import Finished
 from ostraca.connectors.vllm.core.verdicts import Verdict
@@ -155,7 +156,7 @@ class EngineSteps:
             threading.Event().wait(0.001)
 
     def _timed(self, call: Callable[[], _Result]) -> _Result:
-        begun_s = time.monotonic()
+        watch = Stopwatch()
         result = call()
-        self.slowest_call_s = max(self.slowest_call_s, time.monotonic() - begun_s)
+        self.slowest_call_s = max(self.slowest_call_s, watch.took_s)
         return result
