@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +12,14 @@ import numpy as np
 import pytest
 from tests.e2e.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite, small_plan
 from tests.sdk.connectors.engine_steps import ROW_BYTES, SHAPE, EngineSteps, prompt, settings
+from tests.sdk.scripted_agent import AgentConnection, agent_at
 
+from ostraca.cli.program import main
 from ostraca.connectors.vllm.core.verdicts import Verdict
 from ostraca.connectors.vllm.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
+from ostraca.connectors.vllm.settings import LOGGER
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.wire.messages import Put, PutDone
 
 KEYS = prompt(40)
 STEP_S = 0.5
@@ -134,6 +140,48 @@ def test_a_load_that_would_take_longer_than_computing_is_declined(fabric: Fabric
         assert engine.count(LOAD_CHUNKS, "too_slow") == 40
 
 
+@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.NO_SPACE, Reason.QUARANTINED])
+def test_a_fabric_that_has_no_room_for_stores_is_left_alone_for_a_while(
+    tmp_path: Path, reason: Reason
+) -> None:
+    def decline(connection: AgentConnection, message: Put) -> None:
+        blocks = len(connection.block_ids(message))
+        connection.send(
+            PutDone(message.request, bytes([PutState.DECLINED] * blocks), bytes([reason] * blocks))
+        )
+
+    with (
+        agent_at(tmp_path / "agent.sock") as agent,
+        EngineSteps(settings(agent.address, pause_s=60.0, pause_s_max=60.0)) as engine,
+    ):
+        agent.script[Put] = decline
+        engine.wait_for_the_fabric().begin("a", KEYS)
+        for _ in range(20):
+            assert engine.store("a", KEYS).failed == tuple(KEYS)
+        assert len(agent.seen_of(Put)) == engine.count(REQUESTS, "store") == 1
+        assert engine.count(STORE_CHUNKS, reason.name.lower()) == 40
+        assert engine.count(STORE_CHUNKS, "paused") == 19 * 40
+        assert engine.ask("a", KEYS) == [Verdict.MISSING] * 40
+        assert engine.count(LOOKUP_CHUNKS, "not_found") == 40, "it is read from meanwhile"
+
+
+def test_the_log_tells_the_command_that_explains_a_chunk(
+    fabric: FabricThread, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        caplog.at_level(logging.DEBUG, LOGGER),
+        EngineSteps(settings(fabric.addresses[0])) as engine,
+    ):
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        engine.begin("b", KEYS)
+        engine.load("b", KEYS[35:], first_row=100)
+    for does in ("stores 40 chunks", "loads 5 chunks"):
+        (line,) = [line for line in caplog.messages if does in line]
+        command = line.split(": ostraca ")[1].split()
+        assert main([*command, "--agent", fabric.addresses[0]]) == 0
+        assert "It can be got now, from flash" in capsys.readouterr().out
+
+
 def test_draining_leaves_nothing_under_way(engine: EngineSteps) -> None:
     engine.store_prompt("a", KEYS, pages())
     engine.begin("b", KEYS)
@@ -149,6 +197,7 @@ def test_an_engine_starts_without_a_fabric_and_uses_it_once_it_is_there(tmp_path
         assert engine.ask("a", KEYS) == [Verdict.MISSING] * len(KEYS)
         assert engine.store("a", KEYS).failed == tuple(KEYS)
         assert engine.count(STORE_CHUNKS, "no_fabric") == engine.count(LOOKUP_CHUNKS, "no_fabric") == 40
+        assert engine.slowest_call_s < STEP_S
         with host:
             engine.wait_for_the_fabric()
             assert not engine.store_prompt("b", KEYS, pages()).failed
@@ -159,12 +208,13 @@ def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(t
     with EngineSteps(settings(host.addresses[0])) as engine:
         engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         host.stop()
-        sent = engine.requests_sent()
+        sent, engine.slowest_call_s = engine.requests_sent(), 0.0
         for turn in range(200):
             engine.begin(f"gone {turn}", KEYS)
             assert Verdict.THERE not in engine.ask(f"gone {turn}", KEYS)
             engine.tier.end_request(f"gone {turn}")
         assert engine.requests_sent() - sent < 20, "a storm of requests to a fabric that is gone"
+        assert engine.slowest_call_s < STEP_S
         with host:
             found = [Verdict.MISSING]
             turn = 0
@@ -176,6 +226,20 @@ def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(t
             loaded = engine.load(f"back {turn}", KEYS, first_row=100)
             assert not loaded.failed
             assert np.array_equal(engine.rows[100:140], pages())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_prompt_of_many_chunks_holds_no_step_of_the_scheduler_up(
+    fabric: FabricThread, *, is_there: bool
+) -> None:
+    long = prompt(8192, "long")
+    address = fabric.addresses[0] if is_there else "unix:///nobody.sock"
+    with EngineSteps(settings(address)) as engine:
+        if is_there:
+            engine.wait_for_the_fabric()
+        engine.begin("a", long)
+        assert engine.ask("a", long) == [Verdict.MISSING] * len(long)
+        assert engine.slowest_call_s < STEP_S
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ requests to that worker.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ostraca.connectors.vllm.core.transfers import Finished
-
-log = logging.getLogger(__name__)
 
 _LOOKUP_RESULTS = {
     Verdict.THERE: LookupResult.HIT,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ostraca
+from ostraca.connectors.vllm.settings import LOGGER
 from ostraca.connectors.vllm.shape import volume_name
 from ostraca_fabric.errors import OstracaError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ostraca.volume import Volume
     from ostraca_fabric.layout import Layout
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(LOGGER)
 
 _ATTEMPT_S = 5.0
 """How long one attempt to connect, or to open the volume, may take."""

@@ -21,6 +21,9 @@ from ostraca_fabric.wire.address import parse_address
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LOGGER = "vllm.ostraca"
+"""Where the tier logs: vLLM shows what is logged under its own name, at VLLM_LOGGING_LEVEL, and no more."""
+
 _LOCALITIES = ("LOCAL", "REMOTE")
 _MAY_BE_ZERO = frozenset({"prefill_tokens_per_s", "pin_s"})
 

@@ -20,6 +20,7 @@ from ostraca.connectors.vllm.core.transfers import Finished
 from ostraca.connectors.vllm.core.verdicts import Verdict, Verdicts
 from ostraca.connectors.vllm.counters import LOAD_CHUNKS, LOOKUP_CHUNKS, STORE_CHUNKS, Counters, Sample
 from ostraca.connectors.vllm.link import Link
+from ostraca.connectors.vllm.settings import LOGGER
 from ostraca.connectors.vllm.traffic import Answer, Gone, Traffic
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ostraca.connectors.vllm.shape import EngineShape
     from ostraca_fabric.layout import Layout
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(LOGGER)
 
 HASH_BYTES = 32
 """Length of vLLM's hashes unless its keys show another: SHA-256."""

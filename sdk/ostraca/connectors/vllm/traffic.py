@@ -24,6 +24,7 @@ from ostraca.connectors.vllm.counters import (
     Sample,
     outcome_name,
 )
+from ostraca.connectors.vllm.settings import LOGGER
 from ostraca.results import GetResult, LookupResult, PutResult
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.outcome import BlockState, PutState, Reason
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
     from ostraca.connectors.vllm.settings import TierSettings
     from ostraca.results import BlockOutcomes
     from ostraca.volume import Volume
+    from ostraca_fabric.chain import Chain
 
     Rows = Mapping[bytes, NDArray[np.uint8]]
     """The row of each key of a job."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(LOGGER)
 
 _LATE = frozenset({Reason.DEADLINE})
 """A request that ends with nothing but this was not answered in time."""
@@ -152,6 +154,7 @@ class Traffic:
                 log.warning("Ostraca tier: a load could not be submitted: %s", error)
                 ticket = None
             self._sent(job_id, ticket, run.keys, LOAD_CHUNKS, "load")
+            _tell("loads", volume, run.chain)
 
     def store(self, job_id: int, runs: Sequence[Run], rows: Rows) -> None:
         """Send a begun job's stores, as many as the limit lets."""
@@ -163,9 +166,10 @@ class Traffic:
             self.refuse(job_id, run.keys[room:], STORE_CHUNKS, "too_many")
             if not kept:
                 continue
+            chain = run.chain[: len(kept)]
             try:
                 ticket = volume and volume.submit_put(
-                    run.chain[: len(kept)],
+                    chain,
                     source=[rows[key] for key in kept],
                     deadline_s=self._settings.store_deadline_s,
                 )
@@ -173,6 +177,7 @@ class Traffic:
                 log.warning("Ostraca tier: a store could not be submitted: %s", error)
                 ticket = None
             self._sent(job_id, ticket, kept, STORE_CHUNKS, "store")
+            _tell("stores", volume, chain)
 
     def refuse(self, job_id: int, keys: Sequence[bytes], metric: Metric, why: str) -> None:
         """Do not try these chunks of a begun job."""
@@ -295,3 +300,21 @@ class Traffic:
             return None
         tokens = len(run.keys) * self._tokens_per_chunk[run.chain.group]
         return tokens / self._settings.prefill_tokens_per_s
+
+
+def _tell(does: str, volume: Volume | None, chain: Chain) -> None:
+    """Log the command that tells more of the first of these chunks."""
+    if volume is None or not log.isEnabledFor(logging.DEBUG):
+        return
+    span = chain[:1].span()
+    log.debug(
+        "Ostraca tier: %s %d chunks; of the first, tells more: "
+        "ostraca explain %s --root %s --group %d --volume %s --tenant %s",
+        does,
+        len(chain),
+        span.hashes.hex(),
+        span.units.hex(),
+        span.group,
+        volume.name,
+        volume.record.tenant,
+    )
