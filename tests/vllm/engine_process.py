@@ -1,11 +1,7 @@
-"""vLLM's engine in a process of its own, which can be restarted: a tiny model with made-up weights, on a CPU.
-
-The weights are the same in every process, so tokens are, too, unless the KV cache is wrong.
-"""
+"""vLLM's engine in a process of its own, which can be restarted: a tiny model, on a CPU."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import time
@@ -16,48 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.vllm.tiny_model import MODEL, write_model
+
 MIB = 1 << 20
 CHUNK_TOKENS = 32
-ROW_BYTES = 64 << 10
+ROW_BYTES = 128 << 10
 """What one chunk of this model takes."""
 HOST_ROWS = 80
 """Rows of vLLM's host memory: less than what the tests' prompts need together, so that chunks leave it."""
 DEVICE_BLOCKS = 80
 START_S = 120.0
-
-MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-
-
-HYBRID_MODEL = MODEL | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 64,
-    "sliding_window": 256,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "tie_word_embeddings": True,
-}
-"""A model of two KV groups, one of which keeps a window only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +48,16 @@ class EngineProcess:
         tier: dict[str, Any] | None,
         *,
         model_config: dict[str, Any] = MODEL,
+        **options: Any,
     ) -> None:
-        """*tier* is the tier's entry in ``secondary_tiers``; None for an engine without offloading."""
-        model = directory / str(model_config["model_type"])
-        model.mkdir(exist_ok=True)
-        (model / "config.json").write_text(json.dumps(model_config))
+        """*tier* is the tier's entry in ``secondary_tiers``; None for an engine without offloading. *options*
+        are the engine's own.
+        """
+        model = write_model(directory / str(model_config["model_type"]), model_config)
         self.log = directory / f"{name}.log"
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, str(model), str(self.log), tier))
+        self._process = context.Process(target=_run, args=(theirs, str(model), str(self.log), tier, options))
         self._process.start()
         theirs.close()
 
@@ -102,14 +67,28 @@ class EngineProcess:
         return self
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, within_s: float, together: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        within_s: float,
+        together: bool = False,
+        salt: str | None = None,
+        adapter: Path | None = None,
     ) -> Generated:
-        """Generate a few tokens for each prompt, one after another or all *together*."""
-        self._pipe.send(("generate", [list(prompt) for prompt in prompts], together))
+        """Generate a few tokens for each prompt, one after another or all *together*.
+
+        *adapter* is the folder of a LoRA adapter, and gives it its name.
+        """
+        listed = [
+            {"prompt_token_ids": list(prompt)} | ({"cache_salt": salt} if salt else {}) for prompt in prompts
+        ]
+        self._pipe.send(("generate", listed, together, adapter))
         return Generated(*self._answer(within_s))
 
     def metrics(self) -> dict[str, float]:
-        """Return vLLM's metrics of the tier, as ``name`` or ``name{label}``, without the common prefix."""
+        """Return vLLM's metrics of the tier, as ``name`` or ``name{label}``, without the common prefix, and
+        what vLLM counts of back-pressure.
+        """
         self._pipe.send(("metrics",))
         return dict(self._answer(30.0))
 
@@ -155,7 +134,9 @@ class EngineProcess:
         return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
 
 
-def _run(pipe: Connection, model: str, log: str, tier: dict[str, Any] | None) -> None:
+def _run(
+    pipe: Connection, model: str, log: str, tier: dict[str, Any] | None, options: dict[str, Any]
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -169,12 +150,12 @@ def _run(pipe: Connection, model: str, log: str, tier: dict[str, Any] | None) ->
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    engine = _engine(model, tier)
+    engine = _engine(model, tier, options)
     pipe.send("up")
     while True:
         match pipe.recv():
-            case ("generate", prompts, together):
-                pipe.send(_generate(engine, prompts, together=together))
+            case ("generate", prompts, together, adapter):
+                pipe.send(_generate(engine, prompts, adapter, together=together))
             case ("metrics",):
                 pipe.send(_metrics(engine))
             case ("reset",):
@@ -184,7 +165,7 @@ def _run(pipe: Connection, model: str, log: str, tier: dict[str, Any] | None) ->
                 return
 
 
-def _engine(model: str, tier: dict[str, Any] | None) -> Any:
+def _engine(model: str, tier: dict[str, Any] | None, options: dict[str, Any]) -> Any:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -200,46 +181,49 @@ def _engine(model: str, tier: dict[str, Any] | None) -> Any:
         kv_load_failure_policy="recompute",
         kv_connector_extra_config=offloading,
     )
-    return LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        dtype="bfloat16",
-        seed=0,
-        enforce_eager=True,
-        max_model_len=1152,
-        block_size=CHUNK_TOKENS,
-        num_gpu_blocks_override=DEVICE_BLOCKS,
-        enable_prefix_caching=True,
-        disable_hybrid_kv_cache_manager=False,
-        disable_log_stats=False,
-        kv_transfer_config=transfer if tier else None,
-    )
+    usual: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "seed": 0,
+        "enforce_eager": True,
+        "max_model_len": 1152,
+        "block_size": CHUNK_TOKENS,
+        "num_gpu_blocks_override": DEVICE_BLOCKS,
+        "enable_prefix_caching": True,
+        "disable_hybrid_kv_cache_manager": False,
+        "disable_log_stats": False,
+        "kv_transfer_config": transfer if tier else None,
+    }
+    return LLM(**usual | options)
 
 
-def _generate(engine: Any, prompts: list[list[int]], *, together: bool) -> tuple[Any, ...]:
+def _generate(
+    engine: Any, prompts: list[dict[str, Any]], adapter: Path | None, *, together: bool
+) -> tuple[Any, ...]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     sampling = SamplingParams(max_tokens=8, temperature=0, detokenize=False, ignore_eos=True)
+    lora = adapter and LoRARequest(adapter.name, 1 + sum(adapter.name.encode()), str(adapter))
     begun_s = time.monotonic()
     batches = [prompts] if together else [[prompt] for prompt in prompts]
     made = [
         output
         for batch in batches
-        for output in engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in batch], sampling, use_tqdm=False
-        )
+        for output in engine.generate(batch, sampling, use_tqdm=False, lora_request=lora)
     ]
     tokens = [list(output.outputs[0].token_ids) for output in made]
     return tokens, [output.num_cached_tokens for output in made], time.monotonic() - begun_s
 
 
 def _metrics(engine: Any) -> dict[str, float]:
-    prefix = "vllm:kv_offload_ostraca_"
     found = {}
     for metric in engine.get_metrics():
-        if metric.name.startswith(prefix):
-            labels = [value for name, value in metric.labels.items() if name not in ("model_name", "engine")]
-            name = metric.name.removeprefix(prefix) + (f"{{{labels[0]}}}" if labels else "")
+        name = metric.name.removeprefix("vllm:kv_offload_ostraca_").removeprefix("vllm:kv_offload_tiering_")
+        if name.startswith("backpressure"):
             found[name] = metric.value
+        elif name != metric.name and "tiering" not in metric.name:
+            labels = [value for name, value in metric.labels.items() if name not in ("model_name", "engine")]
+            found[name + (f"{{{labels[0]}}}" if labels else "")] = metric.value
     return found

@@ -1,4 +1,4 @@
-"""A tier that hands over noise: the control that tells whether wrong KV would show in the tokens at all."""
+"""A tier that mixes chunks up: the control that tells whether wrong KV would show in the tokens at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostraca.connectors.vllm import OstracaTier
 
 
 class LyingTier(OstracaTier):
-    """Says that loads succeeded, and writes noise over what they brought."""
+    """Says that loads succeeded, and puts each chunk that they brought into the next one's place."""
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
@@ -22,9 +22,8 @@ class LyingTier(OstracaTier):
 
     def get_finished_jobs(self) -> list[Any]:
         finished = super().get_finished_jobs()
-        dice = np.random.default_rng(0)
-        rows = np.asarray(self._primary_kv_view).view(np.uint8)
+        rows = np.asarray(self._primary_kv_view)
         for result in finished:
-            for row in self._loading.pop(result.job_id, []):
-                rows[row] = dice.integers(0, 256, rows.shape[1], np.uint8)
+            loaded = self._loading.pop(result.job_id, [])
+            rows[loaded] = rows[loaded[1:] + loaded[:1]]
         return finished

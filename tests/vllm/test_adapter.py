@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from tests.e2e.fabric_host import FabricThread, content, small_plan
 
+from ostraca.connectors.vllm.shape import volume_name
+
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
@@ -190,6 +192,44 @@ def test_metrics_are_declared_and_counted_under_the_same_names(manager: Manager)
     counted = manager.tier.get_stats().reduce()
     assert {name.split(":(")[0] for name in counted} <= declared.keys()
     assert counted["vllm:kv_offload_ostraca_store_chunks:('staged',)"] == len(chunks)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.name", "test/other"),
+        ("model.dtype", "float8_e4m3fn"),
+        ("parallel.tp_size", 2),
+        ("parallel.pp_size", 2),
+        ("parallel.pcp_size", 2),
+        ("parallel.dcp_size", 2),
+        ("cache.blocks_per_chunk", 2),
+        ("groups.tokens_per_block", 2 * TOKENS),
+        ("groups.layer_names", ("layer.1",)),
+        ("groups.group_id", 1),
+        ("kv_cache_layout", "HND"),
+        ("canonical_layout", True),
+    ],
+)
+def test_whatever_vllm_tells_of_its_kv_cache_decides_the_volume(path: str, value: object) -> None:
+    from ostraca.connectors.vllm.adapter import engine_shape
+
+    def volume(config: Any) -> str:
+        shape = engine_shape(SimpleNamespace(config=config), row_bytes=ROW_BYTES)
+        return volume_name("vllm", shape.layout(revision="", hash_bytes=32))
+
+    def changed(whole: Any, path: str) -> Any:
+        """The same with another value at the end of the path; there is one group."""
+        if isinstance(whole, tuple):
+            return (changed(whole[0], path),)
+        name, _, rest = path.partition(".")
+        if name not in known_fields(type(whole), {name: None}):
+            pytest.skip(f"this release does not tell {name}")
+        return dataclasses.replace(whole, **{name: changed(getattr(whole, name), rest) if rest else value})
+
+    config = offloading_spec().config
+    assert volume(changed(config, path)) != volume(config)
+    assert volume(offloading_spec().config) == volume(config)
 
 
 def test_a_tier_lets_go_of_the_managers_memory(tmp_path: Path) -> None:
