@@ -63,11 +63,12 @@ class CpuTieringSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         if self._worker is None:
             region = SharedOffloadRegion(
-                engine_id=self._engine_id,
-                num_chunks=self.num_chunks,
-                rank=self.config.parallel.rank,
-                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-                cpu_page_size=self.cpu_page_size_per_worker,
+                self._engine_id,
+                # What a chunk of host memory was called up to vLLM 0.29.
+                self.num_chunks if hasattr(self, "num_chunks") else self.num_blocks,
+                self.config.parallel.rank,
+                self.kv_bytes_per_chunk,
+                self.cpu_page_size_per_worker,
             )
             assert self.blocks_per_chunk == 1, "one engine block is one chunk here"
             self._worker = CopyWorker(kv_caches, region)

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.fabric_host import FabricThread, content, small_plan
 
 from ostraca.connectors.vllm.shape import volume_name
+from ostraca_fabric.errors import UsageError
 
 pytestmark = [
     pytest.mark.vllm,
@@ -230,6 +231,16 @@ def test_whatever_vllm_tells_of_its_kv_cache_decides_the_volume(path: str, value
     config = offloading_spec().config
     assert volume(changed(config, path)) != volume(config)
     assert volume(offloading_spec().config) == volume(config)
+
+
+def test_a_setting_that_is_not_known_keeps_the_tier_from_being_made() -> None:
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+    entry = {"type": "OstracaTier", "module_path": "ostraca.connectors.vllm", "load_deadline": 1}
+    with pytest.raises(UsageError, match="no setting 'load_deadline'; did you mean load_deadline_s"):
+        SecondaryTierFactory.create_secondary_tier(
+            entry, np.zeros((ROWS, ROW_BYTES), np.int8).data, offloading_spec()
+        )
 
 
 def test_a_tier_lets_go_of_the_managers_memory(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from tests.vllm.engine_process import (
     CHUNK_TOKENS,
     MIB,
     ROW_BYTES,
-    EngineError,
     EngineProcess,
 )
 from tests.vllm.tiny_model import HYBRID_MODEL, write_adapter
@@ -78,9 +77,10 @@ def tier(address: str, **settings: Any) -> dict[str, Any]:
         "agents": address,
         "arena_bytes": 32 * MIB,
         "transports": ["inline"],
-        "lookup_deadline_s": 2.0,
-        "load_deadline_s": 3.0,
-        "store_deadline_s": 5.0,
+        # Long, so that on a busy machine nothing is late but what a test makes late.
+        "lookup_deadline_s": 10.0,
+        "load_deadline_s": 10.0,
+        "store_deadline_s": 20.0,
         "pause_s": 0.2,
         "pause_s_max": 0.5,
         "connect_retry_s": 0.1,
@@ -129,7 +129,7 @@ def test_tokens_are_the_same_with_a_fabric_and_without(
         together = engine.generate(PROMPTS, within_s=ROUND_S, together=True)
         assert together.tokens == expected
         metrics = engine.metrics()
-        assert sum(again.cached) > PROMPTS_COUNT // 2 * PROMPT_TOKENS
+        assert sum(again.cached) > PROMPTS_COUNT // 2 * PROMPT_TOKENS, metrics
         assert metrics["load_chunks{hit}"] > CHUNKS // 2
         assert metrics["load_bytes"] == metrics["load_chunks{hit}"] * ROW_BYTES
         assert metrics["store_chunks{staged}"] > 0
@@ -159,7 +159,8 @@ def test_a_restarted_engine_loads_what_the_one_before_it_stored(
         made = second.generate(PROMPTS, within_s=ROUND_S)
         assert made.tokens == expected
         assert sum(made.cached) > PROMPTS_COUNT // 2 * PROMPT_TOKENS
-        assert second.metrics()["load_chunks{hit}"] > CHUNKS // 2
+        metrics = second.metrics()
+        assert metrics["load_chunks{hit}"] > CHUNKS // 2, metrics
 
 
 def test_an_engine_loads_what_another_one_stores_meanwhile(
@@ -180,28 +181,19 @@ def test_an_engine_loads_what_another_one_stores_meanwhile(
         assert cached > PROMPTS_COUNT // 2 * PROMPT_TOKENS
 
 
-def test_an_engine_with_other_weights_finds_nothing(
+def test_engines_with_other_weights_or_other_pages_find_nothing(
     host: FabricProcess, tmp_path: Path, expected: list[list[int]]
 ) -> None:
     with EngineProcess(tmp_path, "first", tier(host.address)) as first:
         assert first.generate(PROMPTS, within_s=ROUND_S).tokens == expected
-    with EngineProcess(tmp_path, "second", tier(host.address, revision="retrained")) as second:
-        until_usable(second)
-        assert second.generate(PROMPTS, within_s=ROUND_S).tokens == expected
-        assert "load_chunks{hit}" not in second.metrics()
-
-
-def test_an_engine_with_other_pages_finds_nothing(
-    host: FabricProcess, tmp_path: Path, expected: list[list[int]]
-) -> None:
-    with EngineProcess(tmp_path, "first", tier(host.address)) as first:
-        assert first.generate(PROMPTS, within_s=ROUND_S).tokens == expected
-    with EngineProcess(tmp_path, "second", tier(host.address), block_size=2 * CHUNK_TOKENS) as second:
-        until_usable(second)
-        assert second.generate(PROMPTS[:4], within_s=ROUND_S).tokens == expected[:4]
-        metrics = second.metrics()
-        assert metrics["lookup_chunks{not_found}"] > 0
-        assert "load_chunks{hit}" not in metrics
+    for name, revision, chunk_tokens in (("weights", "2", CHUNK_TOKENS), ("pages", "", 2 * CHUNK_TOKENS)):
+        other = tier(host.address, revision=revision)
+        with EngineProcess(tmp_path, name, other, block_size=chunk_tokens) as second:
+            until_usable(second)
+            assert second.generate(PROMPTS[:4], within_s=ROUND_S).tokens == expected[:4]
+            metrics = second.metrics()
+            assert metrics["lookup_chunks{not_found}"] > 0
+            assert "load_chunks{hit}" not in metrics
 
 
 def test_what_one_cache_salt_or_lora_adapter_has_stored_another_does_not_find(
@@ -261,6 +253,7 @@ def test_stores_that_vllm_finds_too_slow_are_not_asked_for(
 def test_each_kv_group_of_a_hybrid_model_is_stored_and_loaded(host: FabricProcess, tmp_path: Path) -> None:
     with EngineProcess(tmp_path, "plain", None, model_config=HYBRID_MODEL) as plain:
         wanted = plain.generate(PROMPTS, within_s=ROUND_S).tokens
+    assert len({tuple(each) for each in wanted}) == PROMPTS_COUNT, "prompts that can be told apart"
     with EngineProcess(tmp_path, "first", tier(host.address), model_config=HYBRID_MODEL) as first:
         assert first.generate(PROMPTS, within_s=ROUND_S).tokens == wanted
     with EngineProcess(tmp_path, "second", tier(host.address), model_config=HYBRID_MODEL) as second:
@@ -361,11 +354,6 @@ def test_a_reset_waits_for_jobs_and_blocks_are_loaded_afterwards(
         assert engine.generate(PROMPTS, within_s=ROUND_S).tokens == expected
         assert engine.reset()
         until_loaded(engine, expected)
-
-
-def test_a_setting_that_is_not_known_keeps_the_engine_from_starting(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no setting 'load_deadline'; did you mean load_deadline_s"):
-        EngineProcess(tmp_path, "engine", tier("unix:///nobody", load_deadline=1)).wait()
 
 
 def test_blocks_cross_by_nixl_too(tmp_path: Path, expected: list[list[int]]) -> None:

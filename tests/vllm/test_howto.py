@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -30,9 +29,12 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "howto" / "vllm.md").read_text()
-START_S = 240.0
+START_S = 300.0
 ELSEWHERE = ("pip install", "scripts/setup-vllm", "source ", "vllm serve")
 """Commands that need a GPU, or that have been run already when a test runs."""
+
+THIRD = 3
+"""Before the third question, the page says to restart vLLM."""
 
 
 def commands() -> list[tuple[str, str]]:
@@ -134,7 +136,7 @@ class Follower:
 def test_the_page_is_true_from_its_first_command_to_its_last(tmp_path: Path) -> None:
     (kv_json,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     (said,) = re.findall(r"^(Ostraca tier: uses .*?-)[0-9a-f]{16}(: .*? bytes>)", PAGE, re.MULTILINE)
-    answers: list[tuple[list[int], int]] = []
+    asked = 0
     with Follower(tmp_path) as user:
         # The page's deadline is for a machine that does nothing else.
         patient = kv_json.replace('"agents"', '"lookup_deadline_s": 10.0,\n        "agents"')
@@ -148,19 +150,14 @@ def test_the_page_is_true_from_its_first_command_to_its_last(tmp_path: Path) -> 
             elif command.startswith("python -m vllm."):
                 serve = command
                 vllm = user.start_vllm(serve, "first.log")
-            elif "/v1/completions" in command:
-                if len(answers) == 2:
+            else:
+                asked += "/v1/completions" in command
+                if asked == THIRD and "/v1/completions" in command:
                     user.stop(vllm)
                     vllm = user.start_vllm(serve, "second.log")
-                answer = json.loads(user.run(command))
-                cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-                answers.append((answer["choices"][0]["token_ids"], cached))
-            else:
                 out = user.run(command)
                 assert not printed or out == user.here(printed), command
-    (tokens,) = {tuple(each) for each, _ in answers}
-    assert len(tokens) == 4
-    assert [cached for _, cached in answers] == [0, 992, 992]
+    assert asked == THIRD
     for log in ("first.log", "second.log"):
         words = (tmp_path / log).read_text(errors="replace")
         assert re.search(re.escape(said[0]) + "[0-9a-f]{16}" + re.escape(user.here(said[1])), words)
