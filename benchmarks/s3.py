@@ -1,0 +1,177 @@
+"""S3: taking over a shard of a terabyte: until all its blocks can be found, in what memory, and how smoothly.
+
+The shard lies in a sparse file, with summaries of 512 Ki blocks of 2 MiB, in segments of 64 MiB with summary
+areas of 12 KiB. A steward recovers it as an agent's does. Meanwhile a task on the same event loop asks to run
+every millisecond. Beside it: O_DIRECT reads of the same summary areas by four threads, which look at nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from benchmarks.big_shard import FABRIC, BigShard
+from benchmarks.figure import Figure, Target
+from benchmarks.indexed import keys_from
+from ostraca.cli.bench.series import Finding, Series, seconds_of
+from ostraca.cli.bench.workload import MeasureError
+from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.steward.steward import Steward
+from ostraca_fabric.adapters.file_drive import FileDrive
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.fabric_map import AgentRecord, DriveRecord
+from ostraca_fabric.ids import AgentId, DriveId, StartId
+
+if TYPE_CHECKING:
+    from benchmarks.conditions import Conditions
+    from ostraca_fabric.ports.drive import Drive
+
+MS, MB = 1e3, 1e6
+_BEAT_S = 0.001
+_ROUNDS = 5
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One recovery, from the first look at the map until every block was found."""
+
+    seconds: float
+    stall_s: float
+    """The longest that a task which was ready to run was not run."""
+
+    memory_bytes: int
+    """What the process held at most beyond what it holds in the end, or held before where that was more."""
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Recover some times, each by a new steward."""
+    blocks, rounds = (1 << 10, 1) if conditions.is_short else (1 << 19, _ROUNDS)
+    shard = BigShard.made(conditions.new_directory() / "drive.img", blocks)
+    recovered, raw_s, idle_s = [], [], []
+    for _ in range(rounds):
+        raw_s.append(seconds_of(lambda: _read_areas(shard)))
+        recovered.append(asyncio.run(_recovered(shard)))
+        idle_s.append(asyncio.run(_idle_stall_s(recovered[-1].seconds)))
+    shard.path.unlink()
+    what = f"recovery of {blocks:,} blocks"
+    reads = Finding("s", Series(tuple(each.seconds for each in recovered)), "O_DIRECT read", Series(tuple(raw_s)))
+    stalls = Finding(
+        "ms",
+        Series(tuple(MS * each.stall_s for each in recovered)),
+        "idle loop",
+        Series(tuple(MS * each for each in idle_s)),
+    )
+    memory = Finding(
+        "MB",
+        Series(tuple(each.memory_bytes / MB for each in recovered)),
+        "summary areas",
+        Series((shard.summary_bytes / MB,) * rounds),
+    )
+    return [
+        Figure("S3", what, "s", reads, Target(value_at_most=2.0)),
+        Figure("S3", f"{what}, longest the loop was not served", "ms", stalls, Target(value_at_most=20.0)),
+        Figure("S3", f"{what}, memory it took meanwhile", "MB", memory, Target(ratio_at_most=0.25)),
+    ]
+
+
+async def _recovered(shard: BigShard) -> Recovery:
+    membership = MemoryMembership(FABRIC)
+    await membership.put_enclosure(shard.record())
+    agent = AgentRecord(AgentId("agent"), StartId(bytes(16)), ())
+    await membership.join(agent)
+    owner = OwnerService(time.monotonic, EventRing(agent.id, 16, time.monotonic))
+    drives: dict[DriveId, Drive] = {}
+    opened: list[FileDrive] = []
+
+    def open_drive(record: DriveRecord) -> FileDrive:
+        opened.append(FileDrive.open(record.id, record.path))
+        return opened[-1]
+
+    steward = Steward(
+        agent,
+        AgentSettings(),
+        membership=membership,
+        owner=owner,
+        drives=drives,
+        open_drive=open_drive,
+        clock=time.monotonic,
+    )
+    before = psutil.Process().memory_info().rss
+    beats = _Beats()
+    beating = asyncio.create_task(beats.run())
+    started_s = time.perf_counter()
+    await steward.turn()
+    await _until_whole(owner, shard.blocks)
+    seconds = time.perf_counter() - started_s
+    beating.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await beating
+    held = max(before, psutil.Process().memory_info().rss)
+    _check(owner, shard.blocks)
+    await steward.close()
+    for drive in opened:
+        drive.close()
+    return Recovery(seconds, beats.stall_s, max(0, beats.rss_max - held))
+
+
+async def _until_whole(owner: OwnerService, blocks: int) -> None:
+    while sum(len(owned.core.index) for owned in owner.shards.values()) < blocks:  # noqa: ASYNC110 (nothing says so)
+        await asyncio.sleep(_BEAT_S)
+
+
+def _check(owner: OwnerService, blocks: int) -> None:
+    """Refuse to have measured anything when a block can't be found."""
+    (owned,) = owner.shards.values()
+    if (owned.core.index.find(keys_from(0, blocks)) < 0).any():
+        raise MeasureError("a block that a summary lists was not found after recovery")
+
+
+class _Beats:
+    """Asks to run every millisecond, and notes how late that was at worst, and what memory was held."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+        self.rss_max = 0
+        self._process = psutil.Process()
+
+    async def run(self) -> None:
+        while True:
+            asked_s = time.perf_counter()
+            await asyncio.sleep(_BEAT_S)
+            self.stall_s = max(self.stall_s, time.perf_counter() - asked_s - _BEAT_S)
+            self.rss_max = max(self.rss_max, self._process.memory_info().rss)
+
+
+async def _idle_stall_s(seconds: float) -> float:
+    beats = _Beats()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(beats.run(), seconds)
+    return beats.stall_s
+
+
+def _read_areas(shard: BigShard) -> None:
+    """Read every summary area past the page cache."""
+    geometry = shard.geometry
+    descriptor = os.open(shard.path, os.O_RDONLY | os.O_DIRECT)
+
+    def read(first: int) -> None:
+        with mmap.mmap(-1, geometry.summary_bytes) as memory:
+            for segment in range(first, geometry.segments, _THREADS):
+                os.preadv(descriptor, [memory], geometry.summary_offset(segment))
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(read, range(_THREADS)))
+    finally:
+        os.close(descriptor)
