@@ -51,7 +51,11 @@ class BigShard:
             os.pwrite(file.fileno(), encode_superblock(superblock), 0)
             for segment in range(segments):
                 log = SummaryLog(
-                    geometry, superblock.identity, segment, generation(epoch=_EPOCH, count=segment + 1), _EPOCH
+                    geometry,
+                    superblock.identity,
+                    segment,
+                    generation(epoch=_EPOCH, count=segment + 1),
+                    _EPOCH,
                 )
                 first = segment * per_segment
                 keys = keys_from(first, min(per_segment, blocks - first))

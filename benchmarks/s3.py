@@ -65,7 +65,9 @@ def run(conditions: Conditions) -> list[Figure]:
         idle_s.append(asyncio.run(_idle_stall_s(recovered[-1].seconds)))
     shard.path.unlink()
     what = f"recovery of {blocks:,} blocks"
-    reads = Finding("s", Series(tuple(each.seconds for each in recovered)), "O_DIRECT read", Series(tuple(raw_s)))
+    reads = Finding(
+        "s", Series(tuple(each.seconds for each in recovered)), "O_DIRECT read", Series(tuple(raw_s))
+    )
     stalls = Finding(
         "ms",
         Series(tuple(MS * each.stall_s for each in recovered)),

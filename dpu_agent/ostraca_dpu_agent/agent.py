@@ -16,6 +16,7 @@ from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.neighbours import Neighbours
+from ostraca_dpu_agent.owner.core import recovered_share
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward.steward import Steward
@@ -229,4 +230,5 @@ def _shard_status(owned: OwnedShard) -> ShardStatus:
         size_bytes=counts.capacity_bytes,
         evicted_blocks=counts.blocks_evicted,
         is_failing=owned.is_failing,
+        recovered=recovered_share(owned.core),
     )

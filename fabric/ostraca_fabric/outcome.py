@@ -93,3 +93,6 @@ class Reason(IntEnum):
     """The agent that a prefetch names is not in the fabric, can't be reached, or failed."""
     UNKNOWN_VOLUME = 19
     """The agent that a prefetch names does not know the volume, or knows another incarnation of it."""
+    RECOVERING = 20
+    """The shard's owner is still reading from flash what it holds: a block not found yet may be there, and
+    nothing is stored before all is known."""

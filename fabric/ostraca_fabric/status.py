@@ -23,6 +23,9 @@ class ShardStatus(msgspec.Struct, frozen=True):
     is_failing: bool
     """Whether its drive failed an operation since the shard was opened, or a crash ended its writing."""
 
+    recovered: float = 1.0
+    """The share of its segments whose summaries have been read; below 1 it stores nothing yet."""
+
 
 class PrefetchCounters(msgspec.Struct):
     """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other

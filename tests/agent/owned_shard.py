@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.owner.core import CommitsDone, Reservations, ShardCore, ShardSettings, SummaryWrite
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import MIB, Geometry
-from ostraca_fabric.flash.recovery import RecoveredShard, recover
+from ostraca_fabric.flash.recovery import RecoveredAreas, recover
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 from ostraca_fabric.outcome import PutState, Reason
@@ -54,25 +54,22 @@ class OwnedShard:
         self.under_way: list[SummaryWrite] = []
         self.restart()
 
-    def recovered(self) -> RecoveredShard:
-        begins = [self.geometry.summary_offset(segment) for segment in range(self.geometry.segments)]
-        return recover(
-            self.superblock,
-            [bytes(self.flash[begin : begin + self.geometry.summary_bytes]) for begin in begins],
-        )
+    def recovered(self, numbers: list[int] | None = None) -> RecoveredAreas:
+        """Read these segments' summary areas, or all."""
+        chosen = sorted(numbers) if numbers is not None else list(range(self.geometry.segments))
+        begins = [self.geometry.summary_offset(segment) for segment in chosen]
+        areas = [self.flash[begin : begin + self.geometry.summary_bytes] for begin in begins]
+        shape = len(chosen), self.geometry.summary_bytes
+        joined = np.frombuffer(b"".join(areas), np.uint8).reshape(shape)
+        return recover(self.superblock, np.array(chosen, np.intp), joined)
 
     def restart(self, *, earlier_pins_end_s: float = 0.0) -> None:
         """Forget everything but the flash; the next owner epoch takes over."""
         self.under_way.clear()
         self.epoch += 1
-        self.core = ShardCore(
-            self.superblock,
-            self.recovered(),
-            epoch=OwnerEpoch(self.epoch),
-            settings=self.settings,
-            now_s=self.now_s,
-            earlier_pins_end_s=earlier_pins_end_s,
-        )
+        self.core = ShardCore(self.superblock, settings=self.settings, earlier_pins_end_s=earlier_pins_end_s)
+        self.core.take_in(self.recovered())
+        self.core.begin(self.now_s, epoch=OwnerEpoch(self.epoch))
         self.core.check()
 
     def write_pieces(self, write: SummaryWrite) -> None:

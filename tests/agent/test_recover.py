@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from tests.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, He
 from tests.agent.owned_shard import keys_of, rows16, tag_of
 
 from ostraca_dpu_agent.events import EventRing
-from ostraca_dpu_agent.owner.shard import OwnedShard
-from ostraca_dpu_agent.steward.recover import read_shard
+from ostraca_dpu_agent.owner.core import ShardCore
+from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
+from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.fabric_map import ShardRecord
 from ostraca_fabric.ids import FabricId, OwnerEpoch
@@ -20,20 +22,30 @@ from ostraca_fabric.outcome import PutState
 RECORD = ShardRecord(SHARD, DRIVE, 0, 0, weight=1)
 
 
+async def recovered_core(drive: HeldDrive) -> ShardCore:
+    """Read what the drive's shard holds, up to where its owner would begin."""
+    superblock = await read_superblock(drive, RECORD, FABRIC)
+    core = core_of(superblock, SETTINGS.owner)
+    async with aclosing(read_summaries(drive, RECORD, superblock)) as parts:
+        async for part in parts:
+            for some in in_slices(part):
+                core.take_in(some)
+    return core
+
+
 async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
     """Commit blocks to the drive's shard."""
-    superblock, recovered = await read_shard(drive, RECORD, FABRIC)
-    epoch = OwnerEpoch(recovered.highest_epoch + 1)
+    core = await recovered_core(drive)
     shard = OwnedShard(
         RECORD,
         drive,
-        superblock,
-        recovered,
-        epoch=epoch,
+        core,
         settings=SETTINGS.owner,
         clock=time.monotonic,
         events=EventRing("a", 16, time.monotonic),
     )
+    epoch = OwnerEpoch(core.highest_epoch + 1)
+    shard.begin(epoch)
     lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
     made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)
     tags = rows16([tag_of(number) for number in numbers])
@@ -46,34 +58,31 @@ async def test_a_shard_of_more_segments_than_a_drive_takes_reads_at_once_is_foun
     drive = HeldDrive(segments=40)
     await with_blocks(drive, [1, 2, 3])
     drive._pieces_queued_max = 4
-    _, recovered = await read_shard(drive, RECORD, FABRIC)
-    assert sum(len(segment.entries) for segment in recovered.segments) == 3
+    assert len((await recovered_core(drive)).index) == 3
 
 
 async def test_a_shard_whose_summaries_cannot_be_read_is_not_taken_for_an_empty_one() -> None:
     drive = HeldDrive()
     await with_blocks(drive, [1])
-    superblock, _ = await read_shard(drive, RECORD, FABRIC)
+    superblock = await read_superblock(drive, RECORD, FABRIC)
     drive.fail_reads(superblock.geometry.summary_offset(0), drive.size_bytes)
     with pytest.raises(DriveError, match="summaries"):
-        await read_shard(drive, RECORD, FABRIC)
+        await recovered_core(drive)
 
 
 async def test_a_summary_that_cannot_be_read_costs_its_segment_alone() -> None:
     drive = HeldDrive()
     await with_blocks(drive, [1, 2])
-    superblock, before = await read_shard(drive, RECORD, FABRIC)
-    used = {segment.number for segment in before.segments}
-    unused = next(number for number in range(superblock.geometry.segments) if number not in used)
-    drive.fail_reads(superblock.geometry.summary_offset(unused), 4096)
-    _, recovered = await read_shard(drive, RECORD, FABRIC)
-    assert sum(len(segment.entries) for segment in recovered.segments) == 2
+    core = await recovered_core(drive)
+    unused = core.ring.generations.tolist().index(0)
+    drive.fail_reads(core.geometry.summary_offset(unused), 4096)
+    assert len((await recovered_core(drive)).index) == 2
 
 
 async def test_a_superblock_of_another_fabric_or_none_is_refused() -> None:
     drive = HeldDrive()
     with pytest.raises(FormatError, match="attach the right drive"):
-        await read_shard(drive, RECORD, FabricId(bytes([1]) * 16))
+        await read_superblock(drive, RECORD, FabricId(bytes([1]) * 16))
     drive.fail_reads(0, 4096)
     with pytest.raises(DriveError, match="superblock"):
-        await read_shard(drive, RECORD, FABRIC)
+        await read_superblock(drive, RECORD, FABRIC)

@@ -188,3 +188,5 @@ def _fill(located: Located, positions: NDArray[np.intp], source: Source, extents
     located.source[positions] = len(located.sources)
     located.sources.append(source)
     located.is_found[positions] = is_found
+    if extents.is_recovering:
+        located.reasons[positions] = Reason.RECOVERING

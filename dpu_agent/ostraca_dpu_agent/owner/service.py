@@ -145,6 +145,7 @@ class OwnerService:
             generations=found.generations.tobytes(),
             tags=found.tags.tobytes(),
             pin=found.pin,
+            is_recovering=owned.core.is_recovering,
         )
 
     async def _reserve(

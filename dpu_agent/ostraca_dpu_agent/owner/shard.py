@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.core import Reservations, SummaryWrite
     from ostraca_dpu_agent.settings import OwnerSettings
     from ostraca_fabric.fabric_map import ShardRecord
-    from ostraca_fabric.flash.recovery import RecoveredShard
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import OwnerEpoch
     from ostraca_fabric.ports.drive import Drive
@@ -43,8 +42,25 @@ log = logging.getLogger(__name__)
 
 _EXPIRE_EVERY_S = 0.5
 
+RECOVERY_WAIT_S = 0.25
+"""How long a put waits for a recovery to end. Its blocks are held in staging memory meanwhile, which puts to
+other shards want too; small shards are recovered sooner."""
+
 _SUSPECTS_MAX = 64
 """Damaged blocks read again at once; further reports are ignored, and come again with the next read."""
+
+
+def core_of(superblock: Superblock, settings: OwnerSettings) -> ShardCore:
+    """Make the core of a shard that is to be recovered; for a large one a thing of some tens of ms."""
+    return ShardCore(
+        superblock,
+        settings=ShardSettings(
+            blocks_max=settings.blocks_per_shard_max,
+            free_segments=settings.free_segments,
+            pin_max_s=settings.pin_max_s,
+            hold_max_s=settings.hold_s,
+        ),
+    )
 
 
 class OwnedShard:
@@ -54,52 +70,58 @@ class OwnedShard:
         self,
         record: ShardRecord,
         drive: Drive,
-        superblock: Superblock,
-        recovered: RecoveredShard,
+        core: ShardCore,
         *,
-        epoch: OwnerEpoch,
         settings: OwnerSettings,
         clock: Callable[[], float],
         events: EventRing,
     ) -> None:
-        """Begin to own; the first summary writes start at once."""
+        """Answer for what *core* knows, which is recovering: see ``core_of``."""
         self.record = record
-        self.epoch = epoch
         self._drive = drive
         self._clock = clock
         self._events = events
         self._group_commit_s = settings.group_commit_s
         self._hold_max_s = settings.hold_s
-        self.core = ShardCore(
-            superblock,
-            recovered,
-            epoch=epoch,
-            settings=ShardSettings(
-                blocks_max=settings.blocks_per_shard_max,
-                free_segments=settings.free_segments,
-                pin_max_s=settings.pin_max_s,
-                hold_max_s=settings.hold_s,
-            ),
-            now_s=clock(),
-        )
+        self.core = core
         self.is_failing = False
         self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
         self._written = asyncio.Event()
+        self._begun = asyncio.Event()
         self._closed = asyncio.Event()
         self._pages = HugeMemory(1 << 20, prefault=False)
         self._tasks = Tasks(f"shard {record.id}")
         self._tasks.spawn(self._write_summaries())
         self._tasks.spawn(self._expire())
 
+    @property
+    def epoch(self) -> OwnerEpoch:
+        """The owner epoch; 0 while recovering."""
+        return self.core.epoch
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed.is_set()
+
+    def begin(self, epoch: OwnerEpoch) -> None:
+        """End recovery; the first summary writes start at once."""
+        self.core.begin(self._clock(), epoch=epoch)
+        self._begun.set()
+        self.wake()
+
     async def reserve(
         self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float, within_s: float
     ) -> Reservations:
-        """Hand out space; waits for a segment that is just being opened, at most *within_s*, and for nothing
-        else.
+        """Hand out space; waits for a segment that is just being opened, at most *within_s*, before that for
+        the end of a recovery, but not for long, and for nothing else.
         """
         until_s = self._clock() + min(within_s, self._hold_max_s)
+        if self.core.is_recovering:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._begun.wait(), min(until_s - self._clock(), RECOVERY_WAIT_S))
         made = self._reserve(keys, lengths, hold_s)
         short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
         while len(short) and self.core.ring.opening is not None:

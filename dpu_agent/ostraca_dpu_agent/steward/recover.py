@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +18,12 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.ports.drive import Pieces
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
     from numpy.typing import NDArray
 
     from ostraca_fabric.fabric_map import ShardRecord
-    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import FabricId
     from ostraca_fabric.ports.drive import Drive
@@ -29,59 +32,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AREAS_AT_ONCE = 256
+"""Far fewer than a drive's queue holds."""
+
+_BYTES_AT_ONCE = 8 << 20
+
+_ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 4096, 128
+"""In one slice: about a millisecond's work. A segment is not cut."""
 
 
-async def read_shard(
-    drive: Drive, record: ShardRecord, fabric: FabricId
-) -> tuple[Superblock, RecoveredShard]:
-    """Return what lies on flash. Reads superblock and summaries only.
+async def read_superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
+    """Return what a shard's superblock says.
 
-    A segment whose summary area can't be read is taken for one that was never written: its blocks are lost.
-    Raises DriveError when the superblock or no summary area at all can be read, and FormatError when what the
-    superblock says is not this shard of this fabric.
+    Raises DriveError when it can't be read, and FormatError when it is not of this shard of this fabric.
     """
-    superblock = await _superblock(drive, record, fabric)
-    geometry = superblock.geometry
-    memory = HugeMemory(geometry.segments * geometry.summary_bytes, prefault=False)
-    try:
-        areas = [
-            memory.view[number * geometry.summary_bytes : (number + 1) * geometry.summary_bytes]
-            for number in range(geometry.segments)
-        ]
-        pieces = Pieces(
-            memory.array,
-            np.arange(geometry.segments) * geometry.summary_bytes,
-            np.array(
-                [record.offset + geometry.summary_offset(number) for number in range(geometry.segments)]
-            ),
-            np.full(geometry.segments, geometry.summary_bytes, np.uint32),
-        )
-        good = await _read(drive, pieces)
-        if not good.any():
-            message = f"the summaries of shard {record.id} can't be read from {drive.id}"
-            raise DriveError(message)
-        lost = np.count_nonzero(~good)
-        if lost:
-            log.warning("%d of %d summaries of shard %s can't be read", lost, len(good), record.id)
-        readable = [area if is_read else None for area, is_read in zip(areas, good.tolist(), strict=True)]
-        return superblock, await asyncio.to_thread(recover, superblock, readable)
-    finally:
-        memory.close()
-
-
-async def _read(drive: Drive, pieces: Pieces) -> NDArray[np.bool_]:
-    """Read some at a time, far fewer than a drive's queue holds; then those that failed once more."""
-    good = np.zeros(len(pieces), np.bool_)
-    for first in range(0, len(pieces), _AREAS_AT_ONCE):
-        rows = slice(first, first + _AREAS_AT_ONCE)
-        good[rows] = await drive.submit_read(pieces.some(rows))
-    for row in np.flatnonzero(~good).tolist():
-        rows = slice(row, row + 1)
-        good[rows] = await drive.submit_read(pieces.some(rows))
-    return good
-
-
-async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
     memory = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False)
     try:
         pages = memory.array[: SUPERBLOCK_COPIES * PAGE_BYTES]
@@ -99,3 +62,68 @@ async def _superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Su
             "right drive, or format this one anew"
         )
     return superblock
+
+
+async def read_summaries(
+    drive: Drive, record: ShardRecord, superblock: Superblock
+) -> AsyncGenerator[RecoveredAreas, None]:
+    """Yield what the summary areas of a shard say, some segments at a time, in a few MiB of memory.
+
+    A segment whose summary area can't be read is left out: its blocks are lost. Raises DriveError in the end
+    when none can be read. Close the generator, and only between two of its values.
+    """
+    geometry, lost = superblock.geometry, 0
+    at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, geometry.segments))
+    memory = HugeMemory(at_once * geometry.summary_bytes, prefault=False)
+    try:
+        for first in range(0, geometry.segments, at_once):
+            numbers = np.arange(first, min(first + at_once, geometry.segments))
+            places = (numbers - first) * geometry.summary_bytes
+            offsets = np.array(
+                [record.offset + geometry.summary_offset(number) for number in numbers.tolist()]
+            )
+            lengths = np.full(len(numbers), geometry.summary_bytes, np.uint32)
+            good = await _read(drive, Pieces(memory.array, places, offsets, lengths))
+            lost += len(good) - int(np.count_nonzero(good))
+            areas = memory.array[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
+            if good.all():
+                yield await asyncio.to_thread(recover, superblock, numbers, areas)
+            elif good.any():
+                yield await asyncio.to_thread(recover, superblock, numbers[good], areas[good])
+            del areas
+    finally:
+        memory.close()
+    if lost == geometry.segments:
+        message = f"the summaries of shard {record.id} can't be read from {drive.id}"
+        raise DriveError(message)
+    if lost:
+        log.warning("%d of %d summaries of shard %s can't be read", lost, geometry.segments, record.id)
+
+
+def in_slices(areas: RecoveredAreas) -> Iterator[RecoveredAreas]:
+    """Cut what was recovered into parts that an event loop can take in between two of its turns."""
+    for part in _cut(areas.segments):
+        yield replace(areas, segments=part, areas=len(part))
+    yield replace(areas, segments=(), areas=areas.areas - len(areas.segments))
+
+
+def _cut(segments: tuple[RecoveredSegment, ...]) -> Iterator[tuple[RecoveredSegment, ...]]:
+    part: list[RecoveredSegment] = []
+    entries = 0
+    for segment in segments:
+        if part and (entries + len(segment.entries) > _ENTRIES_AT_ONCE or len(part) == _SEGMENTS_AT_ONCE):
+            yield tuple(part)
+            part, entries = [], 0
+        part.append(segment)
+        entries += len(segment.entries)
+    if part:
+        yield tuple(part)
+
+
+async def _read(drive: Drive, pieces: Pieces) -> NDArray[np.bool_]:
+    """Read, and then those that failed once more."""
+    good = (await drive.submit_read(pieces)).copy()
+    for row in np.flatnonzero(~good).tolist():
+        rows = slice(row, row + 1)
+        good[rows] = await drive.submit_read(pieces.some(rows))
+    return good

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
-from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
-from ostraca_dpu_agent.steward.recover import read_shard
-from ostraca_fabric.errors import OstracaError
+from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
+from ostraca_fabric.errors import MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.steward.plan import Step
     from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, FabricMap, ShardRecord
+    from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.membership import Membership
 
 log = logging.getLogger(__name__)
+
+_RECOVERED_WITHIN_S = 0.25
+"""How long a turn waits for recoveries that are under way."""
 
 
 class Steward:
@@ -52,6 +58,9 @@ class Steward:
         self._open_drive = open_drive
         self._clock = clock
         self._failed: dict[ShardId, int] = {}
+        self._tasks = Tasks(f"steward of {agent.id}")
+        self._recoveries: dict[ShardId, asyncio.Task[None]] = {}
+        self._recovering = asyncio.Lock()
         self.sentence = "I have not looked yet."
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
@@ -82,6 +91,8 @@ class Steward:
         self.sentence = decided.sentence
         for step in decided.steps:
             await self._apply(step)
+        if self._recoveries:  # small shards are whole before anybody asks
+            await asyncio.wait(self._recoveries.values(), timeout=_RECOVERED_WITHIN_S)
 
     def observe(self) -> Observed:
         """Return what this agent sees now."""
@@ -112,7 +123,11 @@ class Steward:
 
     async def _stop(self, shard: ShardId) -> bool:
         """Answer for a shard no more, and let it end."""
+        recovering = self._recoveries.get(shard)
         has_ended = await self._owner.shards.pop(shard).close(within_s=self._settings.drain_s)
+        if recovering is not None:  # it ends after what it reads just now
+            await asyncio.wait([recovering], timeout=self._settings.drain_s)
+            has_ended = has_ended and recovering.done()
         if not has_ended:
             log.warning("%s stops shard %s with I/O under way that does not end", self._agent.id, shard)
         return has_ended
@@ -135,35 +150,75 @@ class Steward:
             log.warning("%s can't attach drive %s: %s", self._agent.id, drive.id, error)
 
     async def _serve(self, record: ShardRecord) -> None:
+        """Claim a shard and begin to recover it. Blocks can be got as soon as their summaries are read."""
         drive = self._drives.get(record.drive)
         if drive is None:
             return
         try:
-            superblock, recovered = await read_shard(drive, record, self._membership.map.fabric)
+            superblock = await read_superblock(drive, record, self._membership.map.fabric)
         except OstracaError as error:
-            self._failed[record.id] = self._membership.map.placement_epoch
-            log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
+            self._fail(record, error)
             return
-        epoch = await self._membership.claim(
-            record.id,
-            self._agent.id,
-            self._agent.start,
-            epoch_at_least=OwnerEpoch(recovered.highest_epoch + 1),
-        )
+        # Claimed before the summaries are read, so that no other owner lists anything more meanwhile.
+        epoch = await self._claim(record, OwnerEpoch(1))
         if epoch is None:
             return
+        core = await asyncio.to_thread(core_of, superblock, self._settings.owner)
         owned = OwnedShard(
             record,
             drive,
-            superblock,
-            recovered,
-            epoch=epoch,
+            core,
             settings=self._settings.owner,
             clock=self._clock,
             events=self._owner.events,
         )
         self._owner.shards[record.id] = owned
-        blocks = owned.core.counts().blocks
+        recovering = self._tasks.spawn(self._recover(owned, drive, superblock, epoch))
+        self._recoveries[record.id] = recovering
+        recovering.add_done_callback(lambda _: self._recoveries.pop(record.id, None))
+
+    async def _recover(
+        self, owned: OwnedShard, drive: Drive, superblock: Superblock, epoch: OwnerEpoch
+    ) -> None:
+        """Read what a shard holds, one shard at a time: memory and the drives' work are bounded."""
+        record, claimed = owned.record, epoch
+        try:
+            async with self._recovering, aclosing(read_summaries(drive, record, superblock)) as parts:
+                async for part in parts:
+                    for some in in_slices(part):
+                        if owned.is_closed:
+                            return
+                        owned.core.take_in(some)
+                        await asyncio.sleep(0)
+            if epoch <= owned.core.highest_epoch:  # the store began anew: it never knew of that one
+                await self._membership.release(record.id, self._agent.id, self._agent.start)
+                claimed = await self._claim(record, OwnerEpoch(owned.core.highest_epoch + 1)) or OwnerEpoch(0)
+        except MembershipError as error:
+            log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, record.id, error)
+            claimed = OwnerEpoch(0)
+        except OstracaError as error:
+            self._fail(record, error)
+            claimed = OwnerEpoch(0)
+            with contextlib.suppress(MembershipError):
+                await self._membership.release(record.id, self._agent.id, self._agent.start)
+        if owned.is_closed:
+            return
+        if not claimed:
+            del self._owner.shards[record.id]
+            await owned.close(within_s=self._settings.drain_s)
+            return
+        owned.begin(claimed)
+        blocks = len(owned.core.index)
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, epoch, blocks
+            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, claimed, blocks
         )
+
+    async def _claim(self, record: ShardRecord, epoch_at_least: OwnerEpoch) -> OwnerEpoch | None:
+        return await self._membership.claim(
+            record.id, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
+        )
+
+    def _fail(self, record: ShardRecord, error: OstracaError) -> None:
+        """Leave a shard alone until the map changes."""
+        self._failed[record.id] = self._membership.map.placement_epoch
+        log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric.extent import PAGE_BYTES, Generation, generation_parts
-from ostraca_fabric.flash.summary import ENTRY, Entries, Pages, valid_pages
+from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE
+from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, page_states
 from ostraca_fabric.ids import OwnerEpoch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from ostraca_fabric.flash.geometry import Geometry
@@ -34,13 +33,21 @@ class RecoveredSegment:
     entries: Entries
     """In the order they were listed; when a key comes twice, the later counts."""
 
+    pages_missing: int
+    """Pages that came before the last one of this generation and are not there: what they listed is lost,
+    or was never acknowledged.
+    """
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecoveredShard:
-    """What a shard holds."""
+class RecoveredAreas:
+    """What some segments of a shard hold, or all of them."""
 
     segments: tuple[RecoveredSegment, ...]
     """Those ever written, the oldest generation first."""
+
+    areas: int
+    """Summary areas that were looked at."""
 
     highest_epoch: OwnerEpoch
     """A new owner's epoch must be higher, unless it is the same process."""
@@ -49,79 +56,81 @@ class RecoveredShard:
     """The highest generation count: new generations go on from it."""
 
     pages_damaged: int
+    """Those that look like summary pages and are not to be believed, also those of another shard."""
+
     entries_refused: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadSegment:
-    """What one segment's summary area says."""
-
-    found: RecoveredSegment | None
-    """None when nothing in it is to be believed: it was never written, or is lost."""
-
-    epoch: int = 0
-    """The highest owner epoch in it."""
-
-    pages_damaged: int = 0
-    """Those that look like summary pages and are not to be believed, also those of another shard."""
-
-    pages_missing: int = 0
-    """Pages that came before the last one of this generation and are not there: what they listed is lost,
-    or was never acknowledged.
-    """
-
-    entries_refused: int = 0
-
-
-def read_segment(superblock: Superblock, number: int, area: bytes | memoryview) -> ReadSegment:
-    """Read the summary area of one segment. What is returned does not refer to *area*."""
-    pages, damaged = valid_pages(superblock.identity, number, area)
-    if not len(pages):
-        return ReadSegment(None, pages_damaged=damaged)
-    newest = Generation(int(pages["generation"].max()))
-    of_newest = pages[pages["generation"] == newest]
-    numbers = np.unique(of_newest["page"])
-    listed = _listed(of_newest)
-    is_sound = _sound(superblock.geometry, number, listed)
-    return ReadSegment(
-        RecoveredSegment(number, newest, listed[is_sound]),
-        epoch=max(generation_parts(newest)[0], int(pages["owner_epoch"].max())),
-        pages_damaged=damaged,
-        pages_missing=int(numbers[-1]) + 1 - len(numbers),
-        entries_refused=len(listed) - int(is_sound.sum()),
+def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np.uint8]) -> RecoveredAreas:
+    """Read the summary areas of these segments, in rising order: one row of bytes in *areas* for each."""
+    geometry = superblock.geometry
+    assert areas.shape == (len(numbers), geometry.summary_bytes), "one summary area for each segment"
+    pages = areas.view(PAGE)
+    states = page_states(superblock.identity, numbers, pages)
+    is_valid = states == PageState.GOOD
+    damaged = int(((states == PageState.OTHER) | (states == PageState.DAMAGED)).sum())
+    newest = np.where(is_valid, pages["generation"], np.uint64(0)).max(axis=1, initial=0)
+    is_current = is_valid & (pages["generation"] == newest[:, None])
+    missing = _missing(pages, is_current)
+    rows, listed = _listed(pages, is_current)
+    is_sound = _sound(geometry, numbers[rows], listed)
+    rows, sound = rows[is_sound], listed[is_sound]
+    ends = np.searchsorted(rows, np.arange(len(numbers) + 1)).tolist()
+    segments = [
+        RecoveredSegment(
+            int(numbers[row]),
+            Generation(int(newest[row])),
+            sound[ends[row] : ends[row + 1]],
+            pages_missing=int(missing[row]),
+        )
+        for row in np.flatnonzero(is_valid.any(axis=1)).tolist()
+    ]
+    segments.sort(key=lambda segment: segment.generation)
+    parts = [generation_parts(segment.generation) for segment in segments]
+    epochs = [epoch for epoch, _ in parts] + pages["owner_epoch"][is_valid].tolist()
+    return RecoveredAreas(
+        tuple(segments),
+        len(numbers),
+        OwnerEpoch(max(epochs, default=0)),
+        max((count for _, count in parts), default=0),
+        damaged,
+        len(listed) - len(sound),
     )
 
 
-def recover(superblock: Superblock, areas: Sequence[bytes | memoryview | None]) -> RecoveredShard:
-    """Read the summary areas of all segments, in order; None stands for one that could not be read."""
-    assert len(areas) == superblock.geometry.segments, "one summary area for each segment"
-    segments: list[RecoveredSegment] = []
-    epoch, count, damaged, refused = 0, 0, 0, 0
-    for number, area in enumerate(areas):
-        if area is None:
-            continue
-        read = read_segment(superblock, number, area)
-        damaged += read.pages_damaged
-        refused += read.entries_refused
-        if read.found is not None:
-            segments.append(read.found)
-            epoch = max(epoch, read.epoch)
-            count = max(count, generation_parts(read.found.generation)[1])
-    segments.sort(key=lambda segment: segment.generation)
-    return RecoveredShard(tuple(segments), OwnerEpoch(epoch), count, damaged, refused)
+def _missing(pages: Pages, is_current: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Count for each area the pages before its last one that are not among the current."""
+    seen = np.zeros(pages.shape, np.bool_)
+    rows, places = np.nonzero(is_current)
+    numbers = pages["page"][rows, places]
+    in_area = numbers < pages.shape[1]
+    seen[rows[in_area], numbers[in_area]] = True
+    last = pages.shape[1] - np.argmax(seen[:, ::-1], axis=1)
+    missing: NDArray[np.intp] = np.where(seen.any(axis=1), last - seen.sum(axis=1), 0)
+    return missing
 
 
-def _listed(pages: Pages) -> Entries:
-    """Return the entries of one generation, in the order they were listed."""
-    newest_first = pages[np.lexsort((-pages["sequence"].astype(np.int64), pages["page"]))]
-    _, first_of_each = np.unique(newest_first["page"], return_index=True)
-    parts = [page["entries"][: int(page["count"])] for page in newest_first[first_of_each]]
-    return np.concatenate(parts) if parts else np.zeros(0, ENTRY)
+def _listed(pages: Pages, is_current: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Entries]:
+    """Return the entries of the current pages in the order they were listed, area by area, and their rows.
+
+    Of several pages of one number the highest sequence counts.
+    """
+    rows, places = np.nonzero(is_current)
+    numbers, sequences = pages["page"][rows, places], pages["sequence"][rows, places]
+    order = np.lexsort((sequences, numbers, rows))
+    rows, places, numbers = rows[order], places[order], numbers[order]
+    is_last = np.ones(len(rows), np.bool_)
+    is_last[:-1] = (rows[1:] != rows[:-1]) | (numbers[1:] != numbers[:-1])
+    rows, places = rows[is_last], places[is_last]
+    counts = pages["count"][rows, places]
+    is_listed = np.arange(ENTRIES_PER_PAGE) < counts[:, None]
+    return np.repeat(rows, counts), pages["entries"][rows, places][is_listed]
 
 
-def _sound(geometry: Geometry, segment: int, entries: Entries) -> NDArray[np.bool_]:
-    """Say which entries have an extent inside the data area that overlaps no other's."""
-    begin, end = geometry.data_offset(segment), geometry.summary_offset(segment) + geometry.segment_bytes
+def _sound(geometry: Geometry, segments: NDArray[np.intp], entries: Entries) -> NDArray[np.bool_]:
+    """Say which entries have an extent inside the data area of their segment that overlaps no other's."""
+    area = geometry.first_segment_offset + segments.astype(np.uint64) * np.uint64(geometry.segment_bytes)
+    begin, end = area + np.uint64(geometry.summary_bytes), area + np.uint64(geometry.segment_bytes)
     offsets, lengths = entries["offset"], entries["length"]
     # Unsigned sums wrap, so room is compared against what is left behind the offset.
     is_sound: NDArray[np.bool_] = (

@@ -94,34 +94,29 @@ class PageState(IntEnum):
     GOOD = 3
 
 
-def page_states(identity: ShardIdentity, segment: int, area: bytes | memoryview) -> NDArray[np.uint8]:
-    """Say what lies in each place of a segment's summary area: one ``PageState`` for each."""
-    pages = np.frombuffer(area, PAGE)
-    states = np.full(len(pages), PageState.NONE, np.uint8)
+def page_states(identity: ShardIdentity, segments: NDArray[np.intp], pages: Pages) -> NDArray[np.uint8]:
+    """Say what lies in each place of some summary areas: one ``PageState`` for each.
+
+    *pages*: one row for each of the *segments*, shape (n, pages of an area).
+    """
+    states = np.full(pages.shape, PageState.NONE, np.uint8)
     has_magic = pages["magic"] == SUMMARY_MAGIC
-    is_shards = has_magic & (pages["shard"] == np.frombuffer(identity.digest, np.uint8)).all(axis=1)
+    is_shards = has_magic & (pages["shard"] == np.frombuffer(identity.digest, np.uint8)).all(axis=-1)
     states[has_magic] = PageState.OTHER
     states[is_shards] = PageState.DAMAGED
-    may_be_good = is_shards & (pages["version"] == SUMMARY_VERSION)
-    may_be_good &= (pages["segment"] == segment) & (pages["count"] <= ENTRIES_PER_PAGE)
-    view = memoryview(area).cast("B")
-    for place in np.flatnonzero(may_be_good).tolist():
-        checksum = page_checksum(view[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], identity.seed)
-        # A tail slot may hold any page; a full page is believed at its own place alone.
-        at_its_place = place < TAIL_SLOTS or int(pages["page"][place]) == place - TAIL_SLOTS
-        if checksum == int(pages["checksum"][place]) and at_its_place:
-            states[place] = PageState.GOOD
+    may_be_good = is_shards & (pages["version"] == SUMMARY_VERSION) & (pages["count"] <= ENTRIES_PER_PAGE)
+    may_be_good &= pages["segment"] == segments[:, None]
+    # A tail slot may hold any page; a full page is believed at its own place alone.
+    places = np.arange(pages.shape[1])
+    may_be_good &= (places < TAIL_SLOTS) | (pages["page"] == places - TAIL_SLOTS)
+    rows = np.flatnonzero(may_be_good)
+    view = np.ascontiguousarray(pages).view(np.uint8).reshape(-1).data
+    checksums = [
+        page_checksum(view[row * PAGE_BYTES : (row + 1) * PAGE_BYTES], identity.seed) for row in rows.tolist()
+    ]
+    is_good = np.array(checksums, np.uint64) == pages["checksum"].reshape(-1)[rows]
+    states.reshape(-1)[rows[is_good]] = PageState.GOOD
     return states
-
-
-def valid_pages(identity: ShardIdentity, segment: int, area: bytes | memoryview) -> tuple[Pages, int]:
-    """Find the pages of a summary area that owners of this shard wrote for this segment, whenever.
-
-    Returns the pages, and how many others looked like one but were not to be believed.
-    """
-    states = page_states(identity, segment, area)
-    unbelievable = (states == PageState.OTHER) | (states == PageState.DAMAGED)
-    return np.frombuffer(area, PAGE)[states == PageState.GOOD], int(unbelievable.sum())
 
 
 @dataclass(slots=True)

@@ -354,6 +354,7 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes.
     Values of keys not found are zero. ``pin``: to release early; 0 when nothing was found.
+    ``is_recovering``: the owner does not know yet of all it holds; keys not found may be there.
     """
 
     shard: str
@@ -365,6 +366,7 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generations: bytes = b""
     tags: bytes = b""
     pin: int = 0
+    is_recovering: bool = False
 
 
 class Resolved(Message, frozen=True, tag=41):

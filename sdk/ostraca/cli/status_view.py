@@ -148,8 +148,14 @@ def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
         str(shard.blocks),
         _fill(shard.used_bytes, shard.size_bytes),
         str(shard.evicted_blocks),
-        "failing" if shard.is_failing else "good",
+        _health(shard),
     )
+
+
+def _health(shard: ShardStatus) -> str:
+    if shard.recovered < 1:
+        return f"recovering, {shard.recovered:.0%}"
+    return "failing" if shard.is_failing else "good"
 
 
 def duration_text(seconds: float) -> str:

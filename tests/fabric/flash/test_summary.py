@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraca_fabric.extent import PAGE_BYTES, Generation, generation
 from ostraca_fabric.flash.geometry import MIB, Geometry
-from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.recovery import RecoveredAreas, recover
 from ostraca_fabric.flash.summary import Entries, SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
@@ -45,20 +45,23 @@ class Flash:
         for offset, pages in pieces:
             self.bytes[offset : offset + len(pages)] = pages
 
-    def areas(self) -> list[bytes | None]:
-        begins = [GEOMETRY.summary_offset(segment) for segment in range(GEOMETRY.segments)]
-        return [bytes(self.bytes[begin : begin + GEOMETRY.summary_bytes]) for begin in begins]
+    def recovered(self, numbers: list[int] | None = None) -> RecoveredAreas:
+        chosen = list(range(GEOMETRY.segments)) if numbers is None else numbers
+        begins = [GEOMETRY.summary_offset(segment) for segment in chosen]
+        areas = b"".join(self.bytes[begin : begin + GEOMETRY.summary_bytes] for begin in begins)
+        rows = np.frombuffer(areas, np.uint8).reshape(len(chosen), GEOMETRY.summary_bytes)
+        return recover(SUPERBLOCK, np.array(chosen, np.intp), rows)
 
     def listed(self, segment: int = 0) -> tuple[Generation, list[int]] | None:
         """Return what recovery finds in a segment: its generation, and the numbers of its blocks."""
-        for found in recover(SUPERBLOCK, self.areas()).segments:
+        for found in self.recovered().segments:
             if found.number == segment:
                 return found.generation, found.entries["key"][:, :8].copy().view("<u8").ravel().tolist()
         return None
 
 
 def test_a_blank_shard_has_no_segments() -> None:
-    found = recover(SUPERBLOCK, Flash().areas())
+    found = Flash().recovered()
     assert (found.segments, found.highest_epoch, found.highest_count, found.pages_damaged) == ((), 0, 0, 0)
 
 
@@ -178,7 +181,7 @@ def test_entries_that_reach_out_of_the_data_area_are_refused() -> None:
     entries["length"][4] = 0
     flash.write(log_of(0).append(entries))
     assert flash.listed() == (generation(epoch=3, count=1), [5])
-    assert recover(SUPERBLOCK, flash.areas()).entries_refused == 5
+    assert flash.recovered().entries_refused == 5
 
 
 def test_entries_whose_extents_overlap_are_all_refused() -> None:
@@ -193,7 +196,7 @@ def test_recovery_says_where_epochs_and_counts_go_on() -> None:
     flash = Flash()
     flash.write(log_of(0, count=7).opening())
     flash.write(log_of(1, count=9).opening())
-    found = recover(SUPERBLOCK, flash.areas())
+    found = flash.recovered()
     assert [segment.number for segment in found.segments] == [0, 1]
     assert (found.highest_epoch, found.highest_count) == (EPOCH, 9)
 
@@ -202,9 +205,7 @@ def test_a_summary_area_that_could_not_be_read_costs_its_own_segment_only() -> N
     flash = Flash()
     flash.write(log_of(0).opening())
     flash.write(log_of(1).opening())
-    areas = flash.areas()
-    areas[0] = None
-    assert [segment.number for segment in recover(SUPERBLOCK, areas).segments] == [1]
+    assert [segment.number for segment in flash.recovered([1]).segments] == [1]
 
 
 def test_a_summary_page_is_laid_out_as_the_reference_says() -> None:

@@ -20,6 +20,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 )
 from ostraca_dpu_agent.owner.core.counts import ShardCounts
 from ostraca_dpu_agent.owner.core.holds import slots_in
+from ostraca_dpu_agent.owner.core.recovering import recovered_share
 from ostraca_dpu_agent.owner.core.segments import SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_dpu_agent.owner.core.shard import ShardCore
@@ -34,5 +35,6 @@ __all__ = [
     "ShardCounts",
     "ShardSettings",
     "SummaryWrite",
+    "recovered_share",
     "slots_in",
 ]

@@ -39,7 +39,7 @@ class Reservations:
     """A PutState each: STAGED stands for "reserved"; EXISTS; DECLINED."""
 
     reasons: NDArray[np.uint8]
-    """A Reason each: IN_FLIGHT, NO_SPACE, OVERLOADED, BAD_LENGTH or DRIVE_ERROR where declined."""
+    """A Reason each where declined: IN_FLIGHT, NO_SPACE, OVERLOADED, BAD_LENGTH, RECOVERING, DRIVE_ERROR."""
 
     reservations: NDArray[np.uint64]
     """Zero where nothing was reserved."""

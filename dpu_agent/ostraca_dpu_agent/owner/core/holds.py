@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.key_table import KeyTable
+from ostraca_fabric.key_table import KeyTable, first_of_each
+from ostraca_fabric.outcome import Reason
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -137,6 +138,15 @@ class ReservationTable:
     def room(self) -> int:
         """How many more fit."""
         return self._free_count
+
+    def not_in_flight(
+        self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]
+    ) -> NDArray[np.intp]:
+        """Return those of *wanted* that nobody is writing, the first of each key; give others a reason."""
+        asked = keys[wanted]
+        is_new = first_of_each(asked) & (self.in_flight.find(asked) < 0)
+        reasons[wanted[~is_new]] = Reason.IN_FLIGHT
+        return wanted[is_new]
 
     def add(
         self,

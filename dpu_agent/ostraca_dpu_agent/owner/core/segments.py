@@ -15,15 +15,15 @@ import numpy as np
 
 from ostraca_fabric.extent import Generation, generation, generation_parts
 from ostraca_fabric.flash.summary import SummaryLog
+from ostraca_fabric.ids import OwnerEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.recovery import RecoveredAreas
     from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.ids import OwnerEpoch
 
 _NEXT_AT = 0.75
 """How full the current segment is when the next one is made ready."""
@@ -95,9 +95,7 @@ class Ring:
     def __init__(
         self,
         superblock: Superblock,
-        recovered: RecoveredShard,
         *,
-        epoch: OwnerEpoch,
         free_segments: int,
         blocks_max: int,
         earlier_pins_end_s: float,
@@ -118,20 +116,30 @@ class Ring:
         """Blocks that one segment takes: few enough that the index always holds several segments."""
 
         self._identity = superblock.identity
-        self._epoch = epoch
-        self._count = recovered.highest_count
+        self._epoch = OwnerEpoch(0)
+        self._count = 0
         self._spare = min(free_segments, self.geometry.segments // _FREE_SHARE)
-        for found in recovered.segments:
+        self._earlier_pins_end_s = earlier_pins_end_s
+        self.free: deque[Segment] = deque()
+
+    def take_in(self, areas: RecoveredAreas) -> None:
+        """Know of segments what their summary areas say. They get their places when all are known."""
+        for found in areas.segments:
             segment = self.segments[found.number]
             segment.generation = found.generation
             self.generations[found.number] = found.generation
             if len(found.entries):
-                segment.state, segment.quiet_at_s = SegmentState.SEALED, earlier_pins_end_s
+                segment.state, segment.quiet_at_s = SegmentState.SEALED, self._earlier_pins_end_s
                 segment.bytes_used, segment.entries_used = self.geometry.data_bytes, len(found.entries)
-                self.sealed.append(segment)
-        # Those of the lowest generation first, so that flash wears evenly over restarts.
-        free = [segment for segment in self.segments if segment.state is SegmentState.FREE]
-        self.free: deque[Segment] = deque(sorted(free, key=lambda segment: segment.generation))
+        self._count = max(self._count, areas.highest_count)
+
+    def begin(self, epoch: OwnerEpoch) -> None:
+        """Give every segment its place, now that all are known; new generations are of *epoch*."""
+        self._epoch = epoch
+        # Free ones of the lowest generation first, so that flash wears evenly over restarts.
+        for number in np.argsort(self.generations, kind="stable").tolist():
+            segment = self.segments[number]
+            (self.free if segment.state is SegmentState.FREE else self.sealed).append(segment)
 
     def segment_of(self, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the numbers of the segments these extents lie in."""

@@ -17,6 +17,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
 from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
+from ostraca_dpu_agent.owner.core.recovering import take_in
 from ostraca_dpu_agent.owner.core.resolving import resolved
 from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
@@ -24,7 +25,7 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.flash.summary import entries_of
-from ostraca_fabric.key_table import first_of_each
+from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire.columns import KEY_BYTES
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_fabric.flash.recovery import RecoveredShard
+    from ostraca_fabric.flash.recovery import RecoveredAreas
     from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.ids import OwnerEpoch
 
 _NONE = np.zeros(0, np.intp)
 
@@ -51,6 +51,7 @@ _WRITE_ENTRIES_MAX = 1600
 class ShardCore:
     """One shard under one owner epoch.
 
+    It begins by recovering: what ``take_in`` told of can be found, and nothing is stored before ``begin``.
     After every call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do
     the I/O, and report each with ``written``. One call at a time; nothing here blocks.
     """
@@ -58,27 +59,20 @@ class ShardCore:
     def __init__(
         self,
         superblock: Superblock,
-        recovered: RecoveredShard,
         *,
-        epoch: OwnerEpoch,
         settings: ShardSettings,
-        now_s: float,
         earlier_pins_end_s: float = 0.0,
     ) -> None:
-        """Own the shard that ``flash.recovery.recover(superblock, summary_areas)`` found.
+        """Own a shard, and know nothing yet of what it holds: ``take_in`` says it, and then ``begin``.
 
-        Raises UsageError when *epoch* is below ``recovered.highest_epoch``: claim with ``epoch_at_least``
-        above that. The first summary writes are due at once; space is handed out when they are written.
         No recovered block is evicted before *earlier_pins_end_s*: pass the time plus ``pin_max_s`` where
         readers may still hold pins that an earlier owner gave.
         """
-        if epoch < recovered.highest_epoch:
-            raise UsageError(
-                f"owner epoch {epoch} of shard {superblock.shard} is below {recovered.highest_epoch}, which "
-                "wrote there: claim the shard with a higher one"
-            )
         geometry = superblock.geometry
-        self.epoch = epoch
+        self.epoch = OwnerEpoch(0)  # while recovering, when nothing is handed out
+        self.highest_epoch = OwnerEpoch(0)  # of those found on flash so far
+        self.areas_taken_in = 0
+        self.is_recovering = True
         self.geometry = geometry
         self.settings = settings
         self.index = BlockIndex(
@@ -87,8 +81,6 @@ class ShardCore:
         )
         self.ring = Ring(
             superblock,
-            recovered,
-            epoch=epoch,
             free_segments=settings.free_segments,
             blocks_max=self.index.blocks_max,
             earlier_pins_end_s=earlier_pins_end_s,
@@ -100,17 +92,34 @@ class ShardCore:
         self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
         self._queued: dict[int, Segment] = {}
         self._opening_due: Segment | None = None
-        self._open_after_s = now_s
+        self._open_after_s = 0.0
+        self._earlier_pins_end_s = earlier_pins_end_s
         self.counted: Counter[str] = Counter()
         self._evicted: list[NDArray[np.uint8]] = []
-        # The newest first, and within a segment the last listed first: of two blocks of one key, that one
-        # stays.
-        for found in reversed(recovered.segments):
-            listed = found.entries[::-1]
-            self.index.insert(
-                listed["key"], listed["tag"], listed["offset"], listed["length"], segment=found.number
+
+    def take_in(self, areas: RecoveredAreas) -> None:
+        """Know of some segments what ``flash.recovery.recover`` found: their blocks can be got from here on.
+
+        In any order, each segment once, only while recovering.
+        """
+        assert self.is_recovering, "all segments are known"
+        self.highest_epoch = max(self.highest_epoch, areas.highest_epoch)
+        self.areas_taken_in += areas.areas
+        take_in(self, areas, self._earlier_pins_end_s)
+
+    def begin(self, now_s: float, *, epoch: OwnerEpoch) -> None:
+        """End recovery: segments that were not taken in are lost, and are taken for free.
+
+        Raises UsageError when *epoch* is below ``highest_epoch``: claim with ``epoch_at_least`` above that.
+        The first summary writes are due at once; space is handed out when they are written.
+        """
+        if epoch < self.highest_epoch:
+            raise UsageError(
+                f"owner epoch {epoch} of the shard is below {self.highest_epoch}, which wrote there: claim "
+                "the shard with a higher one"
             )
-            self.promises.make(np.array([found.number]), earlier_pins_end_s)
+        self.epoch, self.is_recovering, self._open_after_s = epoch, False, now_s
+        self.ring.begin(epoch)
         self._advance(now_s)
 
     def resolve(
@@ -145,7 +154,10 @@ class ShardCore:
         if not self.is_writable:
             reasons[wanted] = Reason.DRIVE_ERROR
             return Reservations(states, reasons, numbers, offsets)
-        wanted = self._not_in_flight(keys, wanted, reasons)
+        if self.is_recovering:
+            reasons[wanted] = Reason.RECOVERING
+            return Reservations(states, reasons, numbers, offsets)
+        wanted = self.reservations.not_in_flight(keys, wanted, reasons)
         reasons[wanted[self.reservations.room :]] = Reason.OVERLOADED
         wanted = wanted[: self.reservations.room]
         room = max(0, self.index.room - len(self.reservations))
@@ -334,15 +346,6 @@ class ShardCore:
     def _is_promised(self, segment: Segment, now_s: float) -> bool:
         return self.promises.bind(segment.number, now_s, at_most_s=now_s + self.settings.pin_max_s)
 
-    def _not_in_flight(
-        self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]
-    ) -> NDArray[np.intp]:
-        """Return those of *wanted* that nobody is writing, the first of each key; give others a reason."""
-        asked = keys[wanted]
-        is_new = first_of_each(asked) & (self.reservations.in_flight.find(asked) < 0)
-        reasons[wanted[~is_new]] = Reason.IN_FLIGHT
-        return wanted[is_new]
-
     def _write(
         self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]
     ) -> SummaryWrite:
@@ -372,7 +375,7 @@ class ShardCore:
         """Free what has drained, evict and open ahead of need."""
         ring = self.ring
         ring.end_draining(now_s, self.pins.on_segment)
-        if not self.is_writable:
+        if self.is_recovering or not self.is_writable:
             return
         while ring.lacks_free or self._lacks_index_room:
             segment = ring.begin_draining(lambda segment: self._is_promised(segment, now_s))

@@ -88,12 +88,13 @@ def _page_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: in
         if area is None or read is None:
             yield {"shard": superblock.shard, "segment": number, "state": "unreadable"}
             continue
-        newest = read.found.generation if read.found is not None else None
-        pages = np.frombuffer(area, PAGE)
-        for place, state in enumerate(page_states(superblock.identity, number, area).tolist()):
+        newest = max((found.generation for found in read.segments), default=None)
+        pages = np.frombuffer(area, PAGE).reshape(1, -1)
+        states = page_states(superblock.identity, np.array([number]), pages)
+        for place, state in enumerate(states[0].tolist()):
             if state == PageState.NONE:
                 continue
-            page = pages[place]
+            page = pages[0, place]
             epoch, count = generation_parts(Generation(int(page["generation"])))
             yield {
                 "shard": superblock.shard,
@@ -112,17 +113,16 @@ def _page_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: in
 def _entry_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: int | None) -> Iterator[Row]:
     """Give the entries that recovery believes, as they were listed."""
     for number, _, read in segments_of(drive, superblock, offset, wanted):
-        if read is None or read.found is None:
-            continue
-        epoch, count = generation_parts(read.found.generation)
-        for entry in read.found.entries:
-            yield {
-                "shard": superblock.shard,
-                "segment": number,
-                "generation": f"{epoch}.{count}",
-                "key": entry["key"].tobytes().hex(),
-                "tag": entry["tag"].tobytes().hex(),
-                "offset": int(entry["offset"]),
-                "length": int(entry["length"]),
-                "flags": int(entry["flags"]),
-            }
+        for found in () if read is None else read.segments:
+            epoch, count = generation_parts(found.generation)
+            for entry in found.entries:
+                yield {
+                    "shard": superblock.shard,
+                    "segment": number,
+                    "generation": f"{epoch}.{count}",
+                    "key": entry["key"].tobytes().hex(),
+                    "tag": entry["tag"].tobytes().hex(),
+                    "offset": int(entry["offset"]),
+                    "length": int(entry["length"]),
+                    "flags": int(entry["flags"]),
+                }

@@ -21,15 +21,15 @@ from ostraca.cli.doctor.findings import (
 )
 from ostraca_fabric.extent import PAGE_BYTES, generation_parts, rounded_up
 from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SEGMENTS_MIN, SUPERBLOCK_COPIES
-from ostraca_fabric.flash.recovery import read_segment
-from ostraca_fabric.flash.summary import PageState, page_states
+from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.summary import PAGE, PageState, page_states
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, examine_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ostraca_fabric.flash.recovery import ReadSegment
+    from ostraca_fabric.flash.recovery import RecoveredAreas
     from ostraca_fabric.flash.superblock import Superblock, SuperblockCopy
 
 SUPERBLOCK_BYTES = SUPERBLOCK_COPIES * PAGE_BYTES
@@ -86,7 +86,7 @@ def shards_of(drive: DriveFile) -> Iterator[tuple[int, Copies]]:
 
 def segments_of(
     drive: DriveFile, superblock: Superblock, offset: int, wanted: int | None = None
-) -> Iterator[tuple[int, bytes | None, ReadSegment | None]]:
+) -> Iterator[tuple[int, bytes | None, RecoveredAreas | None]]:
     """Read the segments of the shard at *offset*, one after another: number, summary area, what it says.
 
     Only the one *wanted*, when it is given. The last two are None where the area can't be read.
@@ -100,7 +100,8 @@ def segments_of(
         if len(area) < geometry.summary_bytes:
             yield number, None, None
         else:
-            yield number, area, read_segment(superblock, number, area)
+            rows = np.frombuffer(area, np.uint8).reshape(1, -1)
+            yield number, area, recover(superblock, np.array([number]), rows)
 
 
 def _examined(drive: DriveFile, offset: int, copies: Copies, *, is_verifying: bool) -> ShardFinding:
@@ -139,14 +140,14 @@ def _examined(drive: DriveFile, offset: int, copies: Copies, *, is_verifying: bo
     )
 
 
-def _segment(superblock: Superblock, number: int, area: bytes, read: ReadSegment) -> SegmentFinding:
-    states = page_states(superblock.identity, number, area)
+def _segment(superblock: Superblock, number: int, area: bytes, read: RecoveredAreas) -> SegmentFinding:
+    states = page_states(superblock.identity, np.array([number]), np.frombuffer(area, PAGE).reshape(1, -1))
     entries, epoch, count = 0, 0, 0
-    entry_bytes = 0
-    if read.found is not None:
-        entries = len(read.found.entries)
-        entry_bytes = int(read.found.entries["length"].sum(dtype=np.int64))
-        epoch, count = generation_parts(read.found.generation)
+    entry_bytes, pages_missing = 0, 0
+    for found in read.segments:
+        entries, pages_missing = len(found.entries), found.pages_missing
+        entry_bytes = int(found.entries["length"].sum(dtype=np.int64))
+        epoch, count = generation_parts(found.generation)
     return SegmentFinding(
         number,
         epoch,
@@ -154,25 +155,24 @@ def _segment(superblock: Superblock, number: int, area: bytes, read: ReadSegment
         entries,
         entry_bytes,
         int((states == PageState.DAMAGED).sum()),
-        read.pages_missing,
+        pages_missing,
         int((states == PageState.OTHER).sum()),
         read.entries_refused,
         is_readable=True,
     )
 
 
-def _read_back(drive: DriveFile, offset: int, read: ReadSegment, so_far: ReadBack) -> ReadBack:
+def _read_back(drive: DriveFile, offset: int, read: RecoveredAreas, so_far: ReadBack) -> ReadBack:
     """Read every block that a segment lists. Its tag can't be checked: see ``ReadBack.tags_checked``."""
-    if read.found is None:
-        return so_far
+    entries = [entry for found in read.segments for entry in found.entries]
     unreadable = [
         entry["key"].tobytes().hex()
-        for entry in read.found.entries
+        for entry in entries
         if not drive.is_readable(offset + int(entry["offset"]), rounded_up(int(entry["length"])))
     ]
     return ReadBack(
-        so_far.blocks + len(read.found.entries),
-        so_far.block_bytes + int(read.found.entries["length"].sum(dtype=np.int64)),
+        so_far.blocks + len(entries),
+        so_far.block_bytes + sum(int(entry["length"]) for entry in entries),
         so_far.blocks_unreadable + len(unreadable),
         (*so_far.first_unreadable, *unreadable)[:_SHOWN_UNREADABLE],
     )
