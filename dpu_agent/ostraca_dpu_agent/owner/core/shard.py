@@ -51,9 +51,9 @@ _WRITE_ENTRIES_MAX = 1600
 class ShardCore:
     """One shard under one owner epoch.
 
-    It begins by recovering: what ``take_in`` told of can be found, and nothing is stored before ``begin``.
-    After every call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do
-    the I/O, and report each with ``written``. One call at a time; nothing here blocks.
+    First it recovers: ``take_in`` tells what can be found, and nothing is stored before ``begin``. After every
+    call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do the I/O, and
+    report each with ``written``. One call at a time; nothing here blocks.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class ShardCore:
 
         In any order, each segment once, only while recovering.
         """
-        assert self.is_recovering, "all segments are known"
         self.highest_epoch = max(self.highest_epoch, areas.highest_epoch)
         self.areas_taken_in += areas.areas
         take_in(self, areas, self._earlier_pins_end_s)
