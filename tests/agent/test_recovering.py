@@ -124,7 +124,7 @@ def test_slices_are_the_whole_and_none_is_long() -> None:
     assert [each.number for part in slices for each in part.segments] == [
         each.number for each in whole.segments
     ]
-    assert max(sum(len(each.entries) for each in part.segments) for part in slices) <= 4096
+    assert max(sum(len(each.entries) for each in part.segments) for part in slices) <= 1024
 
 
 def test_a_shard_of_two_segments_answers_for_the_one_that_was_read_and_stores_nothing() -> None:

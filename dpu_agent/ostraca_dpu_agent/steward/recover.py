@@ -36,7 +36,7 @@ _AREAS_AT_ONCE = 256
 
 _BYTES_AT_ONCE = 8 << 20
 
-_ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 4096, 128
+_ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 1024, 32
 """In one slice: about a millisecond's work. A segment is not cut."""
 
 

@@ -51,7 +51,7 @@ _WRITE_ENTRIES_MAX = 1600
 class ShardCore:
     """One shard under one owner epoch.
 
-    First it recovers: ``take_in`` tells what can be found, and nothing is stored before ``begin``. After every
+    It recovers first: ``take_in`` tells what can be found, nothing is stored before ``begin``. After every
     call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do the I/O, and
     report each with ``written``. One call at a time; nothing here blocks.
     """
