@@ -68,11 +68,6 @@ class BigShard:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return cls(path, blocks, geometry)
 
-    @property
-    def summary_bytes(self) -> int:
-        """Bytes of all summary areas."""
-        return self.geometry.segments * self.geometry.summary_bytes
-
     def record(self) -> EnclosureRecord:
         """Describe an enclosure that holds this shard alone."""
         size_bytes = self.geometry.shard_bytes

@@ -1,4 +1,4 @@
-"""S3: taking over a shard of a terabyte: until all its blocks can be found, in what memory, and how smoothly.
+"""S3: taking over a shard of a terabyte: until all its blocks can be found, and how smoothly.
 
 The shard lies in a sparse file, with summaries of 512 Ki blocks of 2 MiB, in segments of 64 MiB with summary
 areas of 12 KiB. A steward recovers it as an agent's does. Meanwhile a task on the same event loop asks to run
@@ -15,8 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import psutil
 
 from benchmarks.big_shard import FABRIC, BigShard
 from benchmarks.figure import Figure, Target
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from benchmarks.conditions import Conditions
     from ostraca_fabric.ports.drive import Drive
 
-MS, MB = 1e3, 1e6
+MS = 1e3
 _BEAT_S = 0.001
 _ROUNDS = 5
 _THREADS = 4
@@ -49,9 +47,6 @@ class Recovery:
     seconds: float
     stall_s: float
     """The longest that a task which was ready to run was not run."""
-
-    memory_bytes: int
-    """What the process held at most beyond what it holds in the end, or held before where that was more."""
 
 
 def run(conditions: Conditions) -> list[Figure]:
@@ -74,16 +69,9 @@ def run(conditions: Conditions) -> list[Figure]:
         "idle loop",
         Series(tuple(MS * each for each in idle_s)),
     )
-    memory = Finding(
-        "MB",
-        Series(tuple(each.memory_bytes / MB for each in recovered)),
-        "summary areas",
-        Series((shard.summary_bytes / MB,) * rounds),
-    )
     return [
         Figure("S3", what, "s", reads, Target(value_at_most=2.0)),
         Figure("S3", f"{what}, longest the loop was not served", "ms", stalls, Target(value_at_most=20.0)),
-        Figure("S3", f"{what}, memory it took meanwhile", "MB", memory, Target(ratio_at_most=0.25)),
     ]
 
 
@@ -109,7 +97,6 @@ async def _recovered(shard: BigShard) -> Recovery:
         open_drive=open_drive,
         clock=time.monotonic,
     )
-    before = psutil.Process().memory_info().rss
     beats = _Beats()
     beating = asyncio.create_task(beats.run())
     started_s = time.perf_counter()
@@ -119,12 +106,11 @@ async def _recovered(shard: BigShard) -> Recovery:
     beating.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await beating
-    held = max(before, psutil.Process().memory_info().rss)
     _check(owner, shard.blocks)
     await steward.close()
     for drive in opened:
         drive.close()
-    return Recovery(seconds, beats.stall_s, max(0, beats.rss_max - held))
+    return Recovery(seconds, beats.stall_s)
 
 
 async def _until_whole(owner: OwnerService, blocks: int) -> None:
@@ -140,19 +126,16 @@ def _check(owner: OwnerService, blocks: int) -> None:
 
 
 class _Beats:
-    """Asks to run every millisecond, and notes how late that was at worst, and what memory was held."""
+    """Asks to run every millisecond, and notes how late that was at worst."""
 
     def __init__(self) -> None:
         self.stall_s = 0.0
-        self.rss_max = 0
-        self._process = psutil.Process()
 
     async def run(self) -> None:
         while True:
             asked_s = time.perf_counter()
             await asyncio.sleep(_BEAT_S)
             self.stall_s = max(self.stall_s, time.perf_counter() - asked_s - _BEAT_S)
-            self.rss_max = max(self.rss_max, self._process.memory_info().rss)
 
 
 async def _idle_stall_s(seconds: float) -> float:

@@ -11,7 +11,7 @@ from tests.fabric.flash import small_reader
 from tests.fabric.flash.golden_images import FIELDS, LISTED, SUPERBLOCK, images, stored
 
 from ostraca_fabric.errors import FormatError
-from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.recovery import RecoveredAreas, recover
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, decode_superblock, examine_superblock
 
 STORED = stored()
@@ -67,17 +67,23 @@ def test_both_readers_find_the_same_identity_and_measures() -> None:
     )
 
 
-def test_both_readers_find_the_same_blocks_and_each_under_its_tag() -> None:
-    image, geometry = STORED["shard"], SUPERBLOCK.geometry
+def recovered(image: bytes) -> RecoveredAreas:
+    geometry = SUPERBLOCK.geometry
     begins = [geometry.summary_offset(segment) for segment in range(geometry.segments)]
-    areas = [image[begin : begin + geometry.summary_bytes] for begin in begins]
+    areas = b"".join(image[begin : begin + geometry.summary_bytes] for begin in begins)
+    rows = np.frombuffer(areas, np.uint8).reshape(geometry.segments, -1)
+    return recover(SUPERBLOCK, np.arange(geometry.segments), rows)
+
+
+def test_both_readers_find_the_same_blocks_and_each_under_its_tag() -> None:
+    image = STORED["shard"]
     ours = [
         (
             entry["key"].tobytes(),
             entry["tag"].tobytes(),
             image[int(entry["offset"]) : int(entry["offset"]) + int(entry["length"])],
         )
-        for segment in recover(SUPERBLOCK, areas).segments
+        for segment in recovered(image).segments
         for entry in segment.entries
     ]
     theirs = [(block.key, block.tag, block.data) for block in small_reader.blocks(image)]
@@ -90,9 +96,7 @@ def test_both_readers_find_the_same_blocks_when_any_page_of_a_summary_is_damaged
         for place in range(geometry.summary_pages):
             image = bytearray(STORED["shard"])
             image[geometry.summary_offset(segment) + place * 4096 + int(roll.integers(4096))] ^= 1
-            begins = [geometry.summary_offset(each) for each in range(geometry.segments)]
-            areas = [bytes(image[begin : begin + geometry.summary_bytes]) for begin in begins]
-            found = recover(SUPERBLOCK, areas).segments
+            found = recovered(bytes(image)).segments
             ours = [entry["key"].tobytes() for each in found for entry in each.entries]
             theirs = [block.key for block in small_reader.blocks(bytes(image))]
             assert sorted(ours) == sorted(theirs), (segment, place)
