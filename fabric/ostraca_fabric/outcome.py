@@ -84,7 +84,8 @@ class Reason(IntEnum):
     CANCELLED = 14
     """The caller took the request back."""
     ADMISSION = 15
-    """The write budget is spent on better blocks."""
+    """The write budget is spent on better blocks: this one was wanted for the first time, and lies too deep
+    in its chain, or in none."""
     EXPIRED = 16
     """The reservation ended before the commit."""
     BAD_LENGTH = 17
@@ -96,3 +97,7 @@ class Reason(IntEnum):
     RECOVERING = 20
     """The shard's owner is still reading from flash what it holds: a block not found yet may be there, and
     nothing is stored before all is known."""
+    BUDGET = 21
+    """The write budget is spent: not even a block that was wanted before is written now."""
+    TOO_SHORT = 22
+    """The chain is shorter than the volume's break-even length: computing it again is faster than loading."""
