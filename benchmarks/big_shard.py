@@ -61,7 +61,9 @@ class BigShard:
                 keys = keys_from(first, min(per_segment, blocks - first))
                 places = np.arange(len(keys), dtype=np.uint64) * np.uint64(BLOCK_BYTES)
                 offsets = places + np.uint64(geometry.data_offset(segment))
-                entries = entries_of(keys, keys[:, ::-1], offsets, np.full(len(keys), BLOCK_BYTES, np.uint32))
+                entries = entries_of(
+                    keys, keys[:, ::-1], places, offsets, np.full(len(keys), BLOCK_BYTES, np.uint32)
+                )
                 for offset, pages in (*log.opening(), *log.append(entries)):
                     os.pwrite(file.fileno(), pages, offset)
             os.fsync(file.fileno())

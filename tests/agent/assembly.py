@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.agent.owned_shard import keys_of, rows16, tag_of
+from tests.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.mover.mover import Mover
@@ -386,7 +386,7 @@ async def reserved(shard: OwnedShard, numbers: list[int], *, hold_s: float = 5.0
 
 async def committed(shard: OwnedShard, made: Reservations, numbers: list[int]) -> list[PutState]:
     tags = rows16([tag_of(number) for number in numbers])
-    states, _ = await shard.commit(made.reservations, tags, epoch=shard.epoch)
+    states, _ = await shard.commit(made.reservations, tags, seeds_of(numbers), epoch=shard.epoch)
     return [PutState(state) for state in states]
 
 

@@ -32,6 +32,11 @@ def tag_of(number: int, version: int = 0) -> bytes:
     return number.to_bytes(8, "little") + version.to_bytes(8, "big")
 
 
+def seeds_of(numbers: list[int]) -> NDArray[np.uint64]:
+    """The owner only keeps what it is told."""
+    return np.array(numbers, np.uint64) * np.uint64(7)
+
+
 @dataclass
 class OwnedShard:
     """One shard: its flash, its owner, and the time."""
@@ -101,7 +106,9 @@ class OwnedShard:
     def commit(self, reservations: NDArray[np.uint64], numbers: list[int]) -> list[Reason]:
         """Commit, and return the reasons of what was not taken (NONE where it was)."""
         tags = rows16([tag_of(number) for number in numbers])
-        answer = self.core.commit(self.now_s, reservations, tags, epoch=OwnerEpoch(self.epoch))
+        answer = self.core.commit(
+            self.now_s, reservations, tags, seeds_of(numbers), epoch=OwnerEpoch(self.epoch)
+        )
         self.core.check()
         taken = np.asarray(answer.reasons) == Reason.NONE
         assert ((answer.states == PutState.STAGED) == taken).all()

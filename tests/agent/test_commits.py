@@ -19,7 +19,7 @@ from tests.agent.assembly import (
     stop,
     until,
 )
-from tests.agent.owned_shard import keys_of, rows16, tag_of
+from tests.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 from tests.stalls import Stopwatch
 
 from ostraca_fabric.outcome import BlockState, PutState, Reason
@@ -32,9 +32,11 @@ async def test_a_commit_that_names_reservations_twice_or_unknown_ones_answers_ea
         numbers = np.array([first, first, 12345, second], np.uint64)
         tags = rows16([tag_of(number) for number in (1, 1, 3, 2)])
         fabric.drive.holds_writes = True
-        committing = asyncio.create_task(shard.commit(numbers, tags, epoch=shard.epoch))
+        committing = asyncio.create_task(
+            shard.commit(numbers, tags, seeds_of([1, 1, 3, 2]), epoch=shard.epoch)
+        )
         await until(lambda: len(fabric.drive.held) == 1)
-        again = await shard.commit(numbers, tags, epoch=shard.epoch)
+        again = await shard.commit(numbers, tags, seeds_of([1, 1, 3, 2]), epoch=shard.epoch)
         assert again[0].tolist() == [PutState.DECLINED] * 4
         assert again[1].tolist() == [Reason.IN_FLIGHT, Reason.EXPIRED, Reason.EXPIRED, Reason.IN_FLIGHT]
         fabric.drive.let_go()
@@ -64,7 +66,9 @@ async def test_of_a_commit_into_two_segments_that_part_is_declined_whose_summary
         tags = rows16([tag_of(number) for number in (1, 2, 3, 4)])
         # In any order: each row is told what became of its own segment.
         order = [2, 0, 3, 1]
-        states, reasons = await shard.commit(made.reservations[order], tags[order], epoch=shard.epoch)
+        states, reasons = await shard.commit(
+            made.reservations[order], tags[order], seeds_of(order), epoch=shard.epoch
+        )
         assert states.tolist() == [PutState.COMMITTED, PutState.DECLINED] * 2
         assert reasons.tolist() == [Reason.NONE, Reason.DRIVE_ERROR] * 2
         assert found(fabric, [1, 2, 3, 4]) == [False, False, True, True]
@@ -101,12 +105,14 @@ async def test_a_shard_whose_writing_crashes_declines_puts_at_once_and_goes_on_s
         with monkeypatch.context() as patched:
             patched.setattr(fabric.drive, "submit_write", crash)
             states, reasons = await shard.commit(
-                made.reservations[:1], rows16([tag_of(2)]), epoch=shard.epoch
+                made.reservations[:1], rows16([tag_of(2)]), seeds_of([2]), epoch=shard.epoch
             )
         assert (states.tolist(), reasons.tolist()) == ([PutState.DECLINED], [Reason.DRIVE_ERROR])
         assert [status.is_failing for status in fabric.agent.status().shards] == [True]
         assert "writes no more" in caplog.text
-        late = await shard.commit(made.reservations[1:], rows16([tag_of(3)]), epoch=shard.epoch)
+        late = await shard.commit(
+            made.reservations[1:], rows16([tag_of(3)]), seeds_of([3]), epoch=shard.epoch
+        )
         assert (late[0].tolist(), late[1].tolist()) == ([PutState.DECLINED], [Reason.DRIVE_ERROR])
         watch = Stopwatch()
         done = await fabric.put(worker, [1, 2, 4])

@@ -23,7 +23,7 @@ from tests.agent.assembly import (
     stop,
     until,
 )
-from tests.agent.owned_shard import key, keys_of, rows16, tag_of
+from tests.agent.owned_shard import key, keys_of, rows16, seeds_of, tag_of
 from tests.stalls import Stopwatch
 
 from ostraca_dpu_agent.owner.service import OwnerService
@@ -244,7 +244,7 @@ async def test_a_commit_that_names_a_reservation_twice_is_refused_and_the_shard_
         shard = fabric.shard
         made = await reserved(shard, [1])
         number = made.reservations.tobytes()
-        twice = (ShardCommit(SHARD, shard.epoch, 2 * number, 2 * tag_of(1)),)
+        twice = (ShardCommit(SHARD, shard.epoch, 2 * number, 2 * tag_of(1), bytes(16)),)
         with pytest.raises(MalformedError):
             await answered(fabric.service, Commit(1, 1.0, twice))
         shard.core.check()
@@ -272,7 +272,7 @@ async def test_a_request_that_is_malformed_in_part_does_nothing_in_the_other_par
             with pytest.raises(MalformedError):
                 await answered(fabric.service, Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, keys),)))
         with pytest.raises(MalformedError):
-            await answered(fabric.service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b""),)))
+            await answered(fabric.service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b"", b""),)))
 
 
 async def test_owners_answer_for_no_keys_with_nothing() -> None:
@@ -280,7 +280,7 @@ async def test_owners_answer_for_no_keys_with_nothing() -> None:
         service = fabric.service
         resolved = await answered(service, Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, b""),)))
         made = await answered(service, Reserve(1, 1.0, 1.0, (ShardWants(SHARD, b"", b""),)))
-        listed = await answered(service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"", b""),)))
+        listed = await answered(service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"", b"", b""),)))
         assert isinstance(resolved, Resolved)
         assert isinstance(made, Reserved)
         assert isinstance(listed, Committed)
@@ -293,11 +293,15 @@ async def test_a_shard_that_ends_answers_every_commit_that_waits() -> None:
         shard = fabric.shard
         made = await reserved(shard, [1, 2])
         tags = rows16([tag_of(1)])
-        first = asyncio.create_task(shard.commit(made.reservations[:1], tags, epoch=shard.epoch))
+        first = asyncio.create_task(
+            shard.commit(made.reservations[:1], tags, seeds_of([1]), epoch=shard.epoch)
+        )
         await asyncio.sleep(0)
         closing = asyncio.create_task(shard.close(within_s=2.0))
         await asyncio.sleep(0)
-        late = await asyncio.wait_for(shard.commit(made.reservations[1:], tags, epoch=shard.epoch), 1)
+        late = await asyncio.wait_for(
+            shard.commit(made.reservations[1:], tags, seeds_of([1]), epoch=shard.epoch), 1
+        )
         assert list((await first)[0]) == [PutState.COMMITTED]
         assert (list(late[0]), list(late[1])) == ([PutState.DECLINED], [Reason.NO_OWNER])
         assert await closing
@@ -337,6 +341,6 @@ async def test_a_commit_under_another_epoch_is_declined() -> None:
         shard = fabric.shard
         made = await reserved(shard, [1])
         states, reasons = await shard.commit(
-            made.reservations, rows16([tag_of(1)]), epoch=OwnerEpoch(shard.epoch - 1)
+            made.reservations, rows16([tag_of(1)]), seeds_of([1]), epoch=OwnerEpoch(shard.epoch - 1)
         )
         assert (list(states), list(reasons)) == ([PutState.DECLINED], [Reason.EXPIRED])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, tag_of
+from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, seeds_of, tag_of
 
 from ostraca_dpu_agent.owner.core import SegmentState, ShardSettings
 from ostraca_dpu_agent.owner.core.holds import Promises
@@ -109,7 +109,7 @@ def test_a_commit_of_another_owner_epoch_is_refused(shard: OwnedShard) -> None:
     answer = shard.reserve([1])
     for epoch in (shard.epoch - 1, shard.epoch + 1):
         refused = shard.core.commit(
-            shard.now_s, answer.reservations, rows16([tag_of(1)]), epoch=OwnerEpoch(epoch)
+            shard.now_s, answer.reservations, rows16([tag_of(1)]), seeds_of([1]), epoch=OwnerEpoch(epoch)
         )
         assert (refused.states[0], refused.reasons[0]) == (DECLINED, Reason.EXPIRED)
     assert shard.commit(answer.reservations, [1]) == [Reason.NONE]

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, tag_of
+from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, seeds_of, tag_of
 
 from ostraca_dpu_agent.owner.core import ShardSettings, SummaryWrite
 from ostraca_fabric.extent import PAGE_BYTES, rounded_up
@@ -123,6 +123,7 @@ class OwnerMachine(RuleBasedStateMachine):
             self.now_s,
             np.array([hold.reservation for hold in chosen], np.uint64),
             rows16([tag_of(hold.number, hold.version) for hold in chosen]),
+            seeds_of([hold.number for hold in chosen]),
             epoch=OwnerEpoch(self.shard.epoch),
         )
         for hold, state in zip(chosen, answer.states, strict=True):

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 from tests.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, HeldDrive
-from tests.agent.owned_shard import keys_of, rows16, tag_of
+from tests.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.owner.core import ShardCore
@@ -49,7 +49,7 @@ async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
     lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
     made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)
     tags = rows16([tag_of(number) for number in numbers])
-    states, _ = await shard.commit(made.reservations, tags, epoch=epoch)
+    states, _ = await shard.commit(made.reservations, tags, seeds_of(numbers), epoch=epoch)
     assert list(states) == [PutState.COMMITTED] * len(numbers)
     assert await shard.close(within_s=5)
 

@@ -24,7 +24,7 @@ from tests.agent.assembly import (
     reasons_of,
     until,
 )
-from tests.agent.owned_shard import OwnedShard, keys_of, tag_of
+from tests.agent.owned_shard import OwnedShard, keys_of, seeds_of, tag_of
 
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings, recovered_share
 from ostraca_dpu_agent.owner.shard import core_of
@@ -67,7 +67,8 @@ def listing(shard: OwnedShard, segment: int, made: Generation, numbers: list[int
     begin = shard.geometry.data_offset(segment)
     offsets = np.uint64(begin) + np.arange(len(numbers), dtype=np.uint64) * np.uint64(4096)
     tags = np.frombuffer(b"".join(tag_of(number) for number in numbers), np.uint8).reshape(-1, 16)
-    entries = entries_of(keys_of(numbers), tags, offsets, np.full(len(numbers), 4096, np.uint32))
+    lengths = np.full(len(numbers), 4096, np.uint32)
+    entries = entries_of(keys_of(numbers), tags, seeds_of(numbers), offsets, lengths)
     for offset, pages in (*log.opening(), *log.append(entries)):
         shard.flash[offset : offset + len(pages)] = pages
 
@@ -191,7 +192,8 @@ async def test_a_sparse_shard_of_a_terabyte_is_recovered(tmp_path: Path) -> None
             places = np.arange(len(numbers), dtype=np.uint64) * np.uint64(2 << 20)
             offsets = places + np.uint64(geometry.data_offset(segment))
             keys = keys_of(numbers)
-            entries = entries_of(keys, keys, offsets, np.full(len(numbers), 2 << 20, np.uint32))
+            lengths = np.full(len(numbers), 2 << 20, np.uint32)
+            entries = entries_of(keys, keys, seeds_of(numbers), offsets, lengths)
             for offset, pages in (*log.opening(), *log.append(entries)):
                 os.pwrite(file.fileno(), pages, offset)
     record = ShardRecord(SHARD, DRIVE, 0, geometry.shard_bytes, weight=1)

@@ -99,7 +99,7 @@ def test_entries_whose_extents_were_swapped_give_misses(tmp_path: Path) -> None:
         put(client)
 
     def rotate_extents(entries: Entries) -> None:
-        entries["offset"] = np.roll(entries["offset"], 1)
+        entries["first_page"] = np.roll(entries["first_page"], 1)
 
     assert rewrite_entries(host, rotate_extents)
     with host, host.connect() as client:

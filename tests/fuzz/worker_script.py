@@ -197,8 +197,8 @@ class WorkerScript:
                 return m.Reserve(request, self._time(), 0.01, (m.ShardWants(shard, keys, lengths),))
             case 3:
                 numbers = np.full(count, dice.choice((0, 1 << 63)), np.uint64).tobytes()
-                tags = bytes(16 * count)
-                return m.Commit(request, self._time(), (m.ShardCommit(shard, 1, numbers, tags),))
+                tags, seeds = bytes(16 * count), bytes(8 * dice.choice((count, count, 1)))
+                return m.Commit(request, self._time(), (m.ShardCommit(shard, 1, numbers, tags, seeds),))
             case 4:
                 pins = (dice.choice(WHOLE_NUMBERS[-6:]),) * count
                 return m.Release((m.ShardRelease(SHARDS[2], pins, bytes(8 * count)),))

@@ -162,6 +162,7 @@ class Space:
                 target.owner_epoch,
                 self._numbers[positions].tobytes(),
                 tags[positions].tobytes(),
+                self._blocks.seeds[positions].tobytes(),
             )
             for target, positions in parts
         )

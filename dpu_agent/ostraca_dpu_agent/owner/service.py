@@ -100,10 +100,10 @@ class OwnerService:
         return Reserved(request.request, tuple(made))
 
     async def _committed(self, request: Commit) -> Committed:
-        written = [(part, _numbers(part), _rows(part.tags)) for part in request.shards]
-        for _, numbers, tags in written:
-            if len(numbers) != len(tags) or _has_repeats(numbers):
-                raise MalformedError("a commit names each reservation once, with one tag")
+        written = [(part, _numbers(part), _rows(part.tags), _seeds(part)) for part in request.shards]
+        for _, numbers, tags, seeds in written:
+            if not len(numbers) == len(tags) == len(seeds) or _has_repeats(numbers):
+                raise MalformedError("a commit names each reservation once, with one tag and its seed")
         with labelled(request.label):
             listed = await asyncio.gather(*(self._commit(*each) for each in written))
         return Committed(request.request, tuple(listed))
@@ -173,7 +173,11 @@ class OwnerService:
         )
 
     async def _commit(
-        self, part: ShardCommit, numbers: NDArray[np.uint64], tags: NDArray[np.uint8]
+        self,
+        part: ShardCommit,
+        numbers: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        seeds: NDArray[np.uint64],
     ) -> ShardCommitted:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
@@ -183,7 +187,7 @@ class OwnerService:
                 part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
             )
         keys = owned.keys_of(numbers)
-        states, reasons = await owned.commit(numbers, tags, epoch=OwnerEpoch(part.owner_epoch))
+        states, reasons = await owned.commit(numbers, tags, seeds, epoch=OwnerEpoch(part.owner_epoch))
         self.events.record(EventKind.COMMITTED, keys, states, reasons)
         _tell("committed", part.shard, states, reasons)
         return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
@@ -206,6 +210,10 @@ def _rows(column: bytes) -> NDArray[np.uint8]:
 
 def _lengths(part: ShardWants) -> NDArray[np.uint32]:
     return columns.u32(part.lengths, len(part.keys) // columns.KEY_BYTES)
+
+
+def _seeds(part: ShardCommit) -> NDArray[np.uint64]:
+    return columns.u64(part.seeds, len(part.seeds) // columns.U64.itemsize)
 
 
 def _has_repeats(numbers: NDArray[np.uint64]) -> bool:

@@ -142,13 +142,18 @@ class OwnedShard:
         return made
 
     async def commit(
-        self, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
+        self,
+        reservations: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        seeds: NDArray[np.uint64],
+        *,
+        epoch: OwnerEpoch,
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """List blocks; returns (states, reasons) once their summary write has ended."""
         if self._closed.is_set():
             declined = np.full(len(reservations), PutState.DECLINED, np.uint8)
             return declined, np.full(len(reservations), Reason.NO_OWNER, np.uint8)
-        answer = self.core.commit(self._clock(), reservations, tags, epoch=epoch)
+        answer = self.core.commit(self._clock(), reservations, tags, seeds, epoch=epoch)
         ticket = self._tickets.issue(reservations, answer)
         self.wake()
         await ticket.done

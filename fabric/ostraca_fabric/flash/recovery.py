@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.extent import PAGE_BYTES, Generation, generation_parts
+from ostraca_fabric.extent import Generation, generation_parts
 from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE
-from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, page_states
+from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
 from ostraca_fabric.ids import OwnerEpoch
 
 if TYPE_CHECKING:
@@ -131,11 +131,9 @@ def _sound(geometry: Geometry, segments: NDArray[np.intp], entries: Entries) -> 
     """Say which entries have an extent inside the data area of their segment that overlaps no other's."""
     area = geometry.first_segment_offset + segments.astype(np.uint64) * np.uint64(geometry.segment_bytes)
     begin, end = area + np.uint64(geometry.summary_bytes), area + np.uint64(geometry.segment_bytes)
-    offsets, lengths = entries["offset"], entries["length"]
+    offsets, lengths = offsets_of(entries), entries["length"]
     # Unsigned sums wrap, so room is compared against what is left behind the offset.
-    is_sound: NDArray[np.bool_] = (
-        (offsets >= begin) & (offsets < end) & (offsets % PAGE_BYTES == 0) & (lengths > 0)
-    )
+    is_sound: NDArray[np.bool_] = (offsets >= begin) & (offsets < end) & (lengths > 0)
     is_sound &= lengths <= end - np.where(is_sound, offsets, begin)
     inside = np.flatnonzero(is_sound)
     order = inside[np.argsort(offsets[inside], kind="stable")]

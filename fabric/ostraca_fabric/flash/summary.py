@@ -32,13 +32,13 @@ ENTRY = np.dtype(
     [
         ("key", "u1", 16),
         ("tag", "u1", 16),
-        ("offset", "<u8"),  # in the shard, in bytes
+        ("seed", "<u8"),  # of the tag: who knows it can check the block without knowing what it is
+        ("first_page", "<u4"),  # where its extent begins in the shard, in pages
         ("length", "<u4"),  # the block's own bytes
-        ("flags", "<u4"),
         ("encryption", "u1", 32),
     ]
 )
-"""One committed block."""
+"""One committed block. ``offsets_of`` gives the extents' places in bytes."""
 
 PAGE = np.dtype(
     [
@@ -66,12 +66,24 @@ Pages = np.ndarray[Any, np.dtype[np.void]]
 
 
 def entries_of(
-    keys: NDArray[np.uint8], tags: NDArray[np.uint8], offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]
+    keys: NDArray[np.uint8],
+    tags: NDArray[np.uint8],
+    seeds: NDArray[np.uint64],
+    offsets: NDArray[np.uint64],
+    lengths: NDArray[np.uint32],
 ) -> Entries:
-    """Make entries of columns of the same length."""
+    """Make entries of columns of the same length. Offsets are in the shard, in bytes: whole pages."""
+    assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
     entries = np.zeros(len(keys), ENTRY)
-    entries["key"], entries["tag"], entries["offset"], entries["length"] = keys, tags, offsets, lengths
+    entries["key"], entries["tag"], entries["seed"], entries["length"] = keys, tags, seeds, lengths
+    entries["first_page"] = offsets // PAGE_BYTES
     return entries
+
+
+def offsets_of(entries: Entries) -> NDArray[np.uint64]:
+    """Return where in the shard the extents of these entries begin, in bytes."""
+    pages: NDArray[np.uint64] = entries["first_page"].astype(np.uint64)
+    return pages * np.uint64(PAGE_BYTES)
 
 
 def page_checksum(page: memoryview, seed: int) -> int:

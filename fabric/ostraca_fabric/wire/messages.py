@@ -416,12 +416,13 @@ class Reserved(Message, frozen=True, tag=43):
 
 
 class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks written: ``reservations`` u64, ``tags`` 16 bytes each."""
+    """Blocks written: ``reservations`` u64; ``tags`` 16 bytes each; ``seeds`` u64, each its tag's."""
 
     shard: str
     owner_epoch: int
     reservations: bytes
     tags: bytes
+    seeds: bytes
 
 
 class Commit(Message, frozen=True, tag=44):

@@ -77,10 +77,12 @@ class GoldenBlock:
         return second_implementation.key(SECRET, self.engine_hash, 0, 0)
 
     @property
+    def seed(self) -> int:
+        return second_implementation.seed(VOLUME, self.engine_hash, 0, 0, len(self.data))
+
+    @property
     def tag(self) -> bytes:
-        return second_implementation.tag(
-            self.data, second_implementation.seed(VOLUME, self.engine_hash, 0, 0, len(self.data))
-        )
+        return second_implementation.tag(self.data, self.seed)
 
 
 LISTED = tuple(GoldenBlock(number) for number in (*range(125), *range(202, 205)))
@@ -110,8 +112,9 @@ def shard_image() -> bytes:
                 at += rounded_up(len(block.data))
             keys = np.frombuffer(b"".join(block.key for block in blocks), np.uint8).reshape(-1, 16)
             tags = np.frombuffer(b"".join(block.tag for block in blocks), np.uint8).reshape(-1, 16)
+            seeds = np.array([block.seed for block in blocks], np.uint64)
             lengths = np.array([len(block.data) for block in blocks], np.uint32)
-            pieces += log.append(entries_of(keys, tags, np.array(offsets, np.uint64), lengths))
+            pieces += log.append(entries_of(keys, tags, seeds, np.array(offsets, np.uint64), lengths))
         for offset, pages in pieces:
             image[offset : offset + len(pages)] = pages
     return bytes(image)

@@ -40,6 +40,7 @@ class Block:
     generation: int
     key: bytes
     tag: bytes
+    seed: int
     data: bytes
 
 
@@ -97,10 +98,10 @@ def blocks(image: bytes) -> Iterator[Block]:
             for at in (
                 range(96, 96 + 80 * struct.unpack_from("<I", page, 20)[0], 80) if generation == newest else ()
             ):
-                key, tag, offset, length = struct.unpack_from("<16s16sQI", page, at)
-                end = offset + length
-                if offset in data and offset % PAGE == 0 and length and end <= data.stop:
-                    extents.append((offset, end, Block(segment, newest, key, tag, image[offset:end])))
+                key, tag, seed, first_page, length = struct.unpack_from("<16s16sQII", page, at)
+                offset, end = first_page * PAGE, first_page * PAGE + length
+                if offset in data and length and end <= data.stop:
+                    extents.append((offset, end, Block(segment, newest, key, tag, seed, image[offset:end])))
         for offset, end, block in extents:
             if sum(offset < other_end and other < end for other, other_end, _ in extents) == 1:
                 yield block

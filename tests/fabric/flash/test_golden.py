@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from tests.fabric.flash import small_reader
 from tests.fabric.flash.golden_images import FIELDS, LISTED, SUPERBLOCK, images, stored
 
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.flash.recovery import RecoveredAreas, recover
+from ostraca_fabric.flash.summary import offsets_of
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, decode_superblock, examine_superblock
 
 STORED = stored()
@@ -81,13 +83,15 @@ def test_both_readers_find_the_same_blocks_and_each_under_its_tag() -> None:
         (
             entry["key"].tobytes(),
             entry["tag"].tobytes(),
-            image[int(entry["offset"]) : int(entry["offset"]) + int(entry["length"])],
+            int(entry["seed"]),
+            image[offset : offset + int(entry["length"])],
         )
         for segment in recovered(image).segments
-        for entry in segment.entries
+        for entry, offset in zip(segment.entries, offsets_of(segment.entries).tolist(), strict=True)
     ]
-    theirs = [(block.key, block.tag, block.data) for block in small_reader.blocks(image)]
-    assert ours == theirs == [(block.key, block.tag, block.data) for block in LISTED]
+    theirs = [(block.key, block.tag, block.seed, block.data) for block in small_reader.blocks(image)]
+    assert ours == theirs == [(block.key, block.tag, block.seed, block.data) for block in LISTED]
+    assert all(xxhash.xxh3_128_digest(data, seed) == tag for _, tag, seed, data in theirs)
 
 
 def test_both_readers_find_the_same_blocks_when_any_page_of_a_summary_is_damaged() -> None:

@@ -32,7 +32,7 @@ def blocks(first: int, count: int, segment: int = 0) -> Entries:
     keys = np.zeros((count, 16), np.uint8)
     keys[:, :8] = numbers.view(np.uint8).reshape(-1, 8)
     offsets = np.uint64(GEOMETRY.data_offset(segment)) + numbers * np.uint64(PAGE_BYTES)
-    return entries_of(keys, keys[:, ::-1], offsets, np.full(count, 4000, np.uint32))
+    return entries_of(keys, keys[:, ::-1], numbers * np.uint64(3), offsets, np.full(count, 4000, np.uint32))
 
 
 class Flash:
@@ -173,11 +173,11 @@ def test_a_full_page_in_the_place_of_another_is_not_believed() -> None:
 
 def test_entries_that_reach_out_of_the_data_area_are_refused() -> None:
     flash, entries = Flash(), blocks(0, 6)
-    end = GEOMETRY.summary_offset(0) + GEOMETRY.segment_bytes
-    entries["offset"][0] = GEOMETRY.data_offset(0) - PAGE_BYTES
-    entries["offset"][1] = end
-    entries["offset"][2], entries["length"][2] = end - PAGE_BYTES, PAGE_BYTES + 1
-    entries["offset"][3] = (1 << 64) - PAGE_BYTES
+    end = (GEOMETRY.summary_offset(0) + GEOMETRY.segment_bytes) // PAGE_BYTES
+    entries["first_page"][0] = GEOMETRY.data_offset(0) // PAGE_BYTES - 1
+    entries["first_page"][1] = end
+    entries["first_page"][2], entries["length"][2] = end - 1, PAGE_BYTES + 1
+    entries["first_page"][3] = (1 << 32) - 1
     entries["length"][4] = 0
     flash.write(log_of(0).append(entries))
     assert flash.listed() == (generation(epoch=3, count=1), [5])
@@ -187,7 +187,7 @@ def test_entries_that_reach_out_of_the_data_area_are_refused() -> None:
 def test_entries_whose_extents_overlap_are_all_refused() -> None:
     flash, entries = Flash(), blocks(0, 9)
     entries["length"][2] = 3 * PAGE_BYTES  # covers 3 and 4
-    entries["offset"][7] = entries["offset"][8]
+    entries["first_page"][7] = entries["first_page"][8]
     flash.write(log_of(0).append(entries))
     assert flash.listed() == (generation(epoch=3, count=1), [0, 1, 5, 6])
 
@@ -216,8 +216,10 @@ def test_a_summary_page_is_laid_out_as_the_reference_says() -> None:
     assert page[24:40] == SUPERBLOCK.identity.digest
     assert int.from_bytes(page[40:44], "little") == 1  # segment
     assert int.from_bytes(page[48:56], "little") == generation(epoch=3, count=1)
-    assert int.from_bytes(page[96 + 80 + 32 : 96 + 80 + 40], "little") == GEOMETRY.data_offset(1) + PAGE_BYTES
-    assert int.from_bytes(page[96 + 80 + 40 : 96 + 80 + 44], "little") == 4000
+    second = page[96 + 80 : 96 + 2 * 80]
+    assert int.from_bytes(second[32:40], "little") == 3  # seed
+    assert int.from_bytes(second[40:44], "little") == GEOMETRY.data_offset(1) // PAGE_BYTES + 1
+    assert int.from_bytes(second[44:48], "little") == 4000
 
 
 def test_more_entries_than_the_summary_area_lists_are_a_broken_invariant() -> None:

@@ -42,7 +42,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Resolved(1, (m.ShardExtents("e/d/0", is_owner=True, owner_epoch=1),)),
     m.Reserve(1, 0.5, 1.0, (m.ShardWants("e/d/0", bytes(16), bytes(4)),)),
     m.Reserved(1, (m.ShardReservations("e/d/0", is_owner=True, owner_epoch=1),)),
-    m.Commit(1, 0.5, (m.ShardCommit("e/d/0", 1, bytes(8), bytes(16)),)),
+    m.Commit(1, 0.5, (m.ShardCommit("e/d/0", 1, bytes(8), bytes(16), bytes(8)),)),
     m.Committed(1, (m.ShardCommitted("e/d/0", b"\x02", b"\x00"),)),
     m.Release((m.ShardRelease("e/d/0", (1, 2), bytes(8)),)),
     m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),

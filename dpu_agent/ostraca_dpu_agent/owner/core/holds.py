@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_fabric.flash.summary import entries_of
 from ostraca_fabric.key_table import KeyTable, first_of_each
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.wire.columns import KEY_BYTES
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+    from ostraca_fabric.flash.summary import Entries
 
 _SLOT_BITS = 24
 _SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)
@@ -118,6 +121,7 @@ class ReservationTable:
         self.states = np.zeros(slots, np.uint8)
         self.keys = np.zeros((slots, KEY_BYTES), np.uint8)
         self.tags = np.zeros((slots, KEY_BYTES), np.uint8)
+        self.seeds = np.zeros(slots, np.uint64)
         self.offsets = np.zeros(slots, np.uint64)
         self.lengths = np.zeros(slots, np.uint32)
         self.segments = np.zeros(slots, np.intp)
@@ -183,6 +187,12 @@ class ReservationTable:
         self._named_at[slots[known][::-1]] = known[::-1]
         slots[known[self._named_at[slots[known]] != known]] = -1
         return slots
+
+    def entries(self, slots: NDArray[np.intp]) -> Entries:
+        """Return what a summary says of these blocks."""
+        return entries_of(
+            self.keys[slots], self.tags[slots], self.seeds[slots], self.offsets[slots], self.lengths[slots]
+        )
 
     def end(self, slots: NDArray[np.intp]) -> None:
         """Free these slots, each named once."""

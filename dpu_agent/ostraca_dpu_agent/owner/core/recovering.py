@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.flash.summary import ENTRY
+from ostraca_fabric.flash.summary import ENTRY, offsets_of
 
 if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.core.shard import ShardCore
@@ -45,5 +45,5 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
     generations = core.ring.generations
     there = generations[core.ring.segment_of(core.index.offsets(rows[known]))]
     core.index.remove(np.unique(rows[known[there < generations[segments[known]]]]))
-    core.index.insert(listed["key"], listed["tag"], listed["offset"], listed["length"], segment=segments)
+    core.index.insert(listed["key"], listed["tag"], offsets_of(listed), listed["length"], segment=segments)
     core.promises.make(numbers, earlier_pins_end_s)

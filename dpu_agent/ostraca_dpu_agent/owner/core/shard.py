@@ -24,7 +24,6 @@ from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.index import BlockIndex
-from ostraca_fabric.flash.summary import entries_of
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
@@ -174,9 +173,18 @@ class ShardCore:
         return Reservations(states, reasons, numbers, offsets)
 
     def commit(
-        self, now_s: float, reservations: NDArray[np.uint64], tags: NDArray[np.uint8], *, epoch: OwnerEpoch
+        self,
+        now_s: float,
+        reservations: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        seeds: NDArray[np.uint64],
+        *,
+        epoch: OwnerEpoch,
     ) -> CommitAnswer:
-        """Take blocks whose bytes are on flash into the next summary write. *tags*: shape (n, 16)."""
+        """Take blocks whose bytes are on flash into the next summary write.
+
+        *tags*: shape (n, 16), each made with its seed.
+        """
         self.expire(now_s)
         states = np.full(len(reservations), PutState.DECLINED, np.uint8)
         reasons = np.full(len(reservations), Reason.EXPIRED, np.uint8)
@@ -198,7 +206,7 @@ class ShardCore:
                 reasons[here] = Reason.DRIVE_ERROR if is_broken else Reason.EXPIRED
                 continue
             table.states[slots[here]] = COMMITTING
-            table.tags[slots[here]] = tags[here]
+            table.tags[slots[here]], table.seeds[slots[here]] = tags[here], seeds[here]
             segment.queued.append(slots[here])
             self._queued[number] = segment
             states[here], reasons[here] = PutState.STAGED, Reason.NONE
@@ -233,9 +241,7 @@ class ShardCore:
             if not segment.queued:
                 del self._queued[segment.number]
             table = self.reservations
-            entries = entries_of(
-                table.keys[slots], table.tags[slots], table.offsets[slots], table.lengths[slots]
-            )
+            entries = table.entries(slots)
             writes.append(self._write(segment, slots, segment.log.append(entries)))
         return writes
 

@@ -33,8 +33,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--verify",
         action="store_true",
-        help="also read every listed block, to find those that the drive can't read. Their tags can't be "
-        "checked offline",
+        help="also read every listed block and check its tag",
     )
     action.add_argument(
         "--dump", choices=_DUMPS, help="print what lies there, field by field, instead of explaining it"

@@ -135,14 +135,3 @@ class DriveFile:
                     break
                 got += count
             return bytes(view[: min(got, size_bytes)])
-
-    def is_readable(self, offset: int, size_bytes: int) -> bool:
-        """Say whether all of an extent can be read; reads it a piece at a time."""
-        for at in range(0, size_bytes, _READ_BYTES):
-            piece = min(_READ_BYTES, size_bytes - at)
-            try:
-                if len(self.read(offset + at, piece)) < piece:
-                    return False
-            except OSError:
-                return False
-        return True

@@ -122,7 +122,7 @@ def _entry_rows(drive: DriveFile, superblock: Superblock, offset: int, wanted: i
                     "generation": f"{epoch}.{count}",
                     "key": entry["key"].tobytes().hex(),
                     "tag": entry["tag"].tobytes().hex(),
-                    "offset": int(entry["offset"]),
+                    "seed": int(entry["seed"]),
+                    "offset": int(entry["first_page"]) * PAGE_BYTES,
                     "length": int(entry["length"]),
-                    "flags": int(entry["flags"]),
                 }

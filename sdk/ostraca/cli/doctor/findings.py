@@ -51,11 +51,11 @@ class ReadBack:
     blocks: int
     block_bytes: int
     blocks_unreadable: int
-    first_unreadable: tuple[str, ...]
-    """Keys, some of them."""
+    blocks_damaged: int
+    """Read, and not what was put: they fail their tags."""
 
-    tags_checked: bool = False
-    """A tag is made from the engine's own hash of the block, too, which is not on flash."""
+    first_bad: tuple[str, ...]
+    """Keys of blocks that are one or the other, some of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,16 +91,13 @@ def _counted(segments: Sequence[SegmentFinding]) -> str:
 
 
 def _read_back_lines(found: ReadBack) -> Iterator[str]:
-    good = found.blocks - found.blocks_unreadable
+    good = found.blocks - found.blocks_unreadable - found.blocks_damaged
     yield _line(
-        "read back", f"{good} of {found.blocks} blocks can be read, {size_text(found.block_bytes)} in all"
+        "read back",
+        f"{good} of {found.blocks} blocks are good by their tags, {size_text(found.block_bytes)} in all",
     )
-    yield _line(
-        "", "whether they hold the right bytes was not checked: a tag is made from the engine's hash of"
-    )
-    yield _line("", "its block, too, which is not on flash. Every get checks it.")
-    for key in found.first_unreadable:
-        yield _line("", f"can't be read: key {key}")
+    for key in found.first_bad:
+        yield _line("", f"not good: key {key}")
 
 
 def _trouble_lines(troubles: Sequence[Trouble]) -> Iterator[str]:
