@@ -221,7 +221,7 @@ class Agent:
 
 
 def _shard_status(owned: OwnedShard) -> ShardStatus:
-    counts = owned.core.counts()
+    counts, spending = owned.core.counts(), owned.core.spending
     return ShardStatus(
         shard=owned.record.id,
         owner_epoch=owned.epoch,
@@ -231,4 +231,9 @@ def _shard_status(owned: OwnedShard) -> ShardStatus:
         evicted_blocks=counts.blocks_evicted,
         is_failing=owned.is_failing,
         recovered=recovered_share(owned.core),
+        written_bytes=spending.written_bytes,
+        written_bytes_per_day=spending.bytes_per_day,
+        budget_bytes_per_day=spending.budget_bytes_per_day,
+        budget_level_bytes=spending.level_bytes if spending.budget_bytes_per_day else 0.0,
+        years_left=spending.years_left,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.policies.endurance import EnduranceSettings
 
 MIB = 1 << 20
 
@@ -97,6 +98,10 @@ class OwnerSettings:
 
     free_segments: int = 1
     """Segments emptied ahead of need, so that a put does not wait for eviction."""
+
+    endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
+    """How much is written to flash, and which blocks first when not all may be. Set ``rated_dwpd`` wherever
+    drives have to last."""
 
 
 @dataclass(frozen=True, slots=True)

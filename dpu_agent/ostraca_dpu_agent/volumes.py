@@ -4,10 +4,16 @@ agent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import LayoutMismatchError, MembershipError, RefusedError, UnknownVolumeError
+from ostraca_fabric.errors import (
+    LayoutMismatchError,
+    MembershipError,
+    RefusedError,
+    UnknownVolumeError,
+    UsageError,
+)
 from ostraca_fabric.ids import checked_name
 from ostraca_fabric.keys import placement_secret, volume_secret
 from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
@@ -26,6 +32,8 @@ class ServedVolume:
     identity: VolumeIdentity
     secret: bytes
     placement_secret: bytes
+    break_even_tokens: int = 0
+    """Chains shorter than this are not put: this worker computes them faster than it loads them."""
 
 
 class Volumes:
@@ -43,13 +51,15 @@ class Volumes:
         exists with another layout or largest block, and RefusedError when the membership store fails.
         """
         name = checked_name("volume", request.name)
+        if request.break_even_tokens < 0:
+            raise UsageError(f"break_even_tokens is {request.break_even_tokens}: it is 0 or more")
         wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
         try:
             found = await self._found(wanted, create=request.create)
         except MembershipError as error:
             raise RefusedError("membership", f"volume {name!r} can't be opened now: {error}") from error
         _check_same(wanted, found)
-        return self._served(found)
+        return replace(self._served(found), break_even_tokens=request.break_even_tokens)
 
     async def named(self, tenant: TenantId, name: str) -> ServedVolume:
         """Return a volume that exists. Raises UnknownVolumeError and RefusedError."""

@@ -3,7 +3,7 @@
 A *stripe unit* is up to 32 consecutive blocks of a chain, counted from its root; all of them are placed
 together, by the unit's first engine hash. A prefix reader stops at its first hole, so blocks that are read
 together are lost together. A slice of a chain keeps its root: a block's placement never depends on how much
-of the chain a request names.
+of the chain a request names. Nor does its *depth*, how many blocks of the chain come before it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STRIPE_UNIT_BLOCKS = 32
 RANK_MAX = (1 << 32) - 1
+DEPTH_UNKNOWN = (1 << 32) - 1
+"""The depth of a block of which nobody knows what comes before it."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -30,6 +32,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unit touched and ``unit_blocks`` how many of the blocks, in order, each unit covers. Columns that
     contradict each other raise UsageError, which msgspec turns into a ValidationError where the span came off
     the wire.
+
+    ``depth`` is the first block's, each further one lies one deeper; and ``chain_blocks`` is how long the
+    chain is from its root, as far as the writer knows. Blocks without order have DEPTH_UNKNOWN and 0.
     """
 
     hashes: bytes
@@ -38,6 +43,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unit_blocks: tuple[int, ...]
     rank: int
     group: int
+    depth: int = DEPTH_UNKNOWN
+    chain_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Refuse columns that contradict each other: nobody later meets a block left over."""
@@ -53,6 +60,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
             message = f"a stripe unit has 1 to {STRIPE_UNIT_BLOCKS} blocks"
             raise UsageError(message)
         _check_rank_and_group(self.rank, self.group)
+        end = self.depth + blocks if self.depth != DEPTH_UNKNOWN else 0
+        if not (0 <= self.depth <= DEPTH_UNKNOWN and end <= self.chain_blocks <= DEPTH_UNKNOWN):
+            message = f"{blocks} blocks from depth {self.depth} on of a chain of {self.chain_blocks}"
+            raise UsageError(message)
 
     def __len__(self) -> int:
         """Count the blocks."""
@@ -64,7 +75,7 @@ class Chain:
     """Blocks ``start`` to ``stop`` of one prefix, for one rank and KV group. Slice it: ``chain[8:40]``."""
 
     hashes: bytes
-    """All engine hashes from the root, joined."""
+    """All engine hashes from the root, joined; or from the stripe unit that ``before`` tells."""
 
     hash_bytes: int
     rank: int = 0
@@ -73,6 +84,10 @@ class Chain:
     stop: int = 0
     is_chained: bool = True
     """False when the blocks have no order: each is then placed by its own hash."""
+
+    before: int = 0
+    """Blocks of the prefix that come before ``hashes``, whose own hashes are not known here: whole stripe
+    units."""
 
     @classmethod
     def of(
@@ -132,7 +147,8 @@ class Chain:
             units.append(self.hashes[root * width : (root + 1) * width])
             counts.append(end - position)
             position = end
-        return Span(own, width, b"".join(units), tuple(counts), self.rank, self.group)
+        depth, chain_blocks = self.before + self.start, self.before + len(self.hashes) // width
+        return Span(own, width, b"".join(units), tuple(counts), self.rank, self.group, depth, chain_blocks)
 
 
 def _checked_hash_bytes(hash_bytes: int) -> int:

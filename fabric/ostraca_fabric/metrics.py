@@ -140,6 +140,29 @@ SHARD_EVICTED = Metric(
     ("shard",),
     "Blocks that went with their segment to make room.",
 )
+SHARD_WRITTEN = Metric(
+    "ostraca_shard_written_bytes",
+    _C,
+    "bytes",
+    ("shard",),
+    "Flash handed out to writers, and summaries written, since this agent began to own the shard.",
+)
+SHARD_BUDGET = Metric(
+    "ostraca_shard_write_budget_bytes",
+    _G,
+    "bytes",
+    ("shard",),
+    "What the write budget has left now; below zero when more was written than it allows. Only where the "
+    "drives' rating is set.",
+)
+SHARD_YEARS_LEFT = Metric(
+    "ostraca_shard_endurance_left_years",
+    _G,
+    "years",
+    ("shard",),
+    "How long the flash lasts at the last day's rate, up to 1000, as far as this agent wrote it. Only where "
+    "the drives' rating is set.",
+)
 SHARD_FAILING = Metric(
     "ostraca_shard_failing",
     _G,
@@ -237,9 +260,13 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
             (SHARD_USED, shard.used_bytes),
             (SHARD_SIZE, shard.size_bytes),
             (SHARD_EVICTED, shard.evicted_blocks),
+            (SHARD_WRITTEN, shard.written_bytes),
             (SHARD_FAILING, shard.is_failing),
         ):
             yield Sample(metric, (shard.shard,), value)
+        if shard.years_left is not None:
+            yield Sample(SHARD_BUDGET, (shard.shard,), shard.budget_level_bytes)
+            yield Sample(SHARD_YEARS_LEFT, (shard.shard,), shard.years_left)
 
 
 def operation_samples(

@@ -26,6 +26,22 @@ class ShardStatus(msgspec.Struct, frozen=True):
     recovered: float = 1.0
     """The share of its segments whose summaries have been read; below 1 it stores nothing yet."""
 
+    written_bytes: int = 0
+    """Handed out to writers, and written as summaries, since this agent began to own it."""
+
+    written_bytes_per_day: float = 0.0
+    """At the rate of the last day; before a day has passed, of the time since then, at least an hour."""
+
+    budget_bytes_per_day: float = 0.0
+    """What it may be written; 0 where nothing limits it."""
+
+    budget_level_bytes: float = 0.0
+    """What may be written now; below zero when too much was. 0 where nothing limits it."""
+
+    years_left: float | None = None
+    """How long the flash lasts at this rate, up to 1000 years; None where its rating is not known. What was
+    written before this agent began to own it is not known, and not counted."""
+
 
 class PrefetchCounters(msgspec.Struct):
     """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other

@@ -66,7 +66,14 @@ class AsyncClient:
         """The same client: for threads, and for what never waits (``agent``, ``transport`` ...)."""
 
     async def volume(
-        self, name: str, layout: Layout, *, block_bytes: int, create: bool = False, timeout_s: float = 5.0
+        self,
+        name: str,
+        layout: Layout,
+        *,
+        block_bytes: int,
+        create: bool = False,
+        break_even_tokens: int = 0,
+        timeout_s: float = 5.0,
     ) -> AsyncVolume:
         """Open a volume, as ``Client.volume``."""
         return AsyncVolume(
@@ -77,6 +84,7 @@ class AsyncClient:
                 layout,
                 block_bytes=block_bytes,
                 create=create,
+                break_even_tokens=break_even_tokens,
                 timeout_s=timeout_s,
             ),
         )

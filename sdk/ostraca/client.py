@@ -163,11 +163,20 @@ class Client:
         return f"<Client of tenant {self.tenant}, {state}, {way}>"
 
     def volume(
-        self, name: str, layout: Layout, *, block_bytes: int, create: bool = False, timeout_s: float = 5.0
+        self,
+        name: str,
+        layout: Layout,
+        *,
+        block_bytes: int,
+        create: bool = False,
+        break_even_tokens: int = 0,
+        timeout_s: float = 5.0,
     ) -> Volume:
         """Open a volume of this client's tenant; with *create*, make it when it is not there.
 
-        *block_bytes* is its largest block. Raises UnknownVolumeError, LayoutMismatchError when it exists with
+        *block_bytes* is its largest block. Puts of chains shorter than *break_even_tokens* are declined, as
+        loading them would take longer than computing them; docs/explanation/endurance.md says how to find the
+        number, and 0 puts them all. Raises UnknownVolumeError, LayoutMismatchError when it exists with
         another layout or block size, RefusedError, ConnectError when no agent answers within *timeout_s*.
         """
         if not isinstance(layout, Layout):
@@ -183,7 +192,9 @@ class Client:
         until_s = time.monotonic() + checked_seconds(
             "timeout_s", timeout_s, longest_s=self.settings.deadline_s_max
         )
-        volume = Volume(self, record, create=create)
+        if break_even_tokens < 0:
+            raise UsageError(f"break_even_tokens is {break_even_tokens}: it is 0 or more")
+        volume = Volume(self, record, create=create, break_even_tokens=break_even_tokens)
         with self.running():
             self.reach.opened(self.reach.dialled(until_s), volume, until_s)
         return volume

@@ -120,7 +120,12 @@ class Reach:
             answer = ask(
                 session,
                 lambda request: OpenVolume(
-                    request, record.name, record.layout, record.block_bytes, volume.create
+                    request,
+                    record.name,
+                    record.layout,
+                    record.block_bytes,
+                    volume.create,
+                    volume.break_even_tokens,
                 ),
                 until_s=until_s,
             )

@@ -87,7 +87,7 @@ class Session:
         self.lost_because = ""
         """Why the connection ended; empty while it lives."""
 
-        self.handles: dict[tuple[str, bytes, int], int] = {}
+        self.handles: dict[tuple[str, bytes, int, int], int] = {}
         """Volumes opened on this connection: (name, layout digest, block bytes) to handle."""
 
         self._worker = worker

@@ -42,8 +42,10 @@ class Volume:
     ``Client.volume`` makes it; it is usable from any thread and through reconnects.
     """
 
-    def __init__(self, client: Client, record: VolumeRecord, *, create: bool) -> None:
+    def __init__(self, client: Client, record: VolumeRecord, *, create: bool, break_even_tokens: int) -> None:
         self.record = record
+        self.break_even_tokens = break_even_tokens
+        """Chains shorter than this are not put."""
         self.create = create
         """Whether to make the volume again when a later connection's agent does not know it."""
         self.identity = VolumeIdentity(record.tenant, record.name, record.layout.digest())
@@ -226,9 +228,9 @@ class Volume:
     # For the SDK's own modules.
 
     @property
-    def key(self) -> tuple[str, bytes, int]:
+    def key(self) -> tuple[str, bytes, int, int]:
         """What a session knows it by."""
-        return self.name, self.identity.layout_digest, self.block_bytes
+        return self.name, self.identity.layout_digest, self.block_bytes, self.break_even_tokens
 
     @property
     def settings(self) -> ClientSettings:

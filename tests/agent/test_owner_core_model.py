@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import settings
@@ -14,12 +14,16 @@ from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, seeds_of, 
 from ostraca_dpu_agent.owner.core import ShardSettings, SummaryWrite
 from ostraca_fabric.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.ids import OwnerEpoch
-from ostraca_fabric.outcome import PutState
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.policies.endurance import EnduranceSettings
 
 BLOCKS = 25
 SETTINGS = ShardSettings(
     blocks_max=24, pin_max_s=8.0, hold_max_s=8.0, late_write_s=5.0, pins_max=6, reservations_max=12
 )
+
+SCARCE = EnduranceSettings(rated_dwpd=3000.0, burst_s=20.0, retry_s=2.0)
+"""Less than the puts of a history want."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,18 @@ class OwnerMachine(RuleBasedStateMachine):
         self.committed: set[tuple[int, bytes]] = set()
         self.tried: set[tuple[int, bytes]] = set()
         self.version = 0
+        self.began_s = 0.0
+        self.admitted_bytes = 0
+        """Handed out since the owner began."""
 
-    @initialize(segments=st.integers(2, 6), block_bytes=st.sampled_from([4096, 65536]))
-    def begin(self, segments: int, block_bytes: int) -> None:
-        self.shard = OwnedShard(segments=segments, block_bytes=block_bytes, settings=SETTINGS)
+    @initialize(
+        segments=st.integers(2, 6), block_bytes=st.sampled_from([4096, 65536]), is_scarce=st.booleans()
+    )
+    def begin(self, segments: int, block_bytes: int, is_scarce: bool) -> None:
+        self.endurance = SCARCE if is_scarce else SETTINGS.endurance
+        settings = replace(SETTINGS, endurance=self.endurance)
+        self.shard = OwnedShard(segments=segments, block_bytes=block_bytes, settings=settings)
+        self.began_s = self.now_s
 
     @property
     def now_s(self) -> float:
@@ -86,7 +98,10 @@ class OwnerMachine(RuleBasedStateMachine):
             keys_of(numbers),
             np.array(lengths, np.uint32),
             hold_s=hold_s,
+            depths=np.arange(len(numbers), dtype=np.uint32),
         )
+        if not self.endurance.has_budget:
+            assert not {Reason.ADMISSION, Reason.BUDGET} & set(answer.reasons.tolist())
         for position, number in enumerate(numbers):
             assert (answer.states[position] == PutState.EXISTS) == (number in can_be_got)
             if answer.states[position] != PutState.STAGED:
@@ -103,6 +118,7 @@ class OwnerMachine(RuleBasedStateMachine):
             )
             self.write_block(hold)
             self.holds.append(hold)
+            self.admitted_bytes += rounded_up(hold.length)
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
@@ -248,6 +264,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.abandoned.clear()
         ends_s = [*(pin.end_s for pin in self.pins), *self.promised.values()]
         self.shard.restart(earlier_pins_end_s=max(ends_s, default=0.0))
+        self.began_s, self.admitted_bytes = self.now_s, 0
 
     @invariant()
     def holds_true(self) -> None:
@@ -261,6 +278,10 @@ class OwnerMachine(RuleBasedStateMachine):
         for number, tag in listed:
             assert (number, tag) in self.committed
         assert self.promised.keys() <= {number for number, _ in listed}, "what was promised can be found"
+        if self.endurance.has_budget:
+            rate = self.endurance.budget_bytes_per_day(self.shard.geometry.shard_bytes) / 86_400
+            paid_s = self.now_s - self.began_s + SCARCE.first_touch_reserve * SCARCE.burst_s
+            assert self.admitted_bytes <= rate * paid_s + 400_000 + PAGE_BYTES, "no more than the budget"
 
     def listed(self) -> set[tuple[int, bytes]]:
         """Return what can be got, after comparing it with what lies on flash."""

@@ -8,6 +8,20 @@ from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import duration_text, fabric_view
 from ostraca_fabric.status import AgentCounters, AgentStatus, PrefetchCounters, ShardStatus
 
+WORN = ShardStatus(
+    "e/d1/s0",
+    4,
+    1234,
+    1 << 30,
+    2 << 30,
+    5,
+    is_failing=False,
+    written_bytes=3 << 40,
+    written_bytes_per_day=1 << 40,
+    budget_bytes_per_day=2 << 40,
+    budget_level_bytes=float(1 << 39),
+    years_left=7.25,
+)
 STATUS = FabricStatus(
     agents=(
         AgentStatus(
@@ -32,7 +46,7 @@ STATUS = FabricStatus(
                 get_bytes=90 << 20,
                 prefetched=PrefetchCounters(8, 64, 3, 24, 5, 40),
             ),
-            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True),),
+            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
         ),
     ),
@@ -60,6 +74,9 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "off",
         "17 blocks of the DRAM cache, 17.0 MiB, are under transfers",
         "Blocks prefetched since start",
+        "3.0 TiB",
+        "512.0 GiB",
+        "7.2",
     ):
         assert words in text
 

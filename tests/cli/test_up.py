@@ -234,3 +234,16 @@ def _address(line: str) -> str:
     found = re.search(r'"(unix://[^"]+)"', line)
     assert found is not None
     return found[1]
+
+
+def test_a_rating_gives_the_drives_a_write_budget(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL, "--dwpd", "0.5") as (process, line):
+        address = re.findall(r'"(unix://[^"]+)"', line)[0]
+        with ostraca.connect(address) as client:
+            budgets = [shard.budget_bytes_per_day for shard in client.status().shards]
+        assert budgets == [96 * MIB] * 2
+        assert interrupt(process)[0] == 0
+    for wrong in ("-1", "one", "nan", "inf"):
+        code, words = refused(tmp_path, "--dwpd", wrong)
+        assert code == 2
+        assert "is no rating: write drive writes per day" in words

@@ -43,7 +43,18 @@ STATUS = AgentStatus(
         get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED, estimates=ESTIMATES
     ),
     shards=(
-        ShardStatus("enclosure-0/drive-0/0", 4, 1234, 1 << 30, 2 << 30, evicted_blocks=5, is_failing=False),
+        ShardStatus(
+            "enclosure-0/drive-0/0",
+            4,
+            1234,
+            1 << 30,
+            2 << 30,
+            evicted_blocks=5,
+            is_failing=False,
+            written_bytes=3 << 30,
+            budget_level_bytes=float(1 << 28),
+            years_left=7.25,
+        ),
     ),
     agents=(("agent-0", "unix:///a"),),
     operations=(GET, PUT),

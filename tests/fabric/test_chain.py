@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fabric import second_implementation as second
 
-from ostraca_fabric.chain import RANK_MAX, STRIPE_UNIT_BLOCKS, Chain, Span
+from ostraca_fabric.chain import DEPTH_UNKNOWN, RANK_MAX, STRIPE_UNIT_BLOCKS, Chain, Span
 from ostraca_fabric.errors import UsageError
 
 
@@ -62,7 +63,16 @@ def test_units_end_at_multiples_of_32_from_the_root() -> None:
     assert chain[31:33].span().unit_blocks == (1, 1)
     assert chain[32:64].span().unit_blocks == (32,)
     assert chain[40:70].span().units == b"".join(engine_hashes(100)[32:65:32])
-    assert chain[50:50].span() == Span(b"", 8, b"", (), 0, 0)
+    assert chain[50:50].span() == Span(b"", 8, b"", (), 0, 0, 50, 100)
+
+
+def test_a_slice_says_how_deep_it_lies_and_how_long_its_chain_is() -> None:
+    chain = Chain.of(engine_hashes(100), hash_bytes=8)
+    assert (chain[40:70].span().depth, chain[40:70].span().chain_blocks) == (40, 100)
+    later = replace(Chain.of(engine_hashes(40), hash_bytes=8), before=64)[8:]
+    assert (later.span().depth, later.span().chain_blocks) == (72, 104)
+    unordered = Chain.of(engine_hashes(40), hash_bytes=8, is_chained=False)[3:].span()
+    assert (unordered.depth, unordered.chain_blocks) == (DEPTH_UNKNOWN, 0)
 
 
 def test_blocks_without_order_are_each_placed_by_their_own_hash() -> None:
@@ -130,6 +140,11 @@ def test_a_span_travels_as_it_is() -> None:
         (bytes(33 * 8), 8, bytes(8), (33,), 0, 0),
         (bytes(8), 8, bytes(8), (1,), -1, 0),
         (bytes(8), 8, bytes(8), (1,), 0, RANK_MAX + 1),
+        (bytes(8), 8, bytes(8), (1,), 0, 0, -1, 1),
+        (bytes(8), 8, bytes(8), (1,), 0, 0, 1 << 32, 1),
+        (bytes(8), 8, bytes(8), (1,), 0, 0, 5, 5),
+        (bytes(8), 8, bytes(8), (1,), 0, 0, 5, 1 << 32),
+        (bytes(8), 8, bytes(8), (1,), 0, 0, DEPTH_UNKNOWN, -1),
     ],
 )
 def test_a_span_whose_columns_contradict_each_other_is_refused_here_and_off_the_wire(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -155,6 +156,7 @@ class WorkerScript:
             group=group,
             is_chained=dice.random() < 0.5,
         )
+        chain = replace(chain, before=dice.choice((0, 0, 32, (1 << 32) - 64)))
         return (chain.span(),) * dice.choice((1, 1, 1, 2, 0))
 
     def _columns(self, spans: tuple[Span, ...]) -> tuple[bytes, bytes, int]:
@@ -194,7 +196,8 @@ class WorkerScript:
                 return m.Resolve(request, self._time(), self._time(), (m.ShardKeys(shard, keys),) * count)
             case 2:
                 lengths = np.full(count, dice.choice((0, 1, (1 << 32) - 1)), np.uint32).tobytes()
-                return m.Reserve(request, self._time(), 0.01, (m.ShardWants(shard, keys, lengths),))
+                depths = dice.choice((b"", lengths, bytes(len(lengths)), lengths[:-1]))
+                return m.Reserve(request, self._time(), 0.01, (m.ShardWants(shard, keys, lengths, depths),))
             case 3:
                 numbers = np.full(count, dice.choice((0, 1 << 63)), np.uint64).tobytes()
                 tags, seeds = bytes(16 * count), bytes(8 * dice.choice((count, count, 1)))

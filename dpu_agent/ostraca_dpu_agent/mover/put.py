@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.mover.depths import is_too_short
 from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
 from ostraca_dpu_agent.mover.space import Space
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
@@ -138,7 +139,9 @@ class PutRun:
         mover, within_s = self._mover, self._clocked.left_s
         if within_s <= 0:
             return np.zeros(0, np.intp)
-        await self._space.reserve(mover.routes(), self._volume.placement_secret, within_s=within_s)
+        is_short = is_too_short(self._volume, self._blocks.spans)
+        self._end(np.flatnonzero(is_short), PutState.DECLINED, Reason.TOO_SHORT)
+        await self._space.reserve(mover.routes(), self._volume.placement_secret, ~is_short, within_s=within_s)
         return np.flatnonzero(self._space.is_reserved)
 
     async def _lane(self) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.mover.depths import depths_of
+from ostraca_dpu_agent.mover.routes import ShardPart
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.request import Blocks
-    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
+    from ostraca_dpu_agent.mover.routes import Routes
     from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardReservations
@@ -83,12 +85,18 @@ class Space:
         """Whether the reservations have ended, counted from before they were asked for."""
         return self._clock() >= self._until_s
 
-    async def reserve(self, routes: Routes, placement_secret: bytes, *, within_s: float) -> None:
-        """Ask owners for space, all at once. Blocks that get none are ended."""
+    async def reserve(
+        self, routes: Routes, placement_secret: bytes, wanted: NDArray[np.bool_], *, within_s: float
+    ) -> None:
+        """Ask owners for space for the blocks wanted, all at once. Those that get none are ended."""
         self._until_s = self._clock() + self._hold_s
         parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
-        self._end(unowned, PutState.DECLINED, Reason.NO_OWNER)
-        await asyncio.gather(*(self._ask(routes, owner, shards, within_s) for owner, shards in parts.items()))
+        self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
+        if not wanted.all():
+            parts = {owner: _only(wanted, shards) for owner, shards in parts.items()}
+        await asyncio.gather(
+            *(self._ask(routes, owner, shards, within_s) for owner, shards in parts.items() if shards)
+        )
 
     def by_target(self, positions: Positions) -> list[tuple[Target, Positions]]:
         """Group reserved blocks by the shard they go to: for each, indexes into *positions*, in the order
@@ -120,9 +128,14 @@ class Space:
             self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers),)))
 
     async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
-        keys, lengths = self._blocks.keys, self._blocks.lengths
+        keys, lengths, depths = self._blocks.keys, self._blocks.lengths, depths_of(self._blocks.spans)
         wants = tuple(
-            ShardWants(part.shard, keys[part.positions].tobytes(), lengths[part.positions].tobytes())
+            ShardWants(
+                part.shard,
+                keys[part.positions].tobytes(),
+                lengths[part.positions].tobytes(),
+                depths[part.positions].tobytes(),
+            )
             for part in parts
         )
         try:
@@ -178,3 +191,9 @@ class Space:
                 with suppress(MalformedError):
                     states = columns.u8(told[number].states, len(positions))
                     self._end(positions, states, columns.u8(told[number].reasons, len(positions)))
+
+
+def _only(wanted: NDArray[np.bool_], parts: list[ShardPart]) -> list[ShardPart]:
+    """Leave out what is not wanted, and shards of which nothing is."""
+    kept = (ShardPart(part.shard, part.positions[wanted[part.positions]]) for part in parts)
+    return [part for part in kept if len(part.positions)]

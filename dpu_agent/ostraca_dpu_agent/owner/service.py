@@ -94,7 +94,7 @@ class OwnerService:
             return Resolved(request.request, tuple(found))
 
     async def _reserved(self, request: Reserve) -> Reserved:
-        wanted = [(part, _rows(part.keys), _lengths(part)) for part in request.shards]
+        wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
         with labelled(request.label):
             made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
         return Reserved(request.request, tuple(made))
@@ -149,7 +149,12 @@ class OwnerService:
         )
 
     async def _reserve(
-        self, part: ShardWants, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], request: Reserve
+        self,
+        part: ShardWants,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        depths: NDArray[np.uint32] | None,
+        request: Reserve,
     ) -> ShardReservations:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
@@ -157,6 +162,7 @@ class OwnerService:
         made = await owned.reserve(
             keys,
             lengths,
+            depths=depths,
             hold_s=_seconds(request.hold_s),
             within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
         )
@@ -208,8 +214,9 @@ def _rows(column: bytes) -> NDArray[np.uint8]:
     return columns.rows16(column, len(column) // columns.KEY_BYTES)
 
 
-def _lengths(part: ShardWants) -> NDArray[np.uint32]:
-    return columns.u32(part.lengths, len(part.keys) // columns.KEY_BYTES)
+def _lengths_and_depths(part: ShardWants) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+    count = len(part.keys) // columns.KEY_BYTES
+    return columns.u32(part.lengths, count), columns.u32(part.depths, count) if part.depths else None
 
 
 def _seeds(part: ShardCommit) -> NDArray[np.uint64]:

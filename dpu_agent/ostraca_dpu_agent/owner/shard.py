@@ -16,6 +16,7 @@ import numpy as np
 
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
+from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
@@ -59,6 +60,7 @@ def core_of(superblock: Superblock, settings: OwnerSettings) -> ShardCore:
             free_segments=settings.free_segments,
             pin_max_s=settings.pin_max_s,
             hold_max_s=settings.hold_s,
+            endurance=settings.endurance,
         ),
     )
 
@@ -113,7 +115,13 @@ class OwnedShard:
         self.wake()
 
     async def reserve(
-        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float, within_s: float
+        self,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        *,
+        hold_s: float,
+        within_s: float,
+        depths: NDArray[np.uint32] | None = None,
     ) -> Reservations:
         """Hand out space; waits for a segment that is just being opened, at most *within_s*, before that for
         the end of a recovery, but not for long, and for nothing else.
@@ -122,7 +130,9 @@ class OwnedShard:
         if self.core.is_recovering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._begun.wait(), min(until_s - self._clock(), RECOVERY_WAIT_S))
-        made = self._reserve(keys, lengths, hold_s)
+        if depths is None:
+            depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
+        made = self._reserve(keys, lengths, depths, hold_s)
         short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
         while len(short) and self.core.ring.opening is not None:
             written = self._written
@@ -130,14 +140,20 @@ class OwnedShard:
                 await asyncio.wait_for(written.wait(), until_s - self._clock())
             except TimeoutError:
                 break
-            more = self._reserve(keys[short], lengths[short], hold_s)
+            more = self._reserve(keys[short], lengths[short], depths[short], hold_s)
             made.states[short], made.reasons[short] = more.states, more.reasons
             made.reservations[short], made.offsets[short] = more.reservations, more.offsets
             short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
         return made
 
-    def _reserve(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], hold_s: float) -> Reservations:
-        made = self.core.reserve(self._clock(), keys, lengths, hold_s=hold_s)
+    def _reserve(
+        self,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        depths: NDArray[np.uint32],
+        hold_s: float,
+    ) -> Reservations:
+        made = self.core.reserve(self._clock(), keys, lengths, hold_s=hold_s, depths=depths)
         self.wake()
         return made
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import Reason
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.policies.ghost_filter import GhostFilter
     from ostraca_fabric.policies.write_budget import WriteBudget
 
-DEPTH_UNKNOWN = (1 << 32) - 1
-"""The depth of a block of which nobody knows what comes before it."""
+__all__ = ["DEPTH_ANY", "DEPTH_UNKNOWN", "Admission"]
 
 DEPTH_ANY = 1 << 32
 """A limit that holds no block back."""

@@ -119,13 +119,18 @@ class Failed(Message, frozen=True, tag=4):
 
 
 class OpenVolume(Message, frozen=True, tag=10):
-    """Find a volume of the connection's tenant, or make it."""
+    """Find a volume of the connection's tenant, or make it.
+
+    Through the handle that is answered, chains of fewer than ``break_even_tokens`` are not put: this worker
+    computes them faster than it loads them.
+    """
 
     request: int
     name: str
     layout: Layout
     block_bytes: int
     create: bool
+    break_even_tokens: int = 0
 
 
 class VolumeOpened(Message, frozen=True, tag=11):
@@ -377,11 +382,14 @@ class Resolved(Message, frozen=True, tag=41):
 
 
 class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks someone wants to write to one shard. ``lengths``: u32."""
+    """Blocks someone wants to write to one shard. ``lengths``: u32; ``depths`` in their chains: u32, or empty
+    where none is known.
+    """
 
     shard: str
     keys: bytes
     lengths: bytes
+    depths: bytes = b""
 
 
 class Reserve(Message, frozen=True, tag=42):

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostraca.cli.state import FabricShape, FabricState
 from ostraca_dpu_agent.agent import Agent
-from ostraca_dpu_agent.settings import AgentSettings, MemorySettings
+from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.adapters.file_drive import FileDrive
 from ostraca_fabric.adapters.inline_transport import InlineTransport
@@ -25,6 +25,7 @@ from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.nixl_transport import NixlTransport
 from ostraca_fabric.errors import TransportError, UsageError
 from ostraca_fabric.ids import AgentId, EnclosureId, TenantId
+from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.wire.handshake import Access
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class FabricPlan:
     addresses: tuple[str, ...] = ()
     """Where else the first agent listens, beside its unix socket; workers there show the fabric's token, and
     are of tenant ``default``."""
+
+    endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
+    """What the drives are rated for. Nothing, by default: a laptop's drive is not used up by trying this out,
+    and whoever tries it out wants to see blocks come back."""
 
     def __post_init__(self) -> None:
         """Refuse counts that make no fabric."""
@@ -167,7 +172,8 @@ class EmbeddedFabric:
         settings = AgentSettings(
             memory=MemorySettings(
                 staging_bytes=plan.staging_bytes, cache_bytes=plan.dram_bytes // plan.agents
-            )
+            ),
+            owner=OwnerSettings(endurance=plan.endurance),
         )
         for number in range(plan.agents):
             addresses = (f"unix://{plan.directory.resolve()}/agent-{number}.sock",)

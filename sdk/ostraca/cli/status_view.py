@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ostraca.cli.sizes import size_text
+from ostraca_fabric.policies.endurance import YEARS_MAX
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
-    return Group(*tables, _shards(agents), *sentences)
+    return Group(*tables, _shards(agents), _endurance(agents), *sentences)
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:
@@ -149,6 +150,27 @@ def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
         _fill(shard.used_bytes, shard.size_bytes),
         str(shard.evicted_blocks),
         _health(shard),
+    )
+
+
+def _endurance(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("written", "a day", "budget a day", "left of it", "years left")
+    table = _table("Flash written since start", Column("shard", overflow="fold"), *_right(*names))
+    for agent in agents:
+        for shard in agent.shards:
+            table.add_row(*_endurance_row(shard))
+    return table
+
+
+def _endurance_row(shard: ShardStatus) -> tuple[str, ...]:
+    written = (shard.shard, size_text(shard.written_bytes), size_text(int(shard.written_bytes_per_day)))
+    if shard.years_left is None:
+        return (*written, "none", "–", "–")
+    return (
+        *written,
+        size_text(int(shard.budget_bytes_per_day)),
+        size_text(max(0, int(shard.budget_level_bytes))),
+        f"{shard.years_left:.1f}" if shard.years_left < YEARS_MAX else f"over {YEARS_MAX:.0f}",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
@@ -65,6 +66,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="DRAM caches of all agents together; 0 for none (default: 512MiB)",
     )
     parser.add_argument(
+        "--dwpd",
+        type=_dwpd_argument,
+        default=0.0,
+        metavar="N",
+        help="write no more than a drive rated for N drive writes per day lasts with, and decline puts of "
+        "what is least worth it (default: write everything)",
+    )
+    parser.add_argument(
         "--transport",
         choices=_TRANSPORTS,
         help="move blocks by this alone (default: NIXL where it is installed, else inline)",
@@ -85,9 +94,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _dwpd_argument(text: str) -> float:
+    try:
+        dwpd = float(text)
+    except ValueError:
+        dwpd = -1.0
+    if not 0 <= dwpd < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rating: write drive writes per day, as 0.3 or 1")
+    return dwpd
+
+
 def _run(options: argparse.Namespace) -> int:
     _log_to_stderr(is_verbose=options.verbose)
     from ostraca.cli.embedded import FabricPlan
+    from ostraca_fabric.policies.endurance import EnduranceSettings
     from ostraca_fabric.wire.address import parse_address
 
     parse_address(
@@ -102,6 +122,7 @@ def _run(options: argparse.Namespace) -> int:
         dram_bytes=options.dram,
         transports=_transports(options.transport),
         addresses=_tcp_addresses(options.listen),
+        endurance=EnduranceSettings(rated_dwpd=options.dwpd),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         has_ended = runner.run(_serve(plan))

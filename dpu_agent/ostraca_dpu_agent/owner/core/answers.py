@@ -39,7 +39,8 @@ class Reservations:
     """A PutState each: STAGED stands for "reserved"; EXISTS; DECLINED."""
 
     reasons: NDArray[np.uint8]
-    """A Reason each where declined: IN_FLIGHT, NO_SPACE, OVERLOADED, BAD_LENGTH, RECOVERING, DRIVE_ERROR."""
+    """A Reason each where declined: IN_FLIGHT, ADMISSION, BUDGET, NO_SPACE, OVERLOADED, BAD_LENGTH,
+    RECOVERING, DRIVE_ERROR."""
 
     reservations: NDArray[np.uint64]
     """Zero where nothing was reserved."""

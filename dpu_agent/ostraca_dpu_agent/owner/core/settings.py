@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.policies.endurance import EnduranceSettings
 
 _BLOCKS_MAX_LEAST = 16
 
@@ -40,6 +41,9 @@ class ShardSettings:
 
     retry_s: float = 1.0
     """How long no segment is opened after writing an opening page has failed."""
+
+    endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
+    """What may be written, and what is worth it."""
 
     def __post_init__(self) -> None:
         """Refuse an index too small to hold more than one segment."""

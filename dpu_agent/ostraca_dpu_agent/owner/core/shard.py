@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.owner.core.admitting import Spending, admitted
 from ostraca_dpu_agent.owner.core.answers import (
     CommitAnswer,
     CommitsDone,
@@ -87,6 +88,7 @@ class ShardCore:
         self.pins = Pins(geometry.segments)
         self.promises = Promises(geometry.segments)
         self.reservations = ReservationTable(settings.reservations_max)
+        self.spending = Spending(settings.endurance, geometry.shard_bytes)
         self.is_writable = True
         self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
         self._queued: dict[int, Segment] = {}
@@ -118,6 +120,7 @@ class ShardCore:
             )
         self.epoch, self.is_recovering, self._open_after_s = epoch, False, now_s
         self.ring.begin(epoch)
+        self.spending.begin(now_s)
         self._advance(now_s)
 
     def resolve(
@@ -133,34 +136,25 @@ class ShardCore:
         return resolved(self, now_s, keys, pin_s=pin_s, promises=promises)
 
     def reserve(
-        self, now_s: float, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
+        self,
+        now_s: float,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        *,
+        hold_s: float,
+        depths: NDArray[np.uint32] | None = None,
     ) -> Reservations:
         """Hand out space, in the order asked and adjacent where one segment holds it, for *hold_s* at most.
 
-        The holder writes within the reservation, then commits or releases it.
+        *depths* in their chains, where they are known, say which blocks matter most. The holder writes within
+        the reservation, then commits or releases it.
         """
         self.expire(now_s)
         count = len(keys)
         states, reasons = np.full(count, PutState.DECLINED, np.uint8), np.zeros(count, np.uint8)
         numbers, offsets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         sizes = -(-lengths.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
-        is_bad = (sizes == 0) | (sizes > self.geometry.data_bytes)
-        reasons[is_bad] = Reason.BAD_LENGTH
-        exists = self.index.find(keys) >= 0
-        states[exists], reasons[exists] = PutState.EXISTS, Reason.NONE
-        wanted = np.flatnonzero(~is_bad & ~exists)
-        if not self.is_writable:
-            reasons[wanted] = Reason.DRIVE_ERROR
-            return Reservations(states, reasons, numbers, offsets)
-        if self.is_recovering:
-            reasons[wanted] = Reason.RECOVERING
-            return Reservations(states, reasons, numbers, offsets)
-        wanted = self.reservations.not_in_flight(keys, wanted, reasons)
-        reasons[wanted[self.reservations.room :]] = Reason.OVERLOADED
-        wanted = wanted[: self.reservations.room]
-        room = max(0, self.index.room - len(self.reservations))
-        reasons[wanted[room:]] = Reason.NO_SPACE
-        wanted = wanted[:room]
+        wanted = admitted(self, now_s, keys, sizes, depths, states, reasons)
         placed, segments = self.ring.place(sizes[wanted])
         taken = wanted[: len(placed)]
         reasons[wanted[len(placed) :]] = Reason.NO_SPACE
@@ -169,6 +163,7 @@ class ShardCore:
             numbers[taken] = self.reservations.add(end_s, keys[taken], lengths[taken], placed, segments)
             offsets[taken], states[taken] = placed, PutState.STAGED
             self.counted["blocks_reserved"] += len(taken)
+            self.spending.spend(int(sizes[taken].sum()))
         self._advance(now_s)
         return Reservations(states, reasons, numbers, offsets)
 
@@ -302,6 +297,7 @@ class ShardCore:
 
     def expire(self, now_s: float) -> None:
         """End what has run out, and evict and open segments ahead of need. Call about once a second."""
+        self.spending.advance(now_s)
         self.pins.expire(now_s)
         expired = self.reservations.take_expired(now_s)
         if len(expired):
@@ -358,6 +354,7 @@ class ShardCore:
         number = self.counted["summary_writes"]
         self._writes[number] = (segment, slots)
         segment.is_writing = True
+        self.spending.spend(sum(len(pages) for _, pages in pieces))
         return SummaryWrite(number, segment.number, segment.generation, pieces)
 
     def _break(self, segment: Segment, slots: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -109,7 +109,14 @@ class Prefix:
             return None
         keys = tuple([key for *_, key in part])
         hashes = [key[:-GROUP_BYTES] for key in (*known, *keys)]
-        chain = Chain(b"".join(hashes), len(hashes[0]), group=group, start=len(known), stop=len(hashes))
+        chain = Chain(
+            b"".join(hashes),
+            len(hashes[0]),
+            group=group,
+            start=len(known),
+            stop=len(hashes),
+            before=begin,
+        )
         return Run(chain, keys)
 
 
