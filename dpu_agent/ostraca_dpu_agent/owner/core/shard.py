@@ -57,11 +57,7 @@ class ShardCore:
     """
 
     def __init__(
-        self,
-        superblock: Superblock,
-        *,
-        settings: ShardSettings,
-        earlier_pins_end_s: float = 0.0,
+        self, superblock: Superblock, *, settings: ShardSettings, earlier_pins_end_s: float = 0.0
     ) -> None:
         """Own a shard, and know nothing yet of what it holds: ``take_in`` says it, and then ``begin``.
 
