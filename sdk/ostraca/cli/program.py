@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from ostraca.cli import bench, doctor, explain, metrics, status, up
+from ostraca.cli import bench, doctor, explain, fabric, metrics, status, up
 from ostraca_fabric.errors import OstracaError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,15 @@ FAILED = 1
 BAD_USAGE = 2
 INTERRUPTED = 130
 
-_COMMANDS = (up.COMMAND, status.COMMAND, metrics.COMMAND, explain.COMMAND, doctor.COMMAND, bench.COMMAND)
+_COMMANDS = (
+    up.COMMAND,
+    status.COMMAND,
+    metrics.COMMAND,
+    explain.COMMAND,
+    doctor.COMMAND,
+    fabric.COMMAND,
+    bench.COMMAND,
+)
 _OF_THE_EXTRA = frozenset({"nixl", "nixl_cu12", "nixl_cu13", "rich", "uvloop"})
 """Modules that come with ``ostraca[agent]``."""
 
@@ -32,6 +40,7 @@ examples:
   ostraca metrics               its numbers, for Prometheus
   ostraca explain HASH --volume NAME   why is, or was, this block a miss?
   ostraca doctor DIR            are its drives in order?
+  ostraca fabric rebuild --dir DIR     its record is lost: make it again from the drives
   ostraca bench --seconds 2     measure it beside this machine's own limits
 
 "ostraca COMMAND --help" explains a command. Exit codes: 0 fine, 1 failed, 2 bad usage, 130 interrupted.
