@@ -48,15 +48,14 @@ class Volumes:
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
 
-        Raises UsageError for a bad name or size, and where some shard can't hold the volume's largest block;
-        UnknownVolumeError; LayoutMismatchError when the volume exists with another layout or largest block;
-        RefusedError when the membership store fails.
+        Raises UsageError for a bad name or size, and where one is to be made whose largest block some shard
+        can't hold; UnknownVolumeError; LayoutMismatchError when the volume exists with another layout or
+        largest block; RefusedError when the membership store fails.
         """
         name = checked_name("volume", request.name)
         if request.break_even_tokens < 0:
             raise UsageError(f"break_even_tokens is {request.break_even_tokens}: it is 0 or more")
         wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
-        _check_fits(wanted, self._membership.map)
         try:
             found = await self._found(wanted, create=request.create)
         except MembershipError as error:
@@ -86,6 +85,7 @@ class Volumes:
         if found is not None:
             return found
         if create:
+            _check_fits(wanted, self._membership.map)
             return await self._membership.create_volume(wanted)
         message = (
             f"there is no volume {wanted.name!r} of tenant {wanted.tenant!r}: open it with create=True to "
@@ -97,15 +97,16 @@ class Volumes:
 def _check_fits(wanted: VolumeRecord, fabric_map: FabricMap) -> None:
     """Refuse a largest block that some shard has no segment for: all blocks placed there would be declined.
 
-    Shards that nothing is placed on do not count.
+    Shards that nothing is placed on do not count. A volume that is there already stays open to its workers
+    when a shard with smaller segments is added: that one declines what it can't hold.
     """
     placed = (shard for shard in fabric_map.shards() if shard.weight)
     least = min(placed, key=lambda shard: shard.block_bytes_max, default=None)
     if least is not None and wanted.block_bytes > least.block_bytes_max:
         raise UsageError(
             f"volume {wanted.name!r} has blocks of up to {wanted.block_bytes} bytes, and the segments of "
-            f"shard {least.id} hold none above {least.block_bytes_max}: take smaller blocks, or a fabric whose "
-            "drives are larger or formatted with larger segments"
+            f"shard {least.id} hold none above {least.block_bytes_max}: take smaller blocks, or a "
+            "fabric whose drives are larger or formatted with larger segments"
         )
 
 

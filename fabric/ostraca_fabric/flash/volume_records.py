@@ -161,6 +161,16 @@ def newest_copy(copies: tuple[VolumesCopy, VolumesCopy]) -> int | None:
     return max(good, key=lambda number: copies[number].age, default=None)
 
 
+def merged(volumes: Sequence[VolumeRecord], recorded: Sequence[VolumeRecord]) -> tuple[VolumeRecord, ...]:
+    """Return the fabric's *volumes* and those that only a shard has *recorded*.
+
+    Volumes are never taken back. A store that does not know one that is on flash has lost it, and the record
+    may be the last there is.
+    """
+    known = {(volume.tenant, volume.name) for volume in volumes}
+    return (*volumes, *(volume for volume in recorded if (volume.tenant, volume.name) not in known))
+
+
 def _record_of(volume: VolumeRecord) -> _Record:
     return _Record(
         volume.tenant,
