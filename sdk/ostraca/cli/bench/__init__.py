@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument, seconds_argument
+from ostraca.cli.progress import progress
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca.places import directory_argument
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.volume import BLOCK_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     pace = Pace(options.seconds)
     plan = suite.Plan(options.blocks, options.block_bytes, pace, options.dir)
     cases = suite.cases_of_fabric(plan, options.address) if options.address else suite.cases_of_own(plan)
-    with contextlib.closing(cases), _progress(is_shown=not options.json) as on_progress:
+    with contextlib.closing(cases), progress(is_shown=not options.json) as on_progress:
         findings = list(suite.run(cases, pace, on_progress))
     if options.json:
         print(
@@ -77,27 +74,6 @@ def _run(options: argparse.Namespace) -> int:
     title = f"Batches of {plan.blocks} blocks of {size_text(plan.block_bytes)}, every block verified"
     Console().print(report.as_table(findings, title))
     return 0
-
-
-@contextlib.contextmanager
-def _progress(*, is_shown: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show a bar for each measurement, on stderr."""
-    if not is_shown:
-        yield lambda _what, _part: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bars: dict[str, object] = {}
-
-        def show(what: str, part: float) -> None:
-            task = bars.setdefault(what, None)
-            if task is None:
-                task = bars[what] = progress.add_task(what, total=1.0)
-            progress.update(task, completed=part)  # type: ignore[arg-type]  # rich's TaskID, without importing it
-
-        yield show
 
 
 COMMAND = Command(

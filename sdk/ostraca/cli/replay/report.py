@@ -1,0 +1,116 @@
+"""What a replay found: for people, for programs, and as pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from ostraca.cli.replay.outcome import Outcome
+from ostraca.cli.replay.plan import Plan
+from ostraca.cli.replay.statistics import TraceStatistics
+from ostraca.cli.sizes import size_text
+from ostraca_fabric.policies.endurance import DAYS_OF_YEAR, YEARS_MAX
+
+_LEAST_WIDTH = 140
+_WHOLE_FROM = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything found."""
+
+    plan: Plan
+    statistics: TraceStatistics
+    outcomes: Sequence[Outcome]
+
+    def as_json(self) -> str:
+        """Return everything."""
+        conditions = asdict(self.plan)
+        found = [outcome.as_dict() for outcome in self.outcomes]
+        return json.dumps(
+            {"trace": asdict(self.statistics), "conditions": conditions, "outcomes": found}, indent=2
+        )
+
+    def print(self) -> None:
+        """Print tables."""
+        console = Console()
+        if not console.is_terminal:  # a file or a pipe has no width that the table should be squeezed into
+            console = Console(width=_LEAST_WIDTH)
+        console.print(_statistics_text(self.statistics), highlight=False)
+        console.print(_outcomes_table(self.outcomes, self.statistics))
+
+    def write(self, directory: Path) -> None:
+        """Write ``outcomes.json``, and pictures where matplotlib is installed."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "outcomes.json").write_text(self.as_json() + "\n")
+        if find_spec("matplotlib") is None:
+            sys.stderr.write(
+                "ostraca: no pictures, which need matplotlib: install it with: pip install matplotlib\n"
+            )
+            return
+        from ostraca.cli.replay.pictures import draw
+
+        draw(self.outcomes, self.statistics, directory)
+
+
+def _statistics_text(found: TraceStatistics) -> str:
+    return (
+        f"{found.requests:,} requests in {found.span_s:,.0f} s ({found.requests_per_s:.2f} per second), "
+        f"{found.input_tokens_mean:,.0f} tokens in and {found.output_tokens_mean:,.0f} out in the mean\n"
+        f"{found.blocks:,} blocks asked for, {found.unique_blocks:,} of them different; in a request "
+        f"{found.blocks_per_request_mean:.1f} in the mean, {found.blocks_per_request_p99:.0f} at p99, "
+        f"{found.blocks_per_request_max} at most\n"
+        f"{found.reusable_share:.1%} were asked for before ({found.reusable_prefix_share:.1%} up to the "
+        f"first that was not), half of them within {found.reuse_gap_s_p50:,.0f} s and 90 % within "
+        f"{found.reuse_gap_s_p90:,.0f} s; {found.asked_once_share:.1%} are asked for only once\n"
+    )
+
+
+def _outcomes_table(outcomes: Sequence[Outcome], statistics: TraceStatistics) -> Table:
+    right = (
+        "hits",
+        "prefix hits",
+        "blocks written",
+        "bytes written",
+        "per new byte",
+        "writes a day",
+        "flash lasts",
+    )
+    table = Table(
+        "policy", *(Column(name, justify="right") for name in right), box=None, padding=(0, 2, 0, 0)
+    )
+    before = None
+    for outcome in outcomes:
+        if outcome.capacity_blocks != before:
+            before = outcome.capacity_blocks
+            share = before / statistics.unique_blocks
+            table.add_row(f"[bold]{size_text(outcome.capacity_bytes)}, {share:.1%} of all blocks", style=None)
+        table.add_row(
+            f"  {outcome.policy}",
+            f"{outcome.hit_rate:.3f}",
+            f"{outcome.prefix_hit_rate:.3f}",
+            f"{outcome.written.blocks:,}",
+            size_text(outcome.written.all_bytes),
+            f"{outcome.write_amplification:.3f}",
+            _short(outcome.drive_writes_per_day),
+            _lifetime(outcome.years_left),
+        )
+    return table
+
+
+def _short(number: float) -> str:
+    """Write three digits that count, and never an exponent."""
+    return f"{number:,.0f}" if number >= _WHOLE_FROM else f"{number:.3g}"
+
+
+def _lifetime(years: float) -> str:
+    if years >= YEARS_MAX:
+        return f"> {YEARS_MAX:,.0f} years"
+    return f"{_short(years)} years" if years >= 1 else f"{_short(years * DAYS_OF_YEAR)} days"
