@@ -17,7 +17,10 @@ def trace_of(*chains: Sequence[int], every_ms: float = 1000.0) -> Trace:
 
 
 def traces(*, blocks_max: int = 30) -> st.SearchStrategy[Trace]:
-    """Return traces of up to 60 requests for up to 8 blocks each, in any order and any number of times."""
-    chain = st.lists(st.integers(0, blocks_max), max_size=8)
+    """Return traces of up to 60 requests for up to 8 blocks each, in any order.
+
+    No request names a block twice: a hash commits to all that comes before it.
+    """
+    chain = st.lists(st.integers(0, blocks_max), max_size=8, unique=True)
     some = st.lists(chain, min_size=1, max_size=60).filter(any)
     return some.map(lambda chains: trace_of(*chains))

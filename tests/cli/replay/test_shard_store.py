@@ -115,3 +115,10 @@ def test_summaries_count_as_written() -> None:
     # Each request is a group commit of its own, of one page; each segment is opened by one.
     assert store.written.summary_bytes >= 50 * 4096
     assert store.written.all_bytes == store.written.block_bytes + store.written.summary_bytes
+
+
+def test_a_block_that_a_request_names_twice_is_put_once() -> None:
+    store = store_of(trace_of([1, 1]), 12)
+    assert store.request(0.0, np.array([0, 0])).tolist() == [False, False]
+    assert store.request(1.0, np.array([0, 0])).tolist() == [True, True]
+    assert (store.written.blocks, store.written.declined) == (1, {})

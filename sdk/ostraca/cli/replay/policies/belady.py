@@ -2,7 +2,8 @@
 
 Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966.
 Blocks of one request are asked for at once, and a new block that would have to go first is not taken at all,
-nor written: so it bounds policies with admission, too.
+nor written: so it bounds policies with admission, too (where no request names a
+block twice).
 """
 
 from __future__ import annotations
