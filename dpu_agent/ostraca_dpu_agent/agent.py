@@ -20,6 +20,7 @@ from ostraca_dpu_agent.owner.core import recovered_share
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward.steward import Steward
+from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.connection import serve
 from ostraca_fabric.explain import EventKind
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_dpu_agent.owner.volume_copy import VolumeCopy
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
     from ostraca_fabric.connection import Server
@@ -119,6 +121,9 @@ class Agent:
             open_drive=open_drive,
             clock=clock,
         )
+        self._volume_copies = VolumeCopies(
+            membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
+        )
         self._servers: list[Server] = []
         self._loops = Tasks(f"agent {agent}")
 
@@ -141,6 +146,7 @@ class Agent:
         await self._steward.turn()
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
+        self._loops.spawn(self._volume_copies.run())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,
@@ -206,7 +212,10 @@ class Agent:
             quarantined_cached_blocks=self._staging.quarantined_cached_blocks,
             quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
             counters=self._mover.counters.snapshot(),
-            shards=tuple(_shard_status(owned) for _, owned in sorted(self._owner.shards.items())),
+            shards=tuple(
+                _shard_status(owned, self._volume_copies.of(shard))
+                for shard, owned in sorted(self._owner.shards.items())
+            ),
             agents=tuple(
                 (agent.id, agent.addresses[0])
                 for agent in self._membership.map.agents.values()
@@ -220,7 +229,7 @@ class Agent:
             self._routes = Routes(fabric_map)
 
 
-def _shard_status(owned: OwnedShard) -> ShardStatus:
+def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None) -> ShardStatus:
     counts, spending = owned.core.counts(), owned.core.spending
     return ShardStatus(
         shard=owned.record.id,
@@ -236,4 +245,6 @@ def _shard_status(owned: OwnedShard) -> ShardStatus:
         budget_bytes_per_day=spending.budget_bytes_per_day,
         budget_level_bytes=spending.level_bytes if spending.budget_bytes_per_day else 0.0,
         years_left=spending.years_left,
+        volumes_recorded=volumes.recorded if volumes else 0,
+        volumes_left_out=volumes.left_out if volumes else 0,
     )

@@ -19,6 +19,7 @@ from ostraca_fabric.keys import placement_secret, volume_secret
 from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
 
 if TYPE_CHECKING:
+    from ostraca_fabric.fabric_map import FabricMap
     from ostraca_fabric.ids import TenantId
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.wire.messages import OpenVolume
@@ -47,8 +48,9 @@ class Volumes:
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
 
-        Raises UsageError for a bad name or size, UnknownVolumeError, LayoutMismatchError when the volume
-        exists with another layout or largest block, and RefusedError when the membership store fails.
+        Raises UsageError for a bad name or size, and where one is to be made whose largest block some shard
+        can't hold; UnknownVolumeError; LayoutMismatchError when the volume exists with another layout or
+        largest block; RefusedError when the membership store fails.
         """
         name = checked_name("volume", request.name)
         if request.break_even_tokens < 0:
@@ -83,12 +85,29 @@ class Volumes:
         if found is not None:
             return found
         if create:
+            _check_fits(wanted, self._membership.map)
             return await self._membership.create_volume(wanted)
         message = (
             f"there is no volume {wanted.name!r} of tenant {wanted.tenant!r}: open it with create=True to "
             "make it"
         )
         raise UnknownVolumeError("unknown_volume", message)
+
+
+def _check_fits(wanted: VolumeRecord, fabric_map: FabricMap) -> None:
+    """Refuse a largest block that some shard has no segment for: all blocks placed there would be declined.
+
+    Shards that nothing is placed on do not count. A volume that is there already stays open to its workers
+    when a shard with smaller segments is added: that one declines what it can't hold.
+    """
+    placed = (shard for shard in fabric_map.shards() if shard.weight)
+    least = min(placed, key=lambda shard: shard.block_bytes_max, default=None)
+    if least is not None and wanted.block_bytes > least.block_bytes_max:
+        raise UsageError(
+            f"volume {wanted.name!r} has blocks of up to {wanted.block_bytes} bytes, and the segments of "
+            f"shard {least.id} hold none above {least.block_bytes_max}: take smaller blocks, or a "
+            "fabric whose drives are larger or formatted with larger segments"
+        )
 
 
 def _check_same(wanted: VolumeRecord, found: VolumeRecord) -> None:

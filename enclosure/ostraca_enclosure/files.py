@@ -10,13 +10,18 @@ import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
+from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry, segment_bytes_for
+from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
 from ostraca_fabric.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId, drive_id, shard_id
+
+if TYPE_CHECKING:
+    from ostraca_fabric.fabric_map import ShardRecord
 
 _HEADROOM_BYTES = 64 << 20
 """Left free on the disk that the files lie on."""
@@ -115,13 +120,7 @@ class FileEnclosure:
             raise FormatError(f"{path}: {error} (`ostraca doctor {path}` tells more)") from error
         shard = shard_id(drive, 0)
         self._check_ours(path, superblock, shard)
-        return ShardRecord(
-            shard,
-            drive,
-            superblock.drive_offset,
-            superblock.geometry.shard_bytes,
-            weight=superblock.geometry.segments * superblock.geometry.data_bytes,
-        )
+        return shard_record(superblock)
 
     def _check_ours(self, path: Path, superblock: Superblock, shard: ShardId) -> None:
         if (superblock.fabric, superblock.shard) != (self._fabric, shard):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.volume import BLOCK_BYTES_MAX
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -46,6 +48,9 @@ class ShardRecord:
     size_bytes: int
     weight: int
     """Usable bytes; zero while draining."""
+
+    block_bytes_max: int = BLOCK_BYTES_MAX
+    """The largest block that its segments hold: the size of their data areas."""
 
 
 class EnclosureState(Enum):

@@ -42,6 +42,12 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """How long the flash lasts at this rate, up to 1000 years; None where its rating is not known. What was
     written before this agent began to own it is not known, and not counted."""
 
+    volumes_recorded: int = 0
+    """Volumes in the copy beside its superblock, from which a lost fabric is rebuilt."""
+
+    volumes_left_out: int = 0
+    """Volumes that found no room in it."""
+
 
 class PrefetchCounters(msgspec.Struct):
     """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other

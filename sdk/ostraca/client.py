@@ -29,6 +29,7 @@ from ostraca.shells.done import Done, DoneQueue, Ticket
 from ostraca.volume import Volume
 from ostraca_fabric.errors import (
     ClosedError,
+    RefusedError,
     UsageError,
 )
 from ostraca_fabric.ids import TenantId, checked_name
@@ -176,8 +177,9 @@ class Client:
 
         *block_bytes* is its largest block. Puts of chains shorter than *break_even_tokens* are declined, as
         loading them would take longer than computing them; docs/explanation/endurance.md says how to find the
-        number, and 0 puts them all. Raises UnknownVolumeError, LayoutMismatchError when it exists with
-        another layout or block size, RefusedError, ConnectError when no agent answers within *timeout_s*.
+        number, and 0 puts them all. Raises UsageError where it is to be made and the fabric has a drive that
+        can't hold such a block, UnknownVolumeError, LayoutMismatchError when it exists with another layout or
+        block size, RefusedError, ConnectError when no agent answers within *timeout_s*.
         """
         if not isinstance(layout, Layout):
             raise UsageError(
@@ -196,7 +198,12 @@ class Client:
             raise UsageError(f"break_even_tokens is {break_even_tokens}: it is 0 or more")
         volume = Volume(self, record, create=create, break_even_tokens=break_even_tokens)
         with self.running():
-            self.reach.opened(self.reach.dialled(until_s), volume, until_s)
+            try:
+                self.reach.opened(self.reach.dialled(until_s), volume, until_s)
+            except RefusedError as error:
+                if error.code == "usage":
+                    raise UsageError(str(error)) from error
+                raise
         return volume
 
     def status(self, *, timeout_s: float = 5.0) -> AgentStatus:

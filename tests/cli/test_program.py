@@ -10,13 +10,14 @@ import pytest
 from ostraca.cli.bench import COMMAND as BENCH
 from ostraca.cli.doctor import COMMAND as DOCTOR
 from ostraca.cli.explain import COMMAND as EXPLAIN
+from ostraca.cli.fabric import COMMAND as FABRIC
 from ostraca.cli.metrics import COMMAND as METRICS
 from ostraca.cli.program import main
 from ostraca.cli.replay import COMMAND as REPLAY
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, STATUS, METRICS, EXPLAIN, DOCTOR, BENCH, REPLAY)
+COMMANDS = (UP, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, BENCH, REPLAY)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -49,6 +50,9 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["status", "over there"], "is not an address"),
         (["explain", "no-hex", "--volume", "v"], "'no-hex' is no hash"),
         (["explain", "00", "--volume", "v", "--agent", "unix:///a.sock"], "hash_bytes is 1"),
+        (["fabric"], "ACTION"),
+        (["fabric", "rebuild", "--fabric", "12"], "'12' is no fabric id"),
+        (["fabric", "rebuild", "--key", "k", "--new-key"], "not allowed with"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
         (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
         (["bench", "unix:///a.sock", "--dir", "/tmp"], "not both"),

@@ -128,3 +128,26 @@ class MembershipContract:
         assert await store.create_volume(other) == first
         assert await store.volume(TenantId("t"), "v") == first
         assert await store.volume(TenantId("u"), "v") is None
+
+    async def test_a_watcher_of_volumes_sees_all_of_them_the_oldest_first(self, store: Membership) -> None:
+        layout = Layout("m", "bf16", 16)
+        first, second, third = (
+            VolumeRecord(TenantId(tenant), name, layout, 4096)
+            for tenant, name in (("t", "v"), ("t", "a"), ("a", "v"))
+        )
+        await store.create_volume(first)
+        changes = store.volume_changes()
+        seen = await anext(changes)
+        assert seen == (first,)
+        await store.create_volume(second)
+        await store.create_volume(third)
+        async with asyncio.timeout(5):
+            while len(seen) < 3:
+                seen = await anext(changes)
+        assert seen == (first, second, third)
+        waiting = asyncio.ensure_future(anext(changes))
+        await store.create_volume(first)
+        await store.join(agent(A))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()

@@ -49,10 +49,13 @@ def blocks() -> list[Block]:
 
 
 def masked(lines: list[str]) -> list[str]:
-    """Return what does not change from run to run: numbers, times and the width of columns do."""
+    """Return what does not change from run to run: numbers, times and the width of columns do, and what one
+    of two shards has got.
+    """
     found = []
     for line in lines:
         timeless = re.sub(r"\d[\d,.]* m?s\b", "TIME", line)
+        timeless = re.sub(r"\d[\d,.]* [KM]iB\b", "SIZE", timeless)
         found.append(" ".join(re.sub(r"─+", "─", re.sub(r"\d[\d,.]*", "N", timeless)).split()))
     return [line for line in found if line]
 

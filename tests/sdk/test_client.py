@@ -120,7 +120,7 @@ def test_without_nixl_blocks_cross_inline_and_nixl_alone_is_an_error(
     [
         ("unknown_volume", ostraca.UnknownVolumeError),
         ("layout_mismatch", ostraca.LayoutMismatchError),
-        ("usage", ostraca.RefusedError),
+        ("usage", ostraca.UsageError),
     ],
 )
 def test_a_volume_that_cannot_be_opened_is_an_error(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ostraca_fabric.tags import matches
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from numpy.typing import NDArray
 
@@ -107,6 +107,10 @@ class OwnedShard:
     def is_closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed.is_set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside on the shard's drive; ``close`` waits for its end."""
+        self._tasks.spawn(work)
 
     def begin(self, epoch: OwnerEpoch) -> None:
         """End recovery; the first summary writes start at once."""

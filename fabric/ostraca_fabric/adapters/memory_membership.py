@@ -111,6 +111,17 @@ class MemoryMembership:
         """Return a volume's record."""
         return self._volumes.get((tenant, name))
 
+    async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
+        """Yield all volumes, the oldest first, and again whenever one was added."""
+        seen = None
+        while True:
+            changed = self._changed
+            if self._volumes is not seen:
+                seen = self._volumes
+                yield tuple(seen.values())
+            else:
+                await changed.wait()
+
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
         """Store the record unless the volume exists; return what is stored."""
         at = (record.tenant, record.name)
@@ -124,6 +135,7 @@ class MemoryMembership:
             if self._keep is not None:
                 self._keep(tuple(after.values()))
             self._volumes = after
+            self._say_changed()
         return self._volumes[at]
 
     def _without_claims_of(self, agent: AgentId) -> dict[ShardId, Claim]:
@@ -146,6 +158,9 @@ class MemoryMembership:
             claims=before.claims if claims is None else claims,
             placement_epoch=before.placement_epoch if placement_epoch is None else placement_epoch,
         )
+        self._say_changed()
+
+    def _say_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

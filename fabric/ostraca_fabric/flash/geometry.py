@@ -8,7 +8,7 @@
            segment 1: ...
 
 A summary area holds two tail slots, then one place for each full summary page. All of it is fixed when the
-shard is formatted. What lies between the superblock's copy and segment 0 is kept for volume records.
+shard is formatted. Between the superblock's copy and segment 0 lie two copies of the volume records.
 """
 
 from __future__ import annotations

@@ -55,5 +55,10 @@ class Membership(Protocol):
     async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
         """Return a volume's record."""
 
+    def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
+        """Yield all volumes, the oldest first; then all again when one has been added or changed. States may
+        be skipped, the newest never is.
+        """
+
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
         """Store the record unless the volume exists; return what is stored."""

@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from ostraca.cli import bench, doctor, explain, metrics, replay, status, up
+from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
 from ostraca_fabric.errors import OstracaError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _COMMANDS = (
     metrics.COMMAND,
     explain.COMMAND,
     doctor.COMMAND,
+    fabric.COMMAND,
     bench.COMMAND,
     replay.COMMAND,
 )
@@ -40,6 +41,7 @@ examples:
   ostraca metrics               its numbers, for Prometheus
   ostraca explain HASH --volume NAME   why is, or was, this block a miss?
   ostraca doctor DIR            are its drives in order?
+  ostraca fabric rebuild --dir DIR     its record is lost: make it again from the drives
   ostraca bench --seconds 2     measure it beside this machine's own limits
   ostraca replay TRACE          how much flash and which write budget do these requests want?
 

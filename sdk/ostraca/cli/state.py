@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 RECORD_FILE = "fabric.json"
+KEY_FILE = "fabric.key"
 LOCK_FILE = "lock"
 
 _VERSION = 1
@@ -65,7 +66,7 @@ class FabricState:
         self._lock = locked(directory)
         try:
             stored = self._read(shape)
-            self.key = _key(directory / "fabric.key", is_new=not self._path.exists())
+            self.key = _key(directory / KEY_FILE, is_new=not self._path.exists())
             self._stored = self._written(stored)
         except BaseException:
             self.close()
@@ -110,6 +111,7 @@ class FabricState:
 
     def _read(self, shape: FabricShape) -> _Stored:
         if not self._path.exists():
+            _refuse_lost(self._path)
             return _Stored(_VERSION, secrets.token_bytes(ID_BYTES), shape)
         stored = _decoded(self._path)
         if stored.shape != shape:
@@ -122,17 +124,7 @@ class FabricState:
         return stored
 
     def _written(self, stored: _Stored) -> _Stored:
-        """Store it whole or not at all, and return it."""
-        partial = self._path.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(stored)))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
-        except OSError as error:
-            message = f"{self._path} can't be written: {error}"
-            raise MembershipError(message) from error
+        _write_whole(self._path, msgspec.json.format(msgspec.json.encode(stored)))
         return stored
 
 
@@ -143,6 +135,43 @@ def read_fabric(directory: Path) -> tuple[FabricId, FabricShape]:
     """
     stored = _decoded(directory / RECORD_FILE)
     return FabricId(stored.fabric), stored.shape
+
+
+def write_fabric(
+    directory: Path, fabric: FabricId, shape: FabricShape, volumes: tuple[VolumeRecord, ...]
+) -> None:
+    """Store the record of a fabric that was rebuilt, under the directory's lock.
+
+    Raises MembershipError when it can't be written.
+    """
+    stored = _Stored(_VERSION, fabric, shape, volumes)
+    _write_whole(directory / RECORD_FILE, msgspec.json.format(msgspec.json.encode(stored)))
+
+
+def write_key(path: Path, key: bytes) -> None:
+    """Store a fabric's key where there is none.
+
+    Raises FormatError when it is none, and MembershipError when one is there or it can't be written.
+    """
+    _check_key(path, key)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(key)
+            os.fsync(file.fileno())
+    except OSError as error:
+        message = f"{path} can't be written: {error}"
+        raise MembershipError(message) from error
+
+
+def read_key(path: Path) -> bytes:
+    """Return a fabric's key; raises FormatError when it can't be read, or is none."""
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        message = f"the fabric's key can't be read: {error}. Without it no block is found; restore it"
+        raise FormatError(message) from error
+    _check_key(path, key)
+    return key
 
 
 def is_running(directory: Path) -> bool:
@@ -177,7 +206,10 @@ def _decoded(path: Path) -> _Stored:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
     except msgspec.DecodeError as error:
-        message = f"{path} is damaged ({error}): restore it, or begin anew in another --dir"
+        message = (
+            f"{path} is damaged ({error}): restore it, or make it again from the drives by `ostraca fabric "
+            f"rebuild --force --dir {path.parent}`"
+        )
         raise FormatError(message) from error
     if stored.version != _VERSION:
         raise FormatError(
@@ -187,17 +219,39 @@ def _decoded(path: Path) -> _Stored:
     return stored
 
 
-def _key(path: Path, *, is_new: bool) -> bytes:
-    if is_new:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(FABRIC_KEY_BYTES))
-            os.fsync(file.fileno())
+def _refuse_lost(record: Path) -> None:
+    """Take a directory for a new one only when it holds no drives: its key must not be made anew."""
+    directory = record.parent
+    if any(directory.glob("*/*.img")):
+        raise FormatError(
+            f"{directory} holds drives, and {record.name}, which says whose they are, is lost: `ostraca "
+            f"fabric rebuild --dir {directory}` makes it again from the drives; or begin anew elsewhere"
+        )
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace a file by another, whole or not at all. Raises MembershipError."""
+    partial = path.with_suffix(".partial")
     try:
-        key = path.read_bytes()
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
     except OSError as error:
-        message = f"the fabric's key can't be read: {error}. Without it no block is found; restore it"
-        raise FormatError(message) from error
+        message = f"{path} can't be written: {error}"
+        raise MembershipError(message) from error
+
+
+def _key(path: Path, *, is_new: bool) -> bytes:
+    # A key is never replaced, but for what a first start that was interrupted left of one.
+    if is_new and not (path.exists() and path.stat().st_size == FABRIC_KEY_BYTES):
+        path.unlink(missing_ok=True)
+        write_key(path, secrets.token_bytes(FABRIC_KEY_BYTES))
+    return read_key(path)
+
+
+def _check_key(path: Path, key: bytes) -> None:
     if len(key) != FABRIC_KEY_BYTES:
         message = f"{path} has {len(key)} bytes where a fabric key has {FABRIC_KEY_BYTES}: restore it"
         raise FormatError(message)
-    return key

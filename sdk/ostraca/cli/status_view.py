@@ -47,6 +47,16 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         if agent.quarantined_cached_blocks
     ]
+    sentences += [
+        Text(
+            f"{shard.shard}: {shard.volumes_left_out} volumes found no room in its volume records: were the "
+            "fabric rebuilt from its drives, they would have to be made again.",
+            style="yellow",
+        )
+        for agent in agents
+        for shard in agent.shards
+        if shard.volumes_left_out
+    ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     return Group(*tables, _shards(agents), _endurance(agents), *sentences)

@@ -6,6 +6,7 @@ It reads a whole image from memory, one page at a time. ``xxhash`` is here becau
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,11 +73,16 @@ def what_it_is(page: bytes) -> str:
     return "good" if version == 1 else "older" if version < 1 else "newer"
 
 
+def identity(shard: Shard) -> bytes:
+    """The shard's digest, 16 bytes, and the seed of its checksums, 8 bytes."""
+    named = shard.fabric + shard.format_id + shard.shard.encode()
+    return hashlib.blake2b(named, digest_size=24, person=b"ostraca-shard").digest()
+
+
 def blocks(image: bytes) -> Iterator[Block]:
     """Every block that is to be believed, but for what its tag has to say."""
     shard = superblock(image)
-    named = shard.fabric + shard.format_id + shard.shard.encode()
-    digest = hashlib.blake2b(named, digest_size=24, person=b"ostraca-shard").digest()
+    digest = identity(shard)
     for segment in range(shard.segments):
         begin = shard.first_segment + segment * shard.segment_bytes
         data = range(begin + shard.summary_pages * PAGE, begin + shard.segment_bytes)
@@ -105,3 +111,23 @@ def blocks(image: bytes) -> Iterator[Block]:
         for offset, end, block in extents:
             if sum(offset < other_end and other < end for other, other_end, _ in extents) == 1:
                 yield block
+
+
+def volumes(image: bytes) -> list[dict[str, object]]:
+    """The volume records of a shard: those of the good copy that was written last."""
+    shard = superblock(image)
+    digest = identity(shard)
+    room = (shard.first_segment - 2 * PAGE) // 2 // PAGE * PAGE
+    good = []
+    for begin in (2 * PAGE, 2 * PAGE + room):
+        checksum, magic, version, count, owner, epoch, sequence, size, _ = struct.unpack_from(
+            "<Q8sII16sQQII", image, begin
+        )
+        covered = image[begin + 8 : begin + min(room, 64 + size)]
+        if (magic, version, owner) == (b"OSTRvols", 1, digest[:16]) and checksum == xxhash.xxh3_64_intdigest(
+            covered, seed=int.from_bytes(digest[16:], "little")
+        ):
+            records = json.loads(covered[56:])
+            assert len(records) == count
+            good.append(((epoch, sequence), records))
+    return max(good, default=((0, 0), []))[1]

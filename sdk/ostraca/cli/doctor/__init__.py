@@ -15,7 +15,7 @@ from ostraca_fabric.errors import DriveError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DUMPS = ("superblock", "summary", "entries")
+_DUMPS = ("superblock", "volumes", "summary", "entries")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ostraca.cli.doctor.drives import DriveFile
 from ostraca.cli.doctor.examine import SUPERBLOCK_BYTES, segments_of, shards_of
+from ostraca.cli.doctor.volumes import volume_rows
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES, Generation, generation_parts
 from ostraca_fabric.flash.geometry import TAIL_SLOTS
@@ -26,7 +27,8 @@ Row = dict[str, int | str | bool | None]
 
 
 def dump(path: Path, what: str, segment: int | None) -> Iterator[Row]:
-    """Give *what* lies on a drive: its superblocks, summary pages or entries, of one segment or of all.
+    """Give *what* lies on a drive: its superblocks, volume records, summary pages or entries, the last two of
+    one segment or of all.
 
     Raises OSError, and UsageError for a segment that no shard of the drive has.
     """
@@ -37,7 +39,10 @@ def dump(path: Path, what: str, segment: int | None) -> Iterator[Row]:
                 continue
             superblock = chosen_copy(copies).superblock
             if superblock is None:
-                raise UsageError(f"{path} has no good superblock, so nobody knows where its summaries are")
+                raise UsageError(f"{path} has no good superblock, so nobody knows where the rest is")
+            if what == "volumes":
+                yield from volume_rows(drive, superblock, offset)
+                continue
             if segment is not None and segment >= superblock.geometry.segments:
                 raise UsageError(
                     f"shard {superblock.shard} has segments 0 to {superblock.geometry.segments - 1}"

@@ -19,6 +19,7 @@ from ostraca.cli.doctor.findings import (
     ShardFinding,
     Trouble,
 )
+from ostraca.cli.doctor.volumes import volumes_finding, volumes_troubles
 from ostraca_fabric.extent import PAGE_BYTES, generation_parts, rounded_up
 from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SEGMENTS_MIN, SUPERBLOCK_COPIES
 from ostraca_fabric.flash.recovery import recover
@@ -113,6 +114,7 @@ def _examined(drive: DriveFile, offset: int, copies: Copies, *, is_verifying: bo
     geometry = superblock.geometry
     segments: list[SegmentFinding] = []
     read_back = ReadBack(0, 0, 0, 0, ()) if is_verifying else None
+    volumes = volumes_finding(drive, superblock, offset)
     for number, area, read in segments_of(drive, superblock, offset):
         if area is None or read is None:
             segments.append(SegmentFinding(number, 0, 0, 0, 0, 0, 0, 0, 0, is_readable=False))
@@ -135,9 +137,10 @@ def _examined(drive: DriveFile, offset: int, copies: Copies, *, is_verifying: bo
         segment_bytes=geometry.segment_bytes,
         segments=geometry.segments,
         summary_pages=geometry.summary_pages,
+        volumes=volumes,
         segments_found=tuple(segments),
         read_back=read_back,
-        troubles=_copies_apart(copies),
+        troubles=(*_copies_apart(copies), *volumes_troubles(volumes)),
     )
 
 

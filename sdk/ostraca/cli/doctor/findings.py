@@ -59,6 +59,24 @@ class ReadBack:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumesFinding:
+    """The volume records of a shard."""
+
+    copies: tuple[str, ...]
+    """What each copy is, as in ``flash.volume_records.VolumesState``."""
+
+    epoch: int = 0
+    """Of the owner that wrote the copy that counts; the rest is from that one, too."""
+
+    sequence: int = 0
+    volumes: tuple[str, ...] = ()
+    """``<tenant>/<name>`` each."""
+
+    left_out: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFinding:
     """One shard, or the place where one should be."""
 
@@ -76,6 +94,7 @@ class ShardFinding:
     segment_bytes: int = 0
     segments: int = 0
     summary_pages: int = 0
+    volumes: VolumesFinding | None = None
     segments_found: tuple[SegmentFinding, ...] = ()
     read_back: ReadBack | None = None
     can_be_used: bool = False

@@ -11,7 +11,14 @@ from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ostraca.cli.doctor.findings import DriveFinding, ReadBack, SegmentFinding, ShardFinding, Trouble
+    from ostraca.cli.doctor.findings import (
+        DriveFinding,
+        ReadBack,
+        SegmentFinding,
+        ShardFinding,
+        Trouble,
+        VolumesFinding,
+    )
 
 
 def drive_lines(found: DriveFinding) -> Iterator[str]:
@@ -53,11 +60,19 @@ def _shard_lines(found: ShardFinding) -> Iterator[str]:
         f"{found.segments} segments of {size_text(found.segment_bytes)}, each with {found.summary_pages} "
         f"summary pages for at most {entries_max} blocks",
     )
+    if found.volumes is not None:
+        yield _line("volumes", _volumes_text(found.volumes))
     yield from _fill_lines(found)
     if found.read_back is not None:
         yield from _read_back_lines(found.read_back)
     yield from _trouble_lines(found.troubles)
     yield _line("verdict", f"`ostraca up` {'can' if found.can_be_used else 'refuses to'} use it.")
+
+
+def _volumes_text(found: VolumesFinding) -> str:
+    count = len(found.volumes)
+    said = f"{count} volume record{'s' * (count != 1)}" if found.sequence else "no volume records"
+    return f"{said}; the first copy: {found.copies[0]}; the second: {found.copies[1]}"
 
 
 def _fill_lines(found: ShardFinding) -> Iterator[str]:

@@ -1,0 +1,59 @@
+"""Opening volumes: what fits the fabric's shards, and what is refused with what to do."""
+
+from __future__ import annotations
+
+import pytest
+from tests.agent.assembly import FABRIC, LAYOUT, TENANT
+
+from ostraca_dpu_agent.volumes import Volumes
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
+from ostraca_fabric.ids import EnclosureId, drive_id, shard_id
+from ostraca_fabric.wire.messages import OpenVolume
+
+BLOCK_BYTES = 1 << 20
+
+
+def enclosure(name: str, block_bytes_max: int, *, weight: int = 1 << 30) -> EnclosureRecord:
+    drive = drive_id(EnclosureId(name), "d")
+    shard = ShardRecord(shard_id(drive, 0), drive, 0, 1 << 30, weight, block_bytes_max)
+    return EnclosureRecord(EnclosureId(name), (DriveRecord(drive, "/nowhere"),), (shard,))
+
+
+def asked(name: str = "v", block_bytes: int = BLOCK_BYTES) -> OpenVolume:
+    return OpenVolume(0, name, LAYOUT, block_bytes, create=True)
+
+
+async def fabric_of(*enclosures: EnclosureRecord) -> tuple[MemoryMembership, Volumes]:
+    membership = MemoryMembership(FABRIC)
+    for each in enclosures:
+        await membership.put_enclosure(each)
+    return membership, Volumes(membership, bytes(32))
+
+
+async def test_a_volume_whose_blocks_some_shard_can_not_hold_is_not_made() -> None:
+    membership, volumes = await fabric_of(enclosure("a", BLOCK_BYTES), enclosure("b", BLOCK_BYTES - 4096))
+    with pytest.raises(UsageError, match=f"segments of shard b/d/0 hold none above {BLOCK_BYTES - 4096}"):
+        await volumes.open(TENANT, asked())
+    assert await membership.volume(TENANT, "v") is None
+    assert (await volumes.open(TENANT, asked(block_bytes=BLOCK_BYTES - 4096))).record.name == "v"
+
+
+async def test_a_block_as_large_as_a_data_area_fits() -> None:
+    _, volumes = await fabric_of(enclosure("a", BLOCK_BYTES))
+    assert (await volumes.open(TENANT, asked())).record.block_bytes == BLOCK_BYTES
+
+
+async def test_a_shard_that_nothing_is_placed_on_does_not_count() -> None:
+    _, volumes = await fabric_of(enclosure("a", BLOCK_BYTES), enclosure("b", 4096, weight=0))
+    assert (await volumes.open(TENANT, asked())).record.name == "v"
+
+
+async def test_a_volume_stays_open_to_workers_when_a_shard_with_smaller_segments_is_added() -> None:
+    membership, volumes = await fabric_of(enclosure("a", BLOCK_BYTES))
+    before = await volumes.open(TENANT, asked())
+    await membership.put_enclosure(enclosure("b", 4096))
+    assert await volumes.open(TENANT, asked()) == before
+    with pytest.raises(UsageError, match="b/d/0"):
+        await volumes.open(TENANT, asked("another"))
