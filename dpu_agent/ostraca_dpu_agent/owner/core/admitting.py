@@ -24,7 +24,7 @@ class Spending:
     """What a shard may write, and has written since its owner began.
 
     Everything written is told to ``spend``: space handed out to writers (whether or not they use it), summary
-    pages, blocks carried forward. With no rating in the settings nothing is limited, and the ghost filter's
+    pages, and whatever else its owner writes. With no rating in the settings nothing is limited, and the ghost filter's
     memory is not taken.
     """
 

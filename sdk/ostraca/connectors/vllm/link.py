@@ -112,6 +112,7 @@ class Link:
             layout,
             block_bytes=self._block_bytes,
             create=True,
+            break_even_tokens=self._settings.break_even_tokens,
             timeout_s=_ATTEMPT_S,
         )
         return Lane(self._client, volume)

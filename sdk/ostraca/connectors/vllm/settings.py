@@ -25,7 +25,7 @@ LOGGER = "vllm.ostraca"
 """Where the tier logs: vLLM shows what is logged under its own name, at VLLM_LOGGING_LEVEL, and no more."""
 
 _LOCALITIES = ("LOCAL", "REMOTE")
-_MAY_BE_ZERO = frozenset({"prefill_tokens_per_s", "pin_s"})
+_MAY_BE_ZERO = frozenset({"break_even_tokens", "prefill_tokens_per_s", "pin_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,10 @@ class TierSettings:
     prefill_tokens_per_s: float = 0.0
     """How fast this engine computes a prefix; 0 when that is not known. With it, a load that would take
     longer than computing is declined by the fabric, early."""
+
+    break_even_tokens: int = 0
+    """Prefixes shorter than this are not stored: computing them is faster than loading them.
+    docs/explanation/endurance.md says how to find the number; 0 stores all."""
 
     lookup_chunks_max: int = 8192
     """How many chunks one question names. What is beyond it waits for the next step."""
