@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,27 @@ def test_a_second_put_of_a_block_is_exists_and_writes_nothing(host: FabricThread
         assert volume.get(chain, into=into, deadline_s=10).hits == BLOCKS
         assert np.array_equal(into, content(BLOCKS)), "the first put's bytes"
     assert committed(host) == BLOCKS
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_drives_are_flushed_before_a_block_is_committed_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, flushes: bool
+) -> None:
+    flushed: list[int] = []
+    flush = os.fdatasync
+
+    def watched(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    with FabricThread(replace(small_plan(tmp_path / "fabric"), flushes=flushes)) as host:
+        with host.connect() as client:
+            volume, before = volume_of(client), len(flushed)
+            chain = volume.chain(hashes(1))
+            put = volume.put(chain, source=content(1), deadline_s=10, ack=Ack.COMMITTED)
+            assert put.states == (PutState.COMMITTED,)
+        assert (len(flushed) - before >= 2) == flushes, "the block, then the summary that lists it"
 
 
 def test_the_same_block_twice_in_one_put_is_stored_once(host: FabricThread) -> None:

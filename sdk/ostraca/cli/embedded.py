@@ -18,7 +18,7 @@ from ostraca.cli.state import FabricShape, FabricState
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
 from ostraca_enclosure.files import FileEnclosure
-from ostraca_fabric.adapters.file_drive import FileDrive
+from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
@@ -74,6 +74,11 @@ class FabricPlan:
     endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
     """What the drives are rated for. Nothing, by default: a laptop's drive is not used up by trying this out,
     and whoever tries it out wants to see blocks come back."""
+
+    flushes: bool = False
+    """Whether drives are flushed around each summary, so that a committed block outlives a power cut of the
+    machine, and not the process alone. Files are not flushed by default: a disk may take milliseconds for it,
+    and each group commit waits for two."""
 
     def __post_init__(self) -> None:
         """Refuse counts that make no fabric."""
@@ -198,7 +203,8 @@ class EmbeddedFabric:
     def _open_drive(self, record: DriveRecord) -> FileDrive:
         """Open a drive once for all agents of this process."""
         if record.id not in self._drives:
-            self._drives[record.id] = FileDrive.open(record.id, record.path)
+            settings = DriveSettings(has_volatile_cache=True if self._plan.flushes else None)
+            self._drives[record.id] = FileDrive.open(record.id, record.path, settings)
         return self._drives[record.id]
 
 

@@ -87,6 +87,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         f"They show the token in DIR/{TOKEN_FILE}. TCP is not encrypted: listen on networks you trust",
     )
     parser.add_argument(
+        "--flush",
+        action="store_true",
+        help="flush drives before a block is called committed, so that a power cut does not lose it; slower "
+        "by two flushes of the disk below DIR for each group of puts",
+    )
+    parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
@@ -123,6 +129,7 @@ def _run(options: argparse.Namespace) -> int:
         transports=_transports(options.transport),
         addresses=_tcp_addresses(options.listen),
         endurance=EnduranceSettings(rated_dwpd=options.dwpd),
+        flushes=options.flush,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         has_ended = runner.run(_serve(plan))
