@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.adapters.whole_files import sync_directory
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord
@@ -103,6 +104,7 @@ class FileEnclosure:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
+            sync_directory(self._directory)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise DriveError(f"drive {drive} can't be made at {path}: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,35 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_volumes_that_could_not_be_written_are_not_believed(tmp_path: Path) -> None:
     state = FabricState(tmp_path, SHAPE)
-    (tmp_path / "fabric.partial").mkdir()
+    (tmp_path / "fabric.json.partial").mkdir()
     with pytest.raises(MembershipError):
         state.keep_volumes((VOLUME,))
     assert state.volumes == ()
     state.close()
+
+
+def test_every_file_is_whole_when_it_is_made_durable_and_has_its_name_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut keeps what was synced: a key synced while it was empty would be lost with all blocks."""
+    synced: list[tuple[str, int]] = []
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path.name, path.stat().st_size if path.is_file() else 0))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    state = FabricState(tmp_path, SHAPE)
+    state.worker_token()
+    state.close()
+    wanted = []
+    for name in ("fabric.key", "fabric.json", "worker.token"):
+        wanted += [(f"{name}.partial", (tmp_path / name).stat().st_size), (tmp_path.name, 0)]
+    assert synced == wanted
+    assert (tmp_path / "fabric.key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "worker.token").stat().st_mode & 0o077 == 0
 
 
 def test_another_shape_and_a_damaged_record_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ is found. ``worker.token`` is what workers show that come over TCP.
 from __future__ import annotations
 
 import fcntl
-import os
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ostraca.places import TOKEN_FILE
+from ostraca_fabric.adapters.whole_files import write_whole
 from ostraca_fabric.errors import FormatError, MembershipError
 from ostraca_fabric.ids import ID_BYTES, FabricId
 from ostraca_fabric.keys import FABRIC_KEY_BYTES
@@ -90,8 +90,7 @@ class FabricState:
         path = self._path.with_name(TOKEN_FILE)
         try:
             if not path.exists():
-                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    file.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
+                write_whole(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), mode=0o600)
             token = path.read_text().strip()
         except OSError as error:
             message = f"the workers' token can't be kept: {error}"
@@ -154,13 +153,10 @@ def write_key(path: Path, key: bytes) -> None:
     Raises FormatError when it is none, and MembershipError when one is there or it can't be written.
     """
     _check_key(path, key)
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(key)
-            os.fsync(file.fileno())
-    except OSError as error:
-        message = f"{path} can't be written: {error}"
-        raise MembershipError(message) from error
+    if path.exists():
+        message = f"{path} can't be written: a key is there, and none is ever replaced"
+        raise MembershipError(message)
+    _write_whole(path, key, mode=0o600)
 
 
 def read_key(path: Path) -> bytes:
@@ -229,15 +225,10 @@ def _refuse_lost(record: Path) -> None:
         )
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file by another, whole or not at all. Raises MembershipError."""
-    partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, content, mode=mode)
     except OSError as error:
         message = f"{path} can't be written: {error}"
         raise MembershipError(message) from error
