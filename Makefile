@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
-#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -24,7 +24,7 @@ export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(READY) ## Two worker processes share a real model's KV cache through Ostraca
@@ -59,6 +59,10 @@ fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: 
 soak: $(READY) ## Every cell of the fault matrix, then random faults under traffic (SOAK_ARGS: --minutes, --seed, --transport)
 	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/e2e/test_fault_matrix.py tests/e2e/test_wrong_way.py
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+.PHONY: soak-flash
+soak-flash: $(READY) ## Kill a fabric on real files 200 times, and look for lost blocks (SOAK_FLASH_ARGS: --kills, --power-cut)
+	@$(BIN)/python -m tests.soak_flash $(SOAK_FLASH_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits

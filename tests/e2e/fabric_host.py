@@ -116,12 +116,18 @@ class FabricThread:
 class FabricProcess:
     """``ostraca up`` as a process."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, log: Path | None = None, is_apart: bool = False
+    ) -> None:
+        """*log* is where its stderr goes, by default beside the directory. A process that *is_apart* does not
+        get the terminal's Ctrl-C.
+        """
         self.directory = directory
         self._arguments = arguments
+        self._is_apart = is_apart
         self.process: subprocess.Popen[str] | None = None
         self.address = ""
-        self.log = directory.with_name(f"{directory.name}.log")
+        self.log = log or directory.with_name(f"{directory.name}.log")
 
     def check_log(self) -> None:
         """Assert that nothing crashed."""
@@ -130,9 +136,23 @@ class FabricProcess:
         assert "bug" not in words, words
 
     def start(self) -> Self:
+        self.launch()
+        return self.await_ready()
+
+    def launch(self) -> None:
+        """Begin to start: for who ends it before it is ready. ``kill``, or ``await_ready``, comes next."""
         command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(self.directory), *self._arguments]
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                process_group=0 if self._is_apart else None,
+            )
+
+    def await_ready(self) -> Self:
+        assert self.process is not None
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         found = re.search(r"unix://[^\"']+", ready)

@@ -8,19 +8,17 @@ back.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import secrets
-import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.sdk.shells import SHELLS
 from tests.soak.adversary import Adversary
 from tests.soak.crew import Fabric, Watched, Worker
+from tests.soak.enough import ended_by_ctrl_c
 from tests.soak.traffic import Tally
 from tests.soak.worker import Task
 
@@ -177,22 +175,6 @@ class Soak:
         return found
 
 
-@contextlib.contextmanager
-def _ended_by_ctrl_c(soak: Soak) -> Iterator[None]:
-    """Have one Ctrl-C end the run early, with its verdict; another one leaves at once."""
-
-    def enough(*_: object) -> None:
-        print("enough: some quiet, then the verdict", flush=True)
-        soak.is_enough = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, enough)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def main() -> int:
     """Run one soak."""
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
@@ -209,7 +191,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ostraca-soak-") as directory:
         soak = Soak(Path(directory), options)
         try:
-            with _ended_by_ctrl_c(soak):
+            with ended_by_ctrl_c(soak):
                 soak.run()
             print(soak.summary())
         finally:

@@ -79,25 +79,37 @@ def identity(shard: Shard) -> bytes:
     return hashlib.blake2b(named, digest_size=24, person=b"ostraca-shard").digest()
 
 
+def pages_of(image: bytes, shard: Shard, segment: int) -> dict[tuple[int, int], tuple[int, bytes]]:
+    """The good pages of a segment: (generation, page number) to the highest sequence and its page."""
+    digest = identity(shard)
+    begin = shard.first_segment + segment * shard.segment_bytes
+    pages: dict[tuple[int, int], tuple[int, bytes]] = {}
+    for place in range(shard.summary_pages):
+        page = image[begin + place * PAGE : begin + (place + 1) * PAGE]
+        checksum, magic, version, _, owner, of_segment, number, generation, sequence = struct.unpack_from(
+            "<Q8sII16sIIQQ", page
+        )
+        is_good = (magic, version, owner, of_segment) == (b"OSTRsumm", 1, digest[:16], segment)
+        is_good &= checksum == xxhash.xxh3_64_intdigest(page[8:], seed=int.from_bytes(digest[16:], "little"))
+        if is_good and (place < 2 or place - 2 == number):
+            pages[generation, number] = max(pages.get((generation, number), (0, b"")), (sequence, page))
+    return pages
+
+
+def generations(image: bytes) -> dict[int, int]:
+    """The generation of each segment that was ever written, also of those that list nothing."""
+    shard = superblock(image)
+    pages = {segment: pages_of(image, shard, segment) for segment in range(shard.segments)}
+    return {segment: max(generation for generation, _ in each) for segment, each in pages.items() if each}
+
+
 def blocks(image: bytes) -> Iterator[Block]:
     """Every block that is to be believed, but for what its tag has to say."""
     shard = superblock(image)
-    digest = identity(shard)
     for segment in range(shard.segments):
         begin = shard.first_segment + segment * shard.segment_bytes
         data = range(begin + shard.summary_pages * PAGE, begin + shard.segment_bytes)
-        pages: dict[tuple[int, int], tuple[int, bytes]] = {}
-        for place in range(shard.summary_pages):
-            page = image[begin + place * PAGE : begin + (place + 1) * PAGE]
-            checksum, magic, version, _, owner, of_segment, number, generation, sequence = struct.unpack_from(
-                "<Q8sII16sIIQQ", page
-            )
-            is_good = (magic, version, owner, of_segment) == (b"OSTRsumm", 1, digest[:16], segment)
-            is_good &= checksum == xxhash.xxh3_64_intdigest(
-                page[8:], seed=int.from_bytes(digest[16:], "little")
-            )
-            if is_good and (place < 2 or place - 2 == number):
-                pages[generation, number] = max(pages.get((generation, number), (0, b"")), (sequence, page))
+        pages = pages_of(image, shard, segment)
         newest = max((generation for generation, _ in pages), default=0)
         extents: list[tuple[int, int, Block]] = []
         for (generation, _), (_, page) in sorted(pages.items()):

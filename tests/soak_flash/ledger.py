@@ -1,0 +1,206 @@
+"""What the fabric has said of each block, held against what lies on flash and what it says later.
+
+A block that a put called COMMITTED may go by eviction alone, and eviction takes whole segments, the oldest
+first. Two looks tell an evicted block from a lost one, and neither asks the fabric:
+
+- *On flash*, between a kill and the next start. A block seen there before must be there again unless its
+  segment has a newer generation by now. A block committed since must be in a generation begun since, unless
+  a segment begun since has been used again already: the ring went round within one life, and nobody can
+  tell. Such blocks are counted, so that a run shows how much it could tell.
+- *From the fabric*. An owner keeps at most a third of its segments free. A miss of a block that lies in a
+  younger segment than those is a loss, whatever the reason.
+
+Pure: it is told everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+COUNT_BITS = 32
+"""The lower part of a generation, which rises with every segment that is opened."""
+
+FREE_SHARE = 3
+"""An owner keeps at most one in so many segments free."""
+
+SHOWN_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block is listed."""
+
+    shard: str
+    segment: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSeen:
+    """A shard's segments, as they lie on flash."""
+
+    segments: int
+    generations: dict[int, int]
+    """Of those ever written."""
+
+    @property
+    def newest_count(self) -> int:
+        """How often a segment has been opened, as far as flash can tell."""
+        return max((_count(each) for each in self.generations.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything that flash lists, read while no fabric runs."""
+
+    shards: dict[str, ShardSeen]
+    places: dict[int, Place]
+    """Of each block by its number: its newest."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The journal of one run. Not thread-safe."""
+
+    is_strict: bool = True
+    """Whether what was committed must outlive the outage. Without, nothing is ever called lost."""
+
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    _seen: Seen = field(default_factory=lambda: Seen({}, {}))
+    _committed: set[int] = field(default_factory=set)
+    """Since flash was last seen."""
+
+    _missed: dict[int, str] = field(default_factory=dict)
+    """Since then, and not put again since: what the fabric said."""
+
+    _tried: set[int] = field(default_factory=set)
+    _sure: dict[int, int] = field(default_factory=dict)
+    """Blocks that were committed when last heard of, with no put begun since; and which news that was."""
+
+    _news: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def listed(self) -> dict[int, Place]:
+        """What flash listed when it was last seen."""
+        return self._seen.places
+
+    def trying(self, numbers: Iterable[int]) -> None:
+        """Note that a put of these begins."""
+        for number in numbers:
+            self._tried.add(number)
+            self._missed.pop(number, None)
+            self._sure.pop(number, None)
+
+    def committed(self, number: int) -> None:
+        """Note that a put was answered COMMITTED."""
+        self._committed.add(number)
+        self._sure[number] = next(self._news)
+        self.counts["committed"] += 1
+
+    def existed(self, number: int) -> None:
+        """Note that a put was answered EXISTS, or a look-up HIT: the block is committed."""
+        if number not in self._tried:
+            self.violations.append(f"block {number} was never put, and was found")
+        if number not in self._seen.places:
+            self._committed.add(number)
+        self._sure[number] = next(self._news)
+
+    def sure(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return which of these are committed for sure, or evicted. Ask before the fabric is asked."""
+        return {number: self._sure[number] for number in numbers if number in self._sure}
+
+    def missed(self, number: int, why: str, *, before: dict[int, int]) -> None:
+        """Note that the fabric did not find a block; what that means is for the next look at flash.
+
+        *before* is what ``sure`` said. A block that was put meanwhile may be missed, and be there now.
+        """
+        if number in before and self._sure.get(number) == before[number]:
+            self._missed[number] = why
+
+    def missed_after_start(self, number: int, why: str) -> None:
+        """Judge at once that a fabric that has just started does not find a block that flash listed."""
+        place = self._seen.places[number]
+        self.counts["evicted at start"] += 1
+        if self.is_strict and not _may_be_free(self._seen, place):
+            self.violations.append(f"LOST: block {number} at {place} is not found after a restart: {why}")
+
+    def see(self, seen: Seen) -> None:
+        """Hold what flash lists now against what it listed and what was acknowledged since."""
+        if self.is_strict:
+            lost = [*self._lost(seen), *self._lost_since(seen), *self._not_found(seen)]
+            self.violations += lost[:SHOWN_MAX]
+            if len(lost) > SHOWN_MAX:
+                self.violations.append(f"LOST: {len(lost) - SHOWN_MAX} more blocks")
+            if lost:
+                self.violations += [
+                    f"{name}: {len(shard.generations)} of {shard.segments} segments written, "
+                    f"{self._newest_count_before(name)} openings before, {shard.newest_count} now"
+                    for name, shard in seen.shards.items()
+                ]
+        self.counts["listed, and never acknowledged"] += sum(
+            number not in self._committed and number not in self._seen.places for number in seen.places
+        )
+        self._seen = seen
+        self._committed.clear()
+        self._missed.clear()
+        self._sure = {number: next(self._news) for number in seen.places}
+
+    def _lost(self, seen: Seen) -> Iterable[str]:
+        """Name the blocks that were on flash, and are gone without their segment having been used again."""
+        for number, place in self._seen.places.items():
+            if number in seen.places or number in self._committed:
+                continue
+            now = seen.shards[place.shard].generations.get(place.segment, 0)
+            if now > place.generation:
+                self.counts["evicted"] += 1
+            else:
+                yield f"LOST: block {number} was listed at {place}, which has not been used again since"
+
+    def _lost_since(self, seen: Seen) -> Iterable[str]:
+        """Name the blocks acknowledged since, and in no segment begun since."""
+        went_round = any(
+            shard.newest_count - before > sum(_count(each) > before for each in shard.generations.values())
+            for shard, before in self._with_counts_before(seen)
+        )
+        before_of = {name: self._newest_count_before(name) for name in seen.shards}
+        for number in sorted(self._committed):
+            place = seen.places.get(number)
+            if place is not None and _count(place.generation) > before_of[place.shard]:
+                self.counts["acknowledged, and on flash"] += 1
+            elif went_round:
+                self.counts["acknowledged, and the ring went round"] += 1
+            else:
+                yield f"LOST: block {number} was acknowledged, and no segment begun since lists it ({place})"
+
+    def _not_found(self, seen: Seen) -> Iterable[str]:
+        """Name the blocks that the fabric did not find though they lie in no segment that may be free."""
+        for number, why in self._missed.items():
+            place = seen.places.get(number)
+            if place is not None and not _may_be_free(seen, place):
+                yield f"LOST: block {number} is listed at {place}, and the fabric did not find it: {why}"
+
+    def _with_counts_before(self, seen: Seen) -> Iterable[tuple[ShardSeen, int]]:
+        return ((shard, self._newest_count_before(name)) for name, shard in seen.shards.items())
+
+    def _newest_count_before(self, shard: str) -> int:
+        before = self._seen.shards.get(shard)
+        return before.newest_count if before else 0
+
+
+def _count(generation: int) -> int:
+    return generation & ((1 << COUNT_BITS) - 1)
+
+
+def _may_be_free(seen: Seen, place: Place) -> bool:
+    """Say whether a block's segment is among the oldest, which an owner may have taken out of use.
+
+    Segments never written are free without that. One more than may be free may be draining.
+    """
+    shard = seen.shards[place.shard]
+    never_written = shard.segments - len(shard.generations)
+    evicted_max = max(0, shard.segments // FREE_SHARE + 1 - never_written)
+    return place.generation in itertools.islice(sorted(shard.generations.values()), evicted_max)

@@ -1,0 +1,131 @@
+"""What the ledger of a soak of flash calls lost, and what it does not."""
+
+from __future__ import annotations
+
+from tests.soak_flash.ledger import Ledger, Place, Seen, ShardSeen
+
+SHARD = "shard"
+SEGMENTS = 9
+EPOCH = 1 << 32
+
+
+def seen(listed: dict[int, int], *, segments: dict[int, int] | None = None) -> Seen:
+    """A look at flash: blocks in segments of these numbers; *segments* have these counts, oldest first."""
+    counts = segments or {number: number + 1 for number in range(SEGMENTS)}
+    generations = {number: EPOCH + count for number, count in counts.items()}
+    places = {block: Place(SHARD, segment, generations[segment]) for block, segment in listed.items()}
+    return Seen({SHARD: ShardSeen(SEGMENTS, generations)}, places)
+
+
+def ledger_of(blocks: dict[int, int]) -> Ledger:
+    """A ledger that has seen these blocks committed and on flash."""
+    ledger = Ledger()
+    ledger.trying(blocks)
+    for block in blocks:
+        ledger.committed(block)
+    ledger.see(seen(blocks))
+    assert ledger.violations == []
+    return ledger
+
+
+def lost(ledger: Ledger) -> bool:
+    return any(words.startswith("LOST") for words in ledger.violations)
+
+
+def test_a_block_that_stays_is_not_lost() -> None:
+    ledger = ledger_of({1: 0, 2: 8})
+    ledger.see(seen({1: 0, 2: 8}))
+    assert ledger.violations == []
+
+
+def test_a_block_whose_segment_was_used_again_was_evicted() -> None:
+    ledger = ledger_of({1: 0, 2: 8})
+    ledger.see(seen({2: 8}, segments={0: 10, **{number: number + 1 for number in range(1, SEGMENTS)}}))
+    assert ledger.violations == []
+    assert ledger.counts["evicted"] == 1
+
+
+def test_a_block_that_leaves_its_segment_without_the_segment_is_lost() -> None:
+    ledger = ledger_of({1: 0, 2: 8})
+    ledger.see(seen({1: 0}))
+    assert lost(ledger)
+
+
+def test_a_segment_that_goes_back_to_an_older_generation_lost_its_blocks() -> None:
+    ledger = ledger_of({2: 8})
+    ledger.see(seen({}, segments={8: 3}))
+    assert lost(ledger)
+
+
+def test_what_was_acknowledged_must_be_in_a_segment_begun_since() -> None:
+    for listed, is_lost in (({7: 0}, False), ({7: 8}, True), ({}, True)):
+        ledger = ledger_of({1: 1})
+        ledger.trying([7])
+        ledger.committed(7)
+        counts = {0: 10, **{number: number + 1 for number in range(1, SEGMENTS)}}
+        ledger.see(seen({1: 1, **listed}, segments=counts))
+        assert lost(ledger) == is_lost
+
+
+def test_what_exists_is_as_good_as_committed() -> None:
+    ledger = ledger_of({1: 1})
+    ledger.trying([7])
+    ledger.existed(7)
+    ledger.see(seen({1: 1}))
+    assert lost(ledger)
+
+
+def test_where_the_ring_went_round_since_nobody_can_tell_and_it_is_counted() -> None:
+    ledger = ledger_of({})
+    ledger.trying([7])
+    ledger.committed(7)
+    ledger.see(seen({}, segments={number: number + 12 for number in range(SEGMENTS)}))
+    assert ledger.violations == []
+    assert ledger.counts["acknowledged, and the ring went round"] == 1
+
+
+def test_what_nobody_put_must_not_be_found() -> None:
+    ledger = Ledger(is_strict=False)
+    ledger.existed(7)
+    assert ledger.violations == ["block 7 was never put, and was found"]
+
+
+def test_a_fabric_that_has_started_may_miss_the_oldest_segments_alone() -> None:
+    for segment, is_lost in ((0, False), (3, False), (4, True), (8, True)):
+        ledger = ledger_of({1: segment})
+        ledger.missed_after_start(1, "NOT_FOUND")
+        assert lost(ledger) == is_lost, segment
+
+
+def test_a_ring_that_never_was_full_has_evicted_nothing() -> None:
+    ledger = Ledger()
+    ledger.trying([1])
+    ledger.committed(1)
+    ledger.see(seen({1: 0}, segments={0: 1, 1: 2}))
+    ledger.missed_after_start(1, "NOT_FOUND")
+    assert lost(ledger)
+
+
+def test_a_miss_of_a_block_that_flash_lists_in_a_young_segment_is_a_loss() -> None:
+    ledger = ledger_of({1: 8})
+    ledger.missed(1, "NOT_FOUND", before=ledger.sure([1]))
+    ledger.see(seen({1: 8}))
+    assert lost(ledger)
+
+
+def test_a_miss_while_a_put_was_under_way_says_nothing() -> None:
+    ledger = ledger_of({1: 8})
+    before = ledger.sure([1])
+    ledger.trying([1])
+    ledger.missed(1, "NOT_FOUND", before=before)
+    ledger.see(seen({1: 8}))
+    assert ledger.violations == []
+
+
+def test_without_a_promise_nothing_is_lost() -> None:
+    ledger = Ledger(is_strict=False)
+    ledger.trying([1])
+    ledger.committed(1)
+    ledger.see(seen({}))
+    ledger.see(seen({}))
+    assert ledger.violations == []
