@@ -55,7 +55,7 @@ def masked(lines: list[str]) -> list[str]:
     found = []
     for line in lines:
         timeless = re.sub(r"\d[\d,.]* m?s\b", "TIME", line)
-        timeless = re.sub(r"\d[\d,.]* [KM]iB\b", "SIZE", timeless)
+        timeless = re.sub(r"\d[\d,.]* [KMG]iB\b", "SIZE", timeless)
         found.append(" ".join(re.sub(r"─+", "─", re.sub(r"\d[\d,.]*", "N", timeless)).split()))
     return [line for line in found if line]
 

@@ -24,8 +24,8 @@ class Spending:
     """What a shard may write, and has written since its owner began.
 
     Everything written is told to ``spend``: space handed out to writers (whether or not they use it), summary
-    pages, and whatever else its owner writes. With no rating in the settings nothing is limited, and the ghost filter's
-    memory is not taken.
+    pages, and whatever else its owner writes. With no rating in the settings nothing is limited, and the
+    ghost filter's memory is not taken.
     """
 
     def __init__(self, settings: EnduranceSettings, size_bytes: int) -> None:
