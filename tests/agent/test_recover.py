@@ -83,6 +83,28 @@ async def test_a_superblock_of_another_fabric_or_none_is_refused() -> None:
     drive = HeldDrive()
     with pytest.raises(FormatError, match="attach the right drive"):
         await read_superblock(drive, RECORD, FabricId(bytes([1]) * 16))
-    drive.fail_reads(0, 4096)
+    drive.fail_reads(0, 8192)
     with pytest.raises(DriveError, match="superblock"):
         await read_superblock(drive, RECORD, FABRIC)
+
+
+@pytest.mark.parametrize("page", [0, 1])
+async def test_one_readable_copy_of_the_superblock_is_enough(page: int) -> None:
+    drive = HeldDrive()
+    await with_blocks(drive, [1])
+    drive.fail_reads(page * 4096, 4096)
+    assert await read_superblock(drive, RECORD, FABRIC) == await read_superblock(HeldDrive(), RECORD, FABRIC)
+    assert len((await recovered_core(drive)).index) == 1
+
+
+async def test_what_was_recovered_from_a_volatile_cache_is_flushed() -> None:
+    """The owner before may have died between a summary and its flush; then a power cut must not take it."""
+    drive = HeldDrive()
+    await with_blocks(drive, [1])
+    drive.has_volatile_cache = True
+    drive.asked.clear()
+    await recovered_core(drive)
+    assert drive.asked == ["flush"]
+    drive.fails_flushes = True
+    with pytest.raises(DriveError, match="flush"):
+        await recovered_core(drive)

@@ -41,15 +41,15 @@ _ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 1024, 32
 
 
 async def read_superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
-    """Return what a shard's superblock says.
+    """Return what a shard's superblock says, or its copy where that alone can be read.
 
-    Raises DriveError when it can't be read, and FormatError when it is not of this shard of this fabric.
+    Raises DriveError when neither can be read, and FormatError when it is not of this shard of this fabric.
     """
     memory = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False)
     try:
         pages = memory.array[: SUPERBLOCK_COPIES * PAGE_BYTES]
         (is_read,) = await drive.submit_read(Pieces.one(pages, drive_offset=record.offset))
-        if not is_read:
+        if not is_read and not await _read_either(drive, record, pages):
             message = f"the superblock of shard {record.id} can't be read from {drive.id}"
             raise DriveError(message)
         superblock = decode_superblock(pages.tobytes())
@@ -69,8 +69,9 @@ async def read_summaries(
 ) -> AsyncGenerator[RecoveredAreas, None]:
     """Yield what the summary areas of a shard say, some segments at a time, in a few MiB of memory.
 
-    A segment whose summary area can't be read is left out: its blocks are lost. Raises DriveError in the end
-    when none can be read. Close the generator, and only between two of its values.
+    A segment whose summary area can't be read is left out: its blocks are lost. In the end what was read is
+    durable. Raises DriveError then when none could be read, or the drive can't flush. Close the generator,
+    and only between two of its values.
     """
     geometry, lost = superblock.geometry, 0
     at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, geometry.segments))
@@ -95,6 +96,9 @@ async def read_summaries(
         memory.close()
     if lost == geometry.segments:
         message = f"the summaries of shard {record.id} can't be read from {drive.id}"
+        raise DriveError(message)
+    if not await _flushed(drive):
+        message = f"shard {record.id} can't be served: {drive.id} does not flush its cache"
         raise DriveError(message)
     if lost:
         log.warning("%d of %d summaries of shard %s can't be read", lost, geometry.segments, record.id)
@@ -127,3 +131,25 @@ async def _read(drive: Drive, pieces: Pieces) -> NDArray[np.bool_]:
         rows = slice(row, row + 1)
         good[rows] = await drive.submit_read(pieces.some(rows))
     return good
+
+
+async def _read_either(drive: Drive, record: ShardRecord, pages: NDArray[np.uint8]) -> bool:
+    """Read each copy of the superblock by itself; one that can't be read is blank. Say whether any was."""
+    good = []
+    for begin in range(0, len(pages), PAGE_BYTES):
+        page = pages[begin : begin + PAGE_BYTES]
+        (is_read,) = await drive.submit_read(Pieces.one(page, drive_offset=record.offset + begin))
+        if not is_read:
+            page[:] = 0
+        good.append(bool(is_read))
+    return any(good)
+
+
+async def _flushed(drive: Drive) -> bool:
+    """Make durable what an owner before this one has written, and did not live to flush.
+
+    It was found, and a power cut must not take it.
+    """
+    if not drive.has_volatile_cache:
+        return True
+    return await drive.submit_flush() or await drive.submit_flush()
