@@ -115,6 +115,31 @@ def test_in_any_order_and_cutting_the_newest_entry_counts_at_once_and_in_the_end
     assert at_once.ring.generations.tolist() == in_parts.ring.generations.tolist()
 
 
+@settings(deadline=None)
+@given(st.permutations(range(SEGMENTS)), st.permutations(range(SEGMENTS)), st.integers(1, SEGMENTS))
+def test_an_index_too_small_for_all_that_is_listed_keeps_the_newest_in_any_order(
+    ages: list[int], order: list[int], at_once: int
+) -> None:
+    shard = OwnedShard(segments=SEGMENTS, block_bytes=4096)
+    blocks = [list(range(8 * segment, 8 * segment + 8)) for segment in range(SEGMENTS)]
+    for segment, age in enumerate(ages):
+        listing(shard, segment, generation(epoch=OwnerEpoch(1), count=age + 1), blocks[segment])
+    core = ShardCore(shard.superblock, settings=ShardSettings(blocks_max=24))
+    for begin in range(0, SEGMENTS, at_once):
+        core.take_in(shard.recovered(order[begin : begin + at_once]))
+        core.index.check()
+    newest = [segment for segment, age in enumerate(ages) if age >= SEGMENTS - 3]
+    numbers = range(8 * SEGMENTS)
+    found = {
+        number for number, (is_found, _, _) in zip(numbers, extents(core, numbers), strict=True) if is_found
+    }
+    assert found == {number for segment in newest for number in blocks[segment]}
+    gone = [int.from_bytes(key.tobytes(), "little") for keys in core.take_evicted() for key in keys]
+    assert sorted(gone) == sorted(set(numbers) - found)
+    core.begin(0.0, epoch=OwnerEpoch(2))
+    core.check()
+
+
 def test_slices_are_the_whole_and_none_is_long() -> None:
     shard = OwnedShard(segments=200, block_bytes=4096)
     for segment in range(0, 200, 3):

@@ -99,6 +99,11 @@ class BlockIndex:
         return self.blocks_max - self._used
 
     @property
+    def rows_taken(self) -> NDArray[np.uint32]:
+        """How many rows each segment takes, those of blocks removed alone included. Not to be changed."""
+        return self._segment_rows
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of all blocks listed."""
         return self._block_bytes

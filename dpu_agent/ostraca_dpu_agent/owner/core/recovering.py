@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_fabric.flash.index import Insertion
 from ostraca_fabric.flash.summary import ENTRY, offsets_of
 
 if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.core.shard import ShardCore
-    from ostraca_fabric.flash.recovery import RecoveredAreas
+    from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 
 
 _RAW = np.dtype((np.void, ENTRY.itemsize))
@@ -29,13 +30,27 @@ def recovered_share(core: ShardCore) -> float:
 
 
 def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -> None:
-    """List the blocks of some segments, none of which was taken in before."""
+    """List the blocks of some segments, none of which was taken in before.
+
+    Where the index has no room for all, the newest segments stay: summaries still list what was evicted,
+    until its segment is used again.
+    """
     core.ring.take_in(areas)
     # The newest first, and within a segment the last listed first: of two blocks of one key the index keeps
     # the first.
     newest_first = [segment for segment in reversed(areas.segments) if len(segment.entries)]
     if not newest_first:
         return
+    if core.index.room >= sum(len(segment.entries) for segment in newest_first):
+        _list(core, newest_first)
+    else:
+        for segment in newest_first:
+            _make_room(core, segment)
+            _list(core, [segment])
+    core.promises.make(np.array([segment.number for segment in newest_first], np.intp), earlier_pins_end_s)
+
+
+def _list(core: ShardCore, newest_first: list[RecoveredSegment]) -> None:
     raw = [segment.entries[::-1].view(_RAW) for segment in newest_first]  # joined without a look at fields
     listed = np.concatenate(raw).view(ENTRY)
     numbers = np.array([segment.number for segment in newest_first], np.intp)
@@ -45,5 +60,20 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
     generations = core.ring.generations
     there = generations[core.ring.segment_of(core.index.offsets(rows[known]))]
     core.index.remove(np.unique(rows[known[there < generations[segments[known]]]]))
-    core.index.insert(listed["key"], listed["tag"], offsets_of(listed), listed["length"], segment=segments)
-    core.promises.make(numbers, earlier_pins_end_s)
+    taken = core.index.insert(
+        listed["key"], listed["tag"], offsets_of(listed), listed["length"], segment=segments
+    )
+    is_left_out = taken == Insertion.FULL
+    if is_left_out.any():
+        core.evicted.append(np.ascontiguousarray(listed["key"][is_left_out]))
+
+
+def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
+    """Let older segments leave the index for one that is about to be listed."""
+    generations, newest = core.ring.generations, np.uint64(segment.generation)
+    while core.index.room < len(segment.entries):
+        listed = np.where(core.index.rows_taken > 0, generations, newest)
+        oldest = int(listed.argmin())
+        if listed[oldest] == newest:
+            break
+        core.evicted.append(core.index.remove_segment(oldest).keys)

@@ -92,7 +92,7 @@ class ShardCore:
         self._open_after_s = 0.0
         self._earlier_pins_end_s = earlier_pins_end_s
         self.counted: Counter[str] = Counter()
-        self._evicted: list[NDArray[np.uint8]] = []
+        self.evicted: list[NDArray[np.uint8]] = []
 
     def take_in(self, areas: RecoveredAreas) -> None:
         """Know of some segments what ``flash.recovery.recover`` found: their blocks can be got from here on.
@@ -329,7 +329,7 @@ class ShardCore:
 
     def take_evicted(self) -> list[NDArray[np.uint8]]:
         """Return the keys of what was evicted since the last call, segment by segment."""
-        evicted, self._evicted = self._evicted, []
+        evicted, self.evicted = self.evicted, []
         return evicted
 
     def check(self) -> None:
@@ -380,7 +380,7 @@ class ShardCore:
             if segment is None:
                 break
             removed = self.index.remove_segment(segment.number)
-            self._evicted.append(removed.keys)
+            self.evicted.append(removed.keys)
             self.counted["segments_evicted"] += 1
             self.counted["blocks_evicted"] += removed.blocks
             self.counted["blocks_evicted_unread"] += removed.unread
