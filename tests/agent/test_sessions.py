@@ -218,6 +218,12 @@ async def test_a_membership_store_that_refuses_is_said_so_and_not_a_bug(tmp_path
         assert await wire.refused(OpenVolume(0, "w", LAYOUT, BLOCK_BYTES, create=False)) == "unknown_volume"
 
 
+async def test_a_break_even_length_below_zero_is_refused(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        wrong = OpenVolume(0, "w", LAYOUT, BLOCK_BYTES, create=True, break_even_tokens=-1)
+        assert await wire.refused(wrong) == "usage"
+
+
 async def test_a_lookup_with_a_pin_asks_the_owner_also_for_cached_blocks(tmp_path: Path) -> None:
     async with assembled(with_cache(2 * MIB)) as fabric:
         worker = fabric.worker()

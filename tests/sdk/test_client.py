@@ -148,6 +148,8 @@ def test_volumes_that_cannot_be_meant_are_refused(client: ostraca.Client) -> Non
         client.volume("kv", LAYOUT, block_bytes=0)
     with pytest.raises(ostraca.UsageError, match="raise chunk_bytes"):
         client.volume("kv", LAYOUT, block_bytes=2 * MIB)
+    with pytest.raises(ostraca.UsageError, match="break_even_tokens is -1"):
+        client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, break_even_tokens=-1)
     with pytest.raises(ostraca.UsageError, match=r"pass an ostraca\.Layout"):
         client.volume("kv", "bf16", block_bytes=BLOCK_BYTES)  # type: ignore[arg-type]
 
