@@ -24,7 +24,26 @@ if TYPE_CHECKING:
 
     from benchmarks.figure import Figure
 
-NAMES = ("d1", "d2", "d2f", "d3", "d4", "d5", "d6", "d7", "d8", "d9", "d10", "s1", "s2", "s3", "s8", "s9")
+NAMES = (
+    "d1",
+    "d2",
+    "d2f",
+    "d3",
+    "d4",
+    "d5",
+    "d6",
+    "d7",
+    "d8",
+    "d9",
+    "d10",
+    "s1",
+    "s2",
+    "s3",
+    "s6",
+    "s7",
+    "s8",
+    "s9",
+)
 TABLE_WIDTH = 140
 RESULTS = Path(__file__).parent / "results"
 

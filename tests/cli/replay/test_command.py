@@ -56,7 +56,8 @@ def test_json_tells_trace_conditions_and_an_outcome_for_each_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = run_json(capsys, *SMALL, "--capacity", "50%", "--budget", "50%", "--dwpd", "3", "--drive", "1TiB")
-    assert set(found) == {"trace", "conditions", "outcomes"}
+    assert set(found) == {"trace", "conditions", "outcomes", "losses"}
+    assert found["losses"] == []
     assert found["conditions"]["block_bytes"] == 160 << 20
     assert found["conditions"]["capacities"] == [{"text": "50%", "size_bytes": 0, "share": 0.5}]
     by_policy = {outcome["policy"]: outcome for outcome in found["outcomes"]}
@@ -71,6 +72,27 @@ def test_json_tells_trace_conditions_and_an_outcome_for_each_policy(
     assert ours["drive_writes_per_day"] == pytest.approx(daily / (1 << 40))
     assert ours["years_left"] == pytest.approx(3 * 5 / ours["drive_writes_per_day"])
     assert by_policy["ostraca, budget 50%"]["bytes_written"] < 0.8 * ours["bytes_written"]
+
+
+def test_the_loss_of_an_enclosure_is_told_for_each_size_of_stripe_units(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = (
+        *SMALL,
+        "--capacity",
+        "30%,100%",
+        "--policies",
+        "lru",
+        "--enclosures",
+        "4",
+        "--stripe-units",
+        "1,4",
+    )
+    assert [loss["unit_blocks"] for loss in run_json(capsys, *plan)["losses"]] == [1, 4]
+    assert main(["replay", *plan]) == 0
+    shown = capsys.readouterr().out
+    assert "when 1 of 4 enclosures dies half-way" in shown
+    assert "4 hash ids" in shown
 
 
 def test_time_that_passes_faster_wears_flash_faster(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +137,8 @@ def test_without_matplotlib_it_says_what_pictures_need(
         ),
         (("trace", "--segment-blocks", "256"), "a segment takes 255"),
         (("trace", "--seed", "x"), "'x' is no seed"),
+        (("trace", "--enclosures", "1"), "1 can't be replayed: take 2 to 1024 enclosures"),
+        (("trace", "--stripe-units", "1,0"), "--stripe-units: '0' is no count"),
         (("trace", "--speed-up", "0"), "'0' is no number above zero"),
         (("nowhere.jsonl",), "nowhere.jsonl can't be read"),
         (("--generate", "turns=0"), "turns=0.0 can't be made"),

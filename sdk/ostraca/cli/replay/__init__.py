@@ -26,6 +26,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.save is not None and options.generate is None:
         raise UsageError("--save goes with --generate: a trace that is read lies in its file already")
     from ostraca.cli.replay import report, suite
+    from ostraca.cli.replay.loss import losses
     from ostraca.cli.replay.statistics import statistics_of
 
     plan = plan_of(options)
@@ -33,7 +34,8 @@ def _run(options: argparse.Namespace) -> int:
         trace = _trace(options, on_progress).faster(options.speed_up)
         statistics = statistics_of(trace)
         outcomes = list(suite.outcomes(trace, plan, on_progress))
-    found = report.Report(plan, statistics, outcomes)
+        lost = list(losses(trace, plan, on_progress)) if plan.enclosures else []
+    found = report.Report(plan, statistics, outcomes, lost)
     if options.json:
         print(found.as_json())
     else:

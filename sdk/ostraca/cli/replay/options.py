@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ostraca.cli.command import count_argument, seconds_argument
 from ostraca.cli.replay.plan import (
     BLOCK_BYTES,
+    BLOCKS_PER_SEGMENT,
     POLICIES,
+    STRIPE_UNITS,
     Plan,
     parse_budget,
     parse_capacity,
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 _CAPACITIES = "1%,3%,10%,30%,100%"
-_BLOCKS_PER_SEGMENT = 16
 _BLOCKS_PER_SEGMENT_MAX = 255
+_STRIPE_UNITS = ",".join(map(str, STRIPE_UNITS))
+_ENCLOSURES_MIN, _ENCLOSURES_MAX = 2, 1024
 _SEED_MAX = (1 << 32) - 1
 
 
@@ -40,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_workload(parser.add_argument_group("workload"))
     _add_store(parser.add_argument_group("what it is replayed through"))
+    _add_loss(parser.add_argument_group("loss of an enclosure"))
     _add_endurance(parser.add_argument_group("endurance"))
 
 
@@ -55,6 +59,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         rated_dwpd=options.dwpd,
         rated_years=options.years,
         burst_s=options.burst,
+        enclosures=options.enclosures,
+        stripe_units=options.stripe_units,
         seed=options.seed,
     )
 
@@ -106,9 +112,9 @@ def _add_store(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--segment-blocks",
         type=_segment_blocks,
-        default=_BLOCKS_PER_SEGMENT,
+        default=BLOCKS_PER_SEGMENT,
         metavar="N",
-        help=f"hash ids to a segment, evicted together (default: {_BLOCKS_PER_SEGMENT})",
+        help=f"hash ids to a segment, evicted together (default: {BLOCKS_PER_SEGMENT})",
     )
     group.add_argument(
         "--seed", type=_seed, default=1, metavar="N", help="for keys and placement (default: 1)"
@@ -144,6 +150,41 @@ def _add_endurance(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--years", type=_number_argument, default=5.0, metavar="N", help="... for so many years (default: 5)"
     )
+
+
+def _add_loss(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--enclosures",
+        type=_enclosures,
+        default=0,
+        metavar="N",
+        help="also place the blocks of the largest capacity among so many enclosures, and tell what is lost "
+        "when one dies in the middle (default: leave that out)",
+    )
+    group.add_argument(
+        "--stripe-units",
+        type=_list_of(_stripe_unit),
+        default=_STRIPE_UNITS,
+        metavar="N,...",
+        help="hash ids placed together. A fabric places 32 blocks together, which are 1 hash id where blocks "
+        f"have 16 tokens, and 32 where they have 512 (default: {_STRIPE_UNITS})",
+    )
+
+
+def _enclosures(text: str) -> int:
+    enclosures = count_argument(text)
+    if not _ENCLOSURES_MIN <= enclosures <= _ENCLOSURES_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text} can't be replayed: take {_ENCLOSURES_MIN} to {_ENCLOSURES_MAX} enclosures"
+        )
+    return enclosures
+
+
+def _stripe_unit(text: str) -> int:
+    try:
+        return count_argument(text)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(str(error)) from error
 
 
 def _list_of(parse: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:

@@ -64,6 +64,11 @@ class Outcome:
     """How long the replay took."""
 
     @property
+    def block_bytes(self) -> int:
+        """Return what one block takes."""
+        return self.capacity_bytes // self.capacity_blocks
+
+    @property
     def hit_rate(self) -> float:
         """Return the share of blocks found."""
         return self.hits / self.blocks_asked

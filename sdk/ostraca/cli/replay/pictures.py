@@ -94,7 +94,7 @@ def _fill_writes(axes: Axes, outcomes: Sequence[Outcome], statistics: TraceStati
 
 
 def _points(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
-    asked = [outcome.blocks_asked * outcome.capacity_bytes / outcome.capacity_blocks for outcome in outcomes]
+    asked = [outcome.blocks_asked * outcome.block_bytes for outcome in outcomes]
     written = [
         100 * outcome.written.all_bytes / asked_bytes
         for outcome, asked_bytes in zip(outcomes, asked, strict=True)

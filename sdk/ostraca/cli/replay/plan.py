@@ -21,6 +21,11 @@ _KV_BYTES_PER_TOKEN = 2 * 80 * 8 * 128 * 2
 BLOCK_BYTES = 512 * _KV_BYTES_PER_TOKEN
 """160 MiB for a hash id of 512 tokens."""
 
+BLOCKS_PER_SEGMENT = 16
+"""Hash ids evicted together."""
+
+STRIPE_UNITS = (1, 8, 32)
+
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 
 
@@ -53,22 +58,28 @@ class Budget:
 class Plan:
     """Everything but the trace."""
 
-    policies: tuple[str, ...]
     capacities: tuple[Capacity, ...]
-    budgets: tuple[Budget, ...]
+    policies: tuple[str, ...] = POLICIES
+    budgets: tuple[Budget, ...] = ()
     """Our own store is replayed without one first, then once for each."""
 
-    block_bytes: int
-    blocks_per_segment: int
-    drive_bytes: int | None
+    block_bytes: int = BLOCK_BYTES
+    blocks_per_segment: int = BLOCKS_PER_SEGMENT
+    drive_bytes: int | None = None
     """Flash that the writes wear; None for what the capacity is."""
 
-    rated_dwpd: float
-    rated_years: float
-    burst_s: float | None
+    rated_dwpd: float = 1.0
+    rated_years: float = 5.0
+    burst_s: float | None = None
     """How much budget can be saved up, as the time it comes in; None for a tenth of the trace."""
 
-    seed: int
+    enclosures: int = 0
+    """Among which blocks are placed, to tell what dies with one of them; 0 to leave that out."""
+
+    stripe_units: tuple[int, ...] = STRIPE_UNITS
+    """How many hash ids are placed together."""
+
+    seed: int = 1
 
 
 def parse_capacity(text: str) -> Capacity:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from ostraca.cli.replay.loss import Loss
 from ostraca.cli.replay.outcome import Outcome
 from ostraca.cli.replay.plan import Plan
 from ostraca.cli.replay.statistics import TraceStatistics
@@ -29,14 +30,19 @@ class Report:
     plan: Plan
     statistics: TraceStatistics
     outcomes: Sequence[Outcome]
+    losses: Sequence[Loss]
 
     def as_json(self) -> str:
         """Return everything."""
         conditions = asdict(self.plan)
         found = [outcome.as_dict() for outcome in self.outcomes]
-        return json.dumps(
-            {"trace": asdict(self.statistics), "conditions": conditions, "outcomes": found}, indent=2
-        )
+        everything = {
+            "trace": asdict(self.statistics),
+            "conditions": conditions,
+            "outcomes": found,
+            "losses": [asdict(loss) for loss in self.losses],
+        }
+        return json.dumps(everything, indent=2)
 
     def print(self) -> None:
         """Print tables."""
@@ -45,6 +51,8 @@ class Report:
             console = Console(width=_LEAST_WIDTH)
         console.print(_statistics_text(self.statistics), highlight=False)
         console.print(_outcomes_table(self.outcomes, self.statistics))
+        if self.losses:
+            console.print(_losses_table(self.losses))
 
     def write(self, directory: Path) -> None:
         """Write ``outcomes.json``, and pictures where matplotlib is installed."""
@@ -101,6 +109,28 @@ def _outcomes_table(outcomes: Sequence[Outcome], statistics: TraceStatistics) ->
             f"{outcome.write_amplification:.3f}",
             _short(outcome.drive_writes_per_day),
             _lifetime(outcome.years_left),
+        )
+    return table
+
+
+def _losses_table(losses: Sequence[Loss]) -> Table:
+    first = losses[0]
+    table = Table(
+        "stripe unit",
+        Column("load max/mean", justify="right"),
+        *(Column(f"lost {name}", justify="right") for name in ("at once", "at worst", "in the end")),
+        title=f"\nHits lost in the second half, when 1 of {first.enclosures} enclosures dies half-way: "
+        "of readers who stop at a hole / of others",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for loss in losses:
+        shares = (loss.at_once_mean, loss.at_once_worst, loss.in_the_end)
+        table.add_row(
+            f"{loss.unit_blocks} hash ids",
+            f"{loss.load_max_over_mean:.2f}",
+            *(f"{share.prefix:.1%} / {share.tolerant:.1%}" for share in shares),
         )
     return table
 

@@ -1,0 +1,23 @@
+"""The workload of S6 and S7: a public trace where a copy lies beside the repository, else a made-up one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostraca.cli.replay.generate import Recipe, generate
+from ostraca.cli.replay.trace import Trace, read_trace
+
+if TYPE_CHECKING:
+    from benchmarks.conditions import Conditions
+
+PUBLIC = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_fast25" / "conversation_trace.jsonl"
+
+
+def workload(conditions: Conditions) -> tuple[str, Trace]:
+    """Return the trace and what to call it."""
+    if conditions.is_short:
+        return "made up", Trace.of(generate(Recipe(sessions=100)))
+    if PUBLIC.exists():
+        return "Mooncake's conversations", read_trace(PUBLIC)
+    return "made up", Trace.of(generate(Recipe()))
