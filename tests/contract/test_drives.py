@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ from ostraca_fabric.errors import DriveError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
 from ostraca_fabric.testing.memory_drive import MemoryDrive
+from ostraca_fabric.testing.simulated_drive import SimulatedDrive
+from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 
 DRIVE = DriveId("shelf/drive-0")
 
@@ -73,6 +76,20 @@ class TestMemoryDrive(DriveContract):
     @pytest.fixture
     def drive(self) -> MemoryDrive:
         return MemoryDrive(DRIVE, DRIVE_BYTES, pieces_queued_max=PIECES_QUEUED_MAX)
+
+
+class TestSimulatedDrive(DriveContract):
+    @pytest.fixture
+    def drive(self) -> SimulatedDrive:
+        flash = SimulatedFlash(DRIVE_BYTES, random.Random(1))
+        return SimulatedDrive(DRIVE, flash, pieces_queued_max=PIECES_QUEUED_MAX)
+
+
+class TestSimulatedDriveWithAVolatileCache(DriveContract):
+    @pytest.fixture
+    def drive(self) -> SimulatedDrive:
+        flash = SimulatedFlash(DRIVE_BYTES, random.Random(2), has_volatile_cache=True)
+        return SimulatedDrive(DRIVE, flash, pieces_queued_max=PIECES_QUEUED_MAX)
 
 
 def test_a_file_drive_works_on_uvloop_too(path: Path) -> None:

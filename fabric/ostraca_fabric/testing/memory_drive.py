@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +12,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
 from ostraca_fabric.ports.drive import Pieces
-
-_Result = TypeVar("_Result")
+from ostraca_fabric.testing.joined import io_of, ios, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class MemoryDrive:
     def submit_flush(self) -> asyncio.Future[bool]:
         """Memory is as durable as it gets."""
         flushed = asyncio.get_running_loop().create_future()
-        flushed.get_loop().call_soon(_resolve, flushed, True)  # noqa: FBT003 - the result
+        flushed.get_loop().call_soon(resolve, flushed, True)  # noqa: FBT003 - the result
         return flushed
 
     def close(self) -> None:
@@ -116,17 +113,17 @@ class MemoryDrive:
             future.set_result(ends)
             return future
         self._queued += len(pieces)
-        for rows in _ios(pieces):
+        for rows in ios(pieces):
             ends[rows] = act(rows)
         loop.call_soon(self._end, future, ends)
         return future
 
     def _end(self, future: asyncio.Future[NDArray[np.bool_]], ends: NDArray[np.bool_]) -> None:
         self._queued -= len(ends)
-        _resolve(future, ends)
+        resolve(future, ends)
 
     def _read(self, pieces: Pieces, rows: slice) -> bool:
-        begin, end, parts = _io(pieces, rows)
+        begin, end, parts = io_of(pieces, rows)
         if end > self.size_bytes:
             return False
         if any(fault.fails_reads and fault.touches(begin, end) for fault in self._faults):
@@ -137,7 +134,7 @@ class MemoryDrive:
         return True
 
     def _write(self, pieces: Pieces, rows: slice) -> bool:
-        begin, end, parts = _io(pieces, rows)
+        begin, end, parts = io_of(pieces, rows)
         if end > self.size_bytes:
             return False
         written = np.concatenate(parts).tobytes()
@@ -149,26 +146,3 @@ class MemoryDrive:
         arrives = min(torn, default=len(written))
         self.bytes[begin : begin + arrives] = written[:arrives]
         return not torn
-
-
-def _ios(pieces: Pieces) -> list[slice]:
-    """Join pieces that lie next to each other."""
-    if not len(pieces):
-        return []
-    ends = pieces.drive_offsets + pieces.lengths
-    firsts = (np.flatnonzero(pieces.drive_offsets[1:] != ends[:-1]) + 1).tolist()
-    return [slice(*pair) for pair in itertools.pairwise([0, *firsts, len(pieces)])]
-
-
-def _io(pieces: Pieces, rows: slice) -> tuple[int, int, list[NDArray[np.uint8]]]:
-    """Return where an I/O begins and ends on the drive, and the memory of its pieces."""
-    starts, lengths = pieces.memory_offsets[rows].tolist(), pieces.lengths[rows].tolist()
-    parts = [pieces.memory[at : at + length] for at, length in zip(starts, lengths, strict=True)]
-    assert [len(part) for part in parts] == lengths, "a piece lies outside of its memory"
-    begin = int(pieces.drive_offsets[rows.start])
-    return begin, begin + sum(lengths), parts
-
-
-def _resolve(future: asyncio.Future[_Result], result: _Result) -> None:
-    if not future.done():
-        future.set_result(result)
