@@ -1,0 +1,50 @@
+"""Some histories in a process of their own, and what they were, counted."""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.simulation.history import play
+
+_PR_SET_THP_DISABLE = 41
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some histories were."""
+
+    histories: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+    mishaps: Counter[str] = field(default_factory=Counter)
+    excused: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.histories += other.histories
+        self.happened += other.happened
+        self.mishaps += other.mishaps
+        self.excused += other.excused
+        self.failures += other.failures
+
+
+def begin() -> None:
+    # Each recovery maps a few huge pages and uses a corner of them; to zero small ones takes less time.
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def played(seeds: list[int], steps: int) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        tally.histories += 1
+        try:
+            told = play(seed, steps)
+        except Exception:  # noqa: BLE001 (whatever a history ends with is what was looked for)
+            tally.failures.append((seed, traceback.format_exc()))
+            continue
+        tally.happened += told.happened
+        tally.mishaps += told.mishaps
+        tally.excused += told.excused
+    return tally

@@ -1,0 +1,269 @@
+"""The oracle: a dictionary of what was put, and what answers of an owner may say of it.
+
+- What verifies is exactly one put of that block that was completed up to its commit.
+- A block that was committed, or found by a successor, is found until it is evicted or dropped for damage.
+- A block that is found can be read.
+
+A fault of the drive excuses an answer only where it touched what that answer depends on: the pages of the
+extent, every page that lists the block, or the page that would have shown the entry to be of an older
+generation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from tests.simulation.blocks import Block, key_of
+from tests.simulation.seam import Listed, Owner
+
+from ostraca_fabric.explain import EventKind
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.flash.geometry import Geometry
+from ostraca_fabric.flash.summary import PAGE
+from ostraca_fabric.testing.drive_faults import Befell
+from ostraca_fabric.testing.simulated_flash import SimulatedFlash
+
+_READS_OF_AN_AREA = 2
+"""Recovery reads a summary area once more before it gives it up."""
+
+
+class ViolationError(AssertionError):
+    """Something that must never be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A summary page that lists a block, or should."""
+
+    segment: int
+    generation: int
+    is_spoilt: bool
+
+
+class Model:
+    """What is known of one shard, over all its owners."""
+
+    def __init__(self, flash: SimulatedFlash, geometry: Geometry, base: int) -> None:
+        self.flash = flash
+        self.geometry = geometry
+        self.base = base
+        self.puts: defaultdict[int, dict[bytes, Block]] = defaultdict(dict)
+        """By number and tag: every put that may have been listed."""
+
+        self.must: dict[int, Block] = {}
+        """What the present owner lists, as far as anybody was told."""
+
+        self.departures: Counter[int] = Counter()
+        """How often each block has left an index."""
+
+        self.excused: Counter[str] = Counter()
+        self._misread: set[int] = set()
+        """Segments of which the present owner may have seen something else than is there."""
+
+        self._left: set[int] = set()
+        self._reported: dict[int, tuple[Listed, int]] = {}
+        self._versions = 0
+
+    def new_block(self, number: int, length: int) -> Block:
+        self._versions += 1
+        return Block(number, self._versions, length)
+
+    # ------------------------------------------------------------------------------ what movers are told
+
+    def offered(self, block: Block) -> None:
+        """A commit of it goes to an owner: from now on it may be listed."""
+        self.puts[block.number][block.tag] = block
+        self._left.discard(block.number)
+
+    def refused(self, block: Block) -> None:
+        """The owner said that it never took the commit."""
+        self.puts[block.number].pop(block.tag, None)
+
+    def committed(self, block: Block) -> None:
+        if block.number not in self._left:
+            self.must[block.number] = block
+
+    def reserved(self, number: int) -> None:
+        """Space was given for it, which nobody gives for a block that can be got."""
+        if number in self.must:
+            raise ViolationError(f"block {number} was committed, and the owner takes it for new")
+
+    def exists(self, owner: Owner, number: int, departures: int) -> None:
+        """The owner said EXISTS: then it can be got, unless it left the index since it was asked."""
+        if self.departures[number] > departures:
+            return
+        found, _ = owner.resolve([number], 0.0)
+        if found[0] is None:
+            raise ViolationError(f"block {number} EXISTS, and is not found")
+        self.listing_is_true(found[0])
+
+    def not_found(self, number: int) -> None:
+        if number in self.must:
+            raise ViolationError(f"block {number} was committed, and is not found")
+
+    def found(self, listed: Listed, *, is_recovering: bool) -> None:
+        """An owner found it: it is a put of that block, and the one that was committed last."""
+        if listed.tag not in self.puts[listed.number]:
+            raise ViolationError(f"block {listed.number} is found under a tag that nobody committed")
+        must = self.must.get(listed.number)
+        if must is not None and must.tag != listed.tag and not is_recovering:
+            raise ViolationError(f"an older put of block {listed.number} is found")
+
+    def verified(self, listed: Listed, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        """A reader's bytes fit the tag: they are those of one put."""
+        block = self.puts[listed.number].get(listed.tag)
+        if block is None or block.length != listed.length or not np.array_equal(block.data, data):
+            raise ViolationError(f"WRONG BYTES of block {listed.number} verify")
+
+    def unreadable(self, listed: Listed, mishaps: int) -> None:
+        """A reader's bytes did not fit the tag; there were so many mishaps when it asked."""
+        begin = self.base + listed.offset
+        if self.flash.befell_since(mishaps, begin, begin + listed.length, Befell.ROT_ON_READ):
+            self.excused["rot on a read"] += 1
+        elif not self._is_excused(listed):
+            raise ViolationError(
+                f"block {listed.number} is found, and nothing damaged it, and it can't be read"
+            )
+
+    def reported(self, listed: Listed) -> None:
+        """A reader tells the owner so, which reads again itself."""
+        self._reported[listed.number] = (listed, len(self.flash.mishaps))
+
+    def gone(self, kind: EventKind, numbers: list[int]) -> None:
+        """The owner took blocks out of its index: a dropped one it had to find damaged itself."""
+        for number in numbers:
+            self._left.add(number)
+            self.departures[number] += 1
+            self.must.pop(number, None)
+            if kind is EventKind.DROPPED:
+                if number not in self._reported:
+                    raise ViolationError(f"block {number} was dropped, and nobody had reported it")
+                self.unreadable(*self._reported[number])
+
+    # -------------------------------------------------------------------------------- what owners believe
+
+    def taken_over(self, owner: Owner, mishaps: int) -> None:
+        """An owner has recovered; there were so many mishaps when it began."""
+        self._misread = {
+            segment for segment in range(self.geometry.segments) if self._is_misread(segment, mishaps)
+        }
+        listed = {each.number: each for each in owner.listed()}
+        for number, block in list(self.must.items()):
+            found = listed.get(number)
+            if found is None or found.tag != block.tag:
+                self._lost(owner, block, found)
+        self._left.clear()
+        for number, each in listed.items():
+            self.found(each, is_recovering=False)
+            self.listing_is_true(each)
+            if self._segment_of(each) not in self._misread:
+                self.must[number] = self.puts[number][each.tag]
+
+    def holds(self, owner: Owner) -> None:
+        """Between two recoveries: what must be listed is, and what is listed can be read."""
+        listed = {each.number: each for each in owner.listed()}
+        for number in self.must:
+            if number not in listed:
+                raise ViolationError(f"block {number} was committed, and is not listed any more")
+        for each in listed.values():
+            self.found(each, is_recovering=False)
+            self.listing_is_true(each)
+
+    def listing_is_true(self, listed: Listed) -> None:
+        """What a listed extent holds is the block, unless a fault of the drive is to blame."""
+        block = self.puts[listed.number].get(listed.tag)
+        if block is None:
+            raise ViolationError(f"block {listed.number} is listed under a tag that nobody committed")
+        begin = self.base + listed.offset
+        there = self.flash.image[begin : begin + listed.length]
+        if not np.array_equal(there, block.data) and not self._is_excused(listed):
+            raise ViolationError(f"block {listed.number} is listed, nothing damaged it, and it is not there")
+
+    # ------------------------------------------------------------------------------------------- excuses
+
+    def _is_excused(self, listed: Listed) -> bool:
+        begin = self.base + listed.offset
+        if self.flash.is_spoilt(begin, begin + listed.length):
+            self.excused["a spoilt extent"] += 1
+            return True
+        segment = self._segment_of(listed)
+        if segment in self._misread or any(
+            generation > listed.generation for generation in self._spoilt_pages(segment)
+        ):
+            self.excused["a spoilt page of a newer generation"] += 1
+            return True
+        return False
+
+    def _lost(self, owner: Owner, block: Block, found: Listed | None) -> None:
+        """A committed block is not what was recovered: then whatever lists it must be spoilt.
+
+        Or a put of it that was never answered is listed too, in a newer generation: an older owner's last
+        summary has landed since.
+        """
+        del self.must[block.number]
+        copies = self._copies(block)
+        if found is not None and copies and all(found.generation > copy.generation for copy in copies):
+            return
+        for copy in copies:
+            is_current = copy.generation == owner.generation_of(copy.segment)
+            if is_current and not copy.is_spoilt and copy.segment not in self._misread:
+                raise ViolationError(f"block {block.number} is listed on flash, and was not recovered")
+        if not any(
+            copy.is_spoilt or copy.segment in self._misread or self._is_superseded(copy) for copy in copies
+        ):
+            raise ViolationError(f"block {block.number} was committed, and no page on flash lists it")
+        self.excused["a spoilt listing"] += 1
+
+    def _is_superseded(self, copy: _Copy) -> bool:
+        """Say whether a page of a newer generation lies there by a fault: a late one, of an opening."""
+        return any(
+            _generation(self._page(page)) > copy.generation
+            for page, _ in self._area(copy.segment)
+            if page in self.flash.owed
+        )
+
+    def _page(self, page: int) -> bytes:
+        return self.flash.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES].tobytes()
+
+    def _segment_of(self, listed: Listed) -> int:
+        return (listed.offset - self.geometry.first_segment_offset) // self.geometry.segment_bytes
+
+    def _is_misread(self, segment: int, mishaps: int) -> bool:
+        """Say whether a summary area could not be read, twice, or was read with a bit changed."""
+        begin = self.base + self.geometry.summary_offset(segment)
+        here = (begin, begin + self.geometry.summary_bytes)
+        kinds = Counter(each.kind for each in self.flash.mishaps[mishaps:] if each.touches(*here))
+        unread = kinds[Befell.READ_ERROR] + kinds[Befell.POWER_CUT]
+        return unread >= _READS_OF_AN_AREA or kinds[Befell.ROT_ON_READ] > 0
+
+    def _copies(self, block: Block) -> list[_Copy]:
+        entry = key_of(block.number) + block.tag
+        found = []
+        for segment in range(self.geometry.segments):
+            for page, content in self._area(segment):
+                if entry in content:
+                    is_spoilt = page in self.flash.owed or page in self.flash.unreadable
+                    found.append(_Copy(segment, _generation(content), is_spoilt))
+        return found
+
+    def _spoilt_pages(self, segment: int) -> list[int]:
+        """Return of which generation pages of a summary area should be that a fault has changed."""
+        return [
+            _generation(content)
+            for page, content in self._area(segment)
+            if page in self.flash.owed or page in self.flash.unreadable
+        ]
+
+    def _area(self, segment: int) -> list[tuple[int, bytes]]:
+        """Return a summary area's pages and what they should hold."""
+        first = (self.base + self.geometry.summary_offset(segment)) // PAGE_BYTES
+        return [
+            (page, self.flash.owed.get(page) or self._page(page))
+            for page in range(first, first + self.geometry.summary_pages)
+        ]
+
+
+def _generation(page: bytes) -> int:
+    return int(np.frombuffer(page, PAGE)["generation"][0])

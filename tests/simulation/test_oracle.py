@@ -1,0 +1,166 @@
+"""That the oracle sees what it is for: each mistake below is made on purpose, and must be found soon."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.simulation.history import play
+from tests.simulation.model import ViolationError
+from tests.simulation.world import Fate, Setup, World
+
+from ostraca_dpu_agent.owner.core import CommitAnswer, ShardCore, SummaryWrite
+from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_fabric.flash import recovery
+from ostraca_fabric.flash.summary import Entries, Pages
+from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.testing.drive_faults import DriveFaults
+from ostraca_fabric.testing.virtual_time import VirtualLoop
+
+HISTORIES = 25
+SLOW = DriveFaults(service_s=0.002)
+"""So that what dies often has something under way."""
+
+LASTING = Setup(faults=SLOW)
+VOLATILE = Setup(faults=SLOW, has_volatile_cache=True)
+STALLING = Setup(
+    waits_for_late_writes=False,
+    forbids_late_writes=False,
+    faults=replace(SLOW, stalls=0.3, stall_s=1.5),
+)
+SMALL = Setup(segments=2, faults=SLOW)
+
+
+def found(setup: Setup) -> str:
+    """Play until something is found, and return what."""
+    for seed in range(HISTORIES):
+        try:
+            play(seed, setup=setup)
+        except AssertionError as violation:
+            return str(violation)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "setup", [LASTING, VOLATILE, STALLING, SMALL], ids=["lasting", "volatile", "stalling", "small"]
+)
+def test_nothing_is_found_where_nothing_is_wrong(setup: Setup) -> None:
+    assert found(setup) == ""
+
+
+def test_a_drive_that_lies_about_flushes_loses_what_was_committed() -> None:
+    lying = replace(VOLATILE, faults=replace(SLOW, lies_about_flush=True))
+    assert found(lying)
+
+
+def test_a_volatile_cache_that_nobody_flushes_loses_what_was_committed() -> None:
+    """What an owner that forgot its flushes would do."""
+    assert found(replace(VOLATILE, admits_its_cache=False))
+
+
+def test_an_index_that_is_ahead_of_flash_promises_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, answer = OwnedShard._write, OwnedShard._answer
+
+    async def eager(self: OwnedShard, writes: list[SummaryWrite]) -> None:
+        for each in writes:
+            answer(self, each, is_ok=True)
+        await write(self, writes)
+
+    def silent(self: OwnedShard, write: SummaryWrite, *, is_ok: bool) -> None:
+        """It was answered before."""
+
+    monkeypatch.setattr(OwnedShard, "_write", eager)
+    monkeypatch.setattr(OwnedShard, "_answer", silent)
+    assert found(LASTING)
+
+
+def test_a_tail_of_a_lower_sequence_leaves_blocks_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = recovery._listed
+
+    def lowest_first(pages: Pages, is_current: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Entries]:
+        turned = pages.copy()
+        turned["sequence"] = ~turned["sequence"]
+        return listed(turned, is_current)
+
+    monkeypatch.setattr(recovery, "_listed", lowest_first)
+    assert "was not recovered" in found(LASTING)
+
+
+def trusting(
+    self: ShardCore,
+    now_s: float,
+    reservations: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+    seeds: NDArray[np.uint64],
+    *,
+    epoch: OwnerEpoch,
+) -> CommitAnswer:
+    """Commit whatever the epoch."""
+    return _COMMIT(self, now_s, reservations, tags, seeds, epoch=self.epoch)
+
+
+_COMMIT = ShardCore.commit
+
+
+async def commit_to_a_successor() -> World:
+    """Reserve, let the owner die while the write is under way, and commit to the next one."""
+    world = World(replace(LASTING, forbids_late_writes=False), random.Random(1))
+    world.begin_taking_over()
+    await world.owned()
+    await asyncio.sleep(1.0)
+    world.flash.faults = DriveFaults(service_s=0.5)
+    world.begin_put([(1, 4096)], Fate.COMMIT)
+    await asyncio.sleep(0.01)
+    world.kill_owner()
+    world.flash.faults = DriveFaults()
+    world.begin_taking_over()
+    await world.owned()
+    await asyncio.sleep(0.1)
+    world.flash.faults = DriveFaults(service_s=1.8)
+    world.begin_put([(2, 4096)], Fate.COMMIT)
+    await world.settle()
+    world.check()
+    return world
+
+
+def test_a_commit_to_a_successor_is_refused() -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        world = runner.run(commit_to_a_successor())
+        assert list(world.model.must) == [2]
+        runner.run(killed(world))
+
+
+def test_a_commit_under_an_ended_epoch_lists_what_nobody_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardCore, "commit", trusting)
+    with (
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+        pytest.raises(ViolationError, match=r"block [12] "),
+    ):
+        runner.run(commit_to_a_successor())
+
+
+async def killed(world: World) -> None:
+    world.kill_all()
+
+
+def test_a_segment_that_is_used_again_under_its_readers_is_read_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end_draining = Ring.end_draining
+
+    def ruthless(self: Ring, now_s: float, pins: NDArray[np.int64]) -> None:
+        end_draining(self, now_s, np.zeros_like(pins))
+
+    monkeypatch.setattr(Ring, "end_draining", ruthless)
+    assert found(replace(SMALL, faults=replace(SLOW, stalls=0.5, stall_s=1.0)))
+
+
+def test_a_write_that_lands_later_than_an_owner_waits_is_seen() -> None:
+    impatient = replace(LASTING.owner, late_write_s=0.0, hold_max_s=0.5)
+    late = replace(SMALL, owner=impatient, faults=DriveFaults(stalls=0.3, stall_s=5.0))
+    assert "could still land" in found(late)
