@@ -245,6 +245,9 @@ def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None) -> ShardStatus:
         budget_bytes_per_day=spending.budget_bytes_per_day,
         budget_level_bytes=spending.level_bytes if spending.budget_bytes_per_day else 0.0,
         years_left=spending.years_left,
+        blocks_max=counts.blocks_max,
+        index_bytes=owned.core.index.memory_bytes,
+        beyond_limit_blocks=counts.blocks_beyond_limit,
         volumes_recorded=volumes.recorded if volumes else 0,
         volumes_left_out=volumes.left_out if volumes else 0,
     )

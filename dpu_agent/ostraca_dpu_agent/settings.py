@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.policies.endurance import EnduranceSettings
 
 MIB = 1 << 20
+BLOCKS_PER_SHARD_LEAST = 1024
+"""An index keeps several segments of blocks, and one request may bring 4096: a smaller one would evict what
+it just took in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ class OwnerSettings:
     segment."""
 
     blocks_per_shard_max: int = 1 << 20
-    """Limit of one shard's index, and so of its memory: about 48 bytes each."""
+    """Limit of one shard's index, and so of its memory: at most 48 bytes each. At the limit the oldest
+    segment is evicted, though there is flash left. Raise it where a shard's ``blocks`` stay at it while
+    flash is not full; docs/howto/plan-memory.md says what it takes."""
 
     free_segments: int = 1
     """Segments emptied ahead of need, so that a put does not wait for eviction."""
@@ -102,6 +108,15 @@ class OwnerSettings:
     endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
     """How much is written to flash, and which blocks first when not all may be. Set ``rated_dwpd`` wherever
     drives have to last."""
+
+    def __post_init__(self) -> None:
+        """Refuse an index that is of no use, or that can't be made."""
+        if not BLOCKS_PER_SHARD_LEAST <= self.blocks_per_shard_max <= BLOCKS_MAX:
+            message = (
+                f"owner.blocks_per_shard_max is {self.blocks_per_shard_max}: let a shard's index hold "
+                f"{BLOCKS_PER_SHARD_LEAST} to {BLOCKS_MAX} blocks, of 48 bytes each"
+            )
+            raise UsageError(message)
 
 
 @dataclass(frozen=True, slots=True)

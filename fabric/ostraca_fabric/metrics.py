@@ -95,6 +95,13 @@ AGENT_QUARANTINED = Metric(
     (),
     "Staging under transfers or I/O that is not known to have ended, though its request has.",
 )
+AGENT_INDEX = Metric(
+    "ostraca_agent_index_bytes",
+    _G,
+    "bytes",
+    (),
+    "Memory that the indexes of all its shards take at their limits.",
+)
 AGENT_CACHE = Metric(
     "ostraca_agent_cache_bytes", _G, "bytes", (), "The DRAM cache's limit; 0 when it is off."
 )
@@ -129,6 +136,24 @@ AGENT_ESTIMATED = Metric(
     "expected to take (expected), how long they took (took), and by how much each differed (error).",
 )
 SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
+SHARD_LIMIT = Metric(
+    "ostraca_shard_limit_blocks",
+    _G,
+    "blocks",
+    ("shard",),
+    "How many blocks the index may hold; at it the oldest are evicted, though there is flash left.",
+)
+SHARD_BEYOND = Metric(
+    "ostraca_shard_beyond_limit_blocks",
+    _G,
+    "blocks",
+    ("shard",),
+    "Blocks that were on flash when the agent began to own the shard and that the index was not allowed to "
+    "list.",
+)
+SHARD_INDEX = Metric(
+    "ostraca_shard_index_bytes", _G, "bytes", ("shard",), "Memory that the index takes at its limit."
+)
 SHARD_USED = Metric(
     "ostraca_shard_used_bytes", _G, "bytes", ("shard",), "Bytes of the blocks that can be got."
 )
@@ -232,6 +257,7 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         (AGENT_STAGING, status.staging_bytes),
         (AGENT_STAGING_USED, status.staging_used_bytes),
         (AGENT_QUARANTINED, status.quarantined_bytes),
+        (AGENT_INDEX, sum(shard.index_bytes for shard in status.shards)),
         (AGENT_CACHE, status.cache_bytes),
         (AGENT_CACHE_USED, status.cache_used_bytes),
         (AGENT_QUARANTINED_CACHE, status.quarantined_cached_bytes),
@@ -257,6 +283,9 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     for shard in status.shards:
         for metric, value in (
             (SHARD_BLOCKS, shard.blocks),
+            (SHARD_LIMIT, shard.blocks_max),
+            (SHARD_BEYOND, shard.beyond_limit_blocks),
+            (SHARD_INDEX, shard.index_bytes),
             (SHARD_USED, shard.used_bytes),
             (SHARD_SIZE, shard.size_bytes),
             (SHARD_EVICTED, shard.evicted_blocks),

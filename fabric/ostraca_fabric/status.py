@@ -42,6 +42,16 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """How long the flash lasts at this rate, up to 1000 years; None where its rating is not known. What was
     written before this agent began to own it is not known, and not counted."""
 
+    blocks_max: int = 0
+    """The limit of its index. At it the oldest blocks are evicted, though there is flash left."""
+
+    index_bytes: int = 0
+    """Memory that its index takes when it is at its limit."""
+
+    beyond_limit_blocks: int = 0
+    """Blocks that were on flash when this agent began to own it, and that its index was not allowed to list:
+    misses, the oldest of all."""
+
     volumes_recorded: int = 0
     """Volumes in the copy beside its superblock, from which a lost fabric is rebuilt."""
 

@@ -47,6 +47,8 @@ RECOVERY_WAIT_S = 0.25
 """How long a put waits for a recovery to end. Its blocks are held in staging memory meanwhile, which puts to
 other shards want too; small shards are recovered sooner."""
 
+_MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
+
 _SUSPECTS_MAX = 64
 """Damaged blocks read again at once; further reports are ignored, and come again with the next read."""
 
@@ -137,7 +139,7 @@ class OwnedShard:
         if depths is None:
             depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
         made = self._reserve(keys, lengths, depths, hold_s)
-        short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
+        short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
         while len(short) and self.core.ring.opening is not None:
             written = self._written
             try:
@@ -147,7 +149,7 @@ class OwnedShard:
             more = self._reserve(keys[short], lengths[short], depths[short], hold_s)
             made.states[short], made.reasons[short] = more.states, more.reasons
             made.reservations[short], made.offsets[short] = more.reservations, more.offsets
-            short = np.flatnonzero(made.reasons == Reason.NO_SPACE)
+            short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
         return made
 
     def _reserve(

@@ -208,10 +208,22 @@ class Steward:
             await owned.close(within_s=self._settings.drain_s)
             return
         owned.begin(claimed)
-        blocks = len(owned.core.index)
+        counts = owned.core.counts()
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, record.id, claimed, blocks
+            "%s serves shard %s under epoch %d: %d blocks found",
+            self._agent.id,
+            record.id,
+            claimed,
+            counts.blocks,
         )
+        if counts.blocks_beyond_limit:
+            log.warning(
+                "shard %s holds %d blocks more, the oldest, than its index may list: they are misses, and go "
+                "first. Raise owner.blocks_per_shard_max, %d now, to keep as many",
+                record.id,
+                counts.blocks_beyond_limit,
+                self._settings.owner.blocks_per_shard_max,
+            )
 
     async def _claim(self, record: ShardRecord, epoch_at_least: OwnerEpoch) -> OwnerEpoch | None:
         return await self._membership.claim(

@@ -28,6 +28,7 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     """Return everything there is to see: agents, traffic, shards, and each agent's sentence."""
     agents = status.agents
     sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
+    sentences += [Text(f"{agent.agent}: {_index_text(agent)}") for agent in agents if agent.shards]
     sentences += [
         Text(
             f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under "
@@ -49,6 +50,16 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
+            f"{shard.shard}: its index may list {shard.blocks_max} blocks, {shard.beyond_limit_blocks} "
+            "fewer than lay on flash when this agent began to own it: the oldest are misses.",
+            style="yellow",
+        )
+        for agent in agents
+        for shard in agent.shards
+        if shard.beyond_limit_blocks
+    ]
+    sentences += [
+        Text(
             f"{shard.shard}: {shard.volumes_left_out} volumes found no room in its volume records: were the "
             "fabric rebuilt from its drives, they would have to be made again.",
             style="yellow",
@@ -60,6 +71,14 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     return Group(*tables, _shards(agents), _endurance(agents), *sentences)
+
+
+def _index_text(agent: AgentStatus) -> str:
+    """Say what all indexes may come to: it grows with blocks, and not with their size."""
+    count = len(agent.shards)
+    most = size_text(sum(shard.index_bytes for shard in agent.shards))
+    whose = "the index of its shard takes" if count == 1 else f"the indexes of its {count} shards take"
+    return f"{whose} at most {most} of memory."
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:

@@ -137,6 +137,6 @@ def admitted(
     reasons[wanted[core.reservations.room :]] = Reason.OVERLOADED
     wanted = wanted[: core.reservations.room]
     room = max(0, core.index.room - len(core.reservations))
-    reasons[wanted[room:]] = Reason.NO_SPACE
+    reasons[wanted[room:]] = Reason.INDEX_FULL
     within: NDArray[np.intp] = wanted[:room]
     return within

@@ -39,6 +39,9 @@ class ShardCounts:
     blocks_evicted_unread: int
     """Evicted without having been found once: written for nothing."""
 
+    blocks_beyond_limit: int
+    """Found on flash by recovery and not listed: the index may not hold so many."""
+
     blocks_dropped: int
     """Damaged, and confirmed so."""
 
@@ -64,6 +67,7 @@ def counts_of(core: ShardCore) -> ShardCounts:
         blocks_committed=counted["blocks_committed"],
         blocks_evicted=counted["blocks_evicted"],
         blocks_evicted_unread=counted["blocks_evicted_unread"],
+        blocks_beyond_limit=counted["blocks_beyond_limit"],
         blocks_dropped=counted["blocks_dropped"],
         segments_evicted=counted["segments_evicted"],
         summary_writes=counted["summary_writes"],

@@ -15,6 +15,8 @@ from ostraca_fabric.flash.index import Insertion
 from ostraca_fabric.flash.summary import ENTRY, offsets_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ostraca_dpu_agent.owner.core.shard import ShardCore
     from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 
@@ -33,7 +35,7 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
     """List the blocks of some segments, none of which was taken in before.
 
     Where the index has no room for all, the newest segments stay: summaries still list what was evicted,
-    until its segment is used again.
+    until its segment is used again. Once a segment has left, no older one is listed, whatever room is left.
     """
     core.ring.take_in(areas)
     # The newest first, and within a segment the last listed first: of two blocks of one key the index keeps
@@ -41,12 +43,16 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
     newest_first = [segment for segment in reversed(areas.segments) if len(segment.entries)]
     if not newest_first:
         return
-    if core.index.room >= sum(len(segment.entries) for segment in newest_first):
+    has_room = core.index.room >= sum(len(segment.entries) for segment in newest_first)
+    if has_room and not core.ring.unlisted_up_to:
         _list(core, newest_first)
     else:
         for segment in newest_first:
             _make_room(core, segment)
-            _list(core, [segment])
+            if segment.generation > core.ring.unlisted_up_to:
+                _list(core, [segment])
+            else:
+                _leave_out(core, segment.entries["key"])
     core.promises.make(np.array([segment.number for segment in newest_first], np.intp), earlier_pins_end_s)
 
 
@@ -63,9 +69,7 @@ def _list(core: ShardCore, newest_first: list[RecoveredSegment]) -> None:
     taken = core.index.insert(
         listed["key"], listed["tag"], offsets_of(listed), listed["length"], segment=segments
     )
-    is_left_out = taken == Insertion.FULL
-    if is_left_out.any():
-        core.evicted.append(np.ascontiguousarray(listed["key"][is_left_out]))
+    _leave_out(core, listed["key"][taken == Insertion.FULL])
 
 
 def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
@@ -76,4 +80,12 @@ def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
         oldest = int(listed.argmin())
         if listed[oldest] == newest:
             break
-        core.evicted.append(core.index.remove_segment(oldest).keys)
+        core.ring.unlisted_up_to = max(core.ring.unlisted_up_to, int(listed[oldest]))
+        _leave_out(core, core.index.remove_segment(oldest).keys)
+
+
+def _leave_out(core: ShardCore, keys: NDArray[np.uint8]) -> None:
+    """Count blocks that the index has no room for, and say that they are gone."""
+    if len(keys):
+        core.evicted.append(np.ascontiguousarray(keys))
+        core.counted["blocks_beyond_limit"] += len(keys)

@@ -55,7 +55,13 @@ _LATE = frozenset({Reason.DEADLINE})
 _READS_FAIL = _LATE | {Reason.DISCONNECTED}
 """A read that ends with nothing but these, not all late, found nobody."""
 
-_WRITES_FAIL = _READS_FAIL | {Reason.OVERLOADED, Reason.NO_SPACE, Reason.NO_OWNER, Reason.QUARANTINED}
+_WRITES_FAIL = _READS_FAIL | {
+    Reason.OVERLOADED,
+    Reason.NO_SPACE,
+    Reason.INDEX_FULL,
+    Reason.NO_OWNER,
+    Reason.QUARANTINED,
+}
 """A store that ends with nothing but these, not all late, would only meet the same again."""
 
 _ACCEPTED = frozenset({PutState.STAGED, PutState.COMMITTED, PutState.EXISTS})
