@@ -121,6 +121,9 @@ class Ring:
         self._spare = min(free_segments, self.geometry.segments // _FREE_SHARE)
         self._earlier_pins_end_s = earlier_pins_end_s
         self.free: deque[Segment] = deque()
+        self.unlisted_up_to = 0
+        """Segments of this generation and below are not in the index, which had no room for them when they
+        were recovered."""
 
     def take_in(self, areas: RecoveredAreas) -> None:
         """Know of segments what their summary areas say. They get their places when all are known."""
