@@ -135,6 +135,7 @@ class VolumeCopy:
 
     async def _write(self, offset: int, pages: bytes) -> None:
         """Write one copy, whole and durable. Raises DriveError."""
+        self.owned.core.spending.spend(len(pages))
         memory = HugeMemory(len(pages), prefault=False)
         try:
             room = memory.array[: len(pages)]

@@ -75,6 +75,9 @@ class FabricPlan:
     """What the drives are rated for. Nothing, by default: a laptop's drive is not used up by trying this out,
     and whoever tries it out wants to see blocks come back."""
 
+    blocks_per_shard_max: int = 1 << 20
+    """The most blocks that a shard's index lists: 48 bytes of memory each."""
+
     flushes: bool = False
     """Whether drives are flushed around each summary, so that a committed block outlives a power cut of the
     machine, and not the process alone. Files are not flushed by default: a disk may take milliseconds for it,
@@ -85,6 +88,11 @@ class FabricPlan:
         if min(self.agents, self.enclosures, self.drives) < 1:
             message = "a fabric needs at least one agent, one enclosure and one drive"
             raise UsageError(message)
+        self.owner_settings()
+
+    def owner_settings(self) -> OwnerSettings:
+        """Return how agents keep their shards. Raises UsageError for what is of no use."""
+        return OwnerSettings(endurance=self.endurance, blocks_per_shard_max=self.blocks_per_shard_max)
 
     @property
     def drive_bytes(self) -> int:
@@ -178,7 +186,7 @@ class EmbeddedFabric:
             memory=MemorySettings(
                 staging_bytes=plan.staging_bytes, cache_bytes=plan.dram_bytes // plan.agents
             ),
-            owner=OwnerSettings(endurance=plan.endurance),
+            owner=plan.owner_settings(),
         )
         for number in range(plan.agents):
             addresses = (f"unix://{plan.directory.resolve()}/agent-{number}.sock",)

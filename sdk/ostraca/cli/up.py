@@ -66,6 +66,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="DRAM caches of all agents together; 0 for none (default: 512MiB)",
     )
     parser.add_argument(
+        "--blocks-per-shard",
+        type=count_argument,
+        default=1 << 20,
+        metavar="N",
+        help="let the index of a drive list N blocks at most, which takes 48 bytes of memory each; beyond it "
+        "the oldest blocks go, though the drive is not full (default: %(default)s)",
+    )
+    parser.add_argument(
         "--dwpd",
         type=_dwpd_argument,
         default=0.0,
@@ -129,6 +137,7 @@ def _run(options: argparse.Namespace) -> int:
         transports=_transports(options.transport),
         addresses=_tcp_addresses(options.listen),
         endurance=EnduranceSettings(rated_dwpd=options.dwpd),
+        blocks_per_shard_max=options.blocks_per_shard,
         flushes=options.flush,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
