@@ -74,6 +74,21 @@ def test_json_tells_trace_conditions_and_an_outcome_for_each_policy(
     assert by_policy["ostraca, budget 50%"]["bytes_written"] < 0.8 * ours["bytes_written"]
 
 
+def test_settings_of_an_owner_are_replayed_beside_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = (*SMALL, "--capacity", "40%", "--policies", "ostraca", "--budget", "50%")
+    found = run_json(capsys, *plan, "--owner", "free_segments=9", "--owner", "ghost_bytes=4096,retry_s=1")
+    assert [outcome["policy"] for outcome in found["outcomes"]] == [
+        "ostraca",
+        "ostraca, budget 50%",
+        "ostraca, free_segments=9",
+        "ostraca, free_segments=9, budget 50%",
+        "ostraca, ghost_bytes=4096,retry_s=1",
+        "ostraca, ghost_bytes=4096,retry_s=1, budget 50%",
+    ]
+    usual, _, spare, *_ = (outcome["hits"] for outcome in found["outcomes"])
+    assert spare < usual
+
+
 def test_the_loss_of_an_enclosure_is_told_for_each_size_of_stripe_units(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -138,6 +153,8 @@ def test_without_matplotlib_it_says_what_pictures_need(
         (("trace", "--segment-blocks", "256"), "a segment takes 255"),
         (("trace", "--seed", "x"), "'x' is no seed"),
         (("trace", "--enclosures", "1"), "1 can't be replayed: take 2 to 1024 enclosures"),
+        (("--generate", "--owner", "speed=3"), "'speed' is no setting of an owner: take any of blocks_per"),
+        (("--generate", "--owner", "retry_s=x"), "retry_s='x': write a number, as in retry_s=10.0"),
         (("trace", "--stripe-units", "1,0"), "--stripe-units: '0' is no count"),
         (("trace", "--speed-up", "0"), "'0' is no number above zero"),
         (("nowhere.jsonl",), "nowhere.jsonl can't be read"),

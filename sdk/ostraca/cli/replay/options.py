@@ -52,6 +52,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(
         policies=options.policies,
         capacities=options.capacity,
+        variants=tuple(options.owner),
         budgets=options.budget,
         block_bytes=options.block_bytes,
         blocks_per_segment=options.segment_blocks,
@@ -115,6 +116,14 @@ def _add_store(group: argparse._ArgumentGroup) -> None:
         default=BLOCKS_PER_SEGMENT,
         metavar="N",
         help=f"hash ids to a segment, evicted together (default: {BLOCKS_PER_SEGMENT})",
+    )
+    group.add_argument(
+        "--owner",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="also replay ours with these settings of an owner, as in free_segments=2; may be given several "
+        "times (a wrong name is answered with those that there are)",
     )
     group.add_argument(
         "--seed", type=_seed, default=1, metavar="N", help="for keys and placement (default: 1)"

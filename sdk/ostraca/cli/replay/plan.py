@@ -60,8 +60,11 @@ class Plan:
 
     capacities: tuple[Capacity, ...]
     policies: tuple[str, ...] = POLICIES
+    variants: tuple[str, ...] = ()
+    """Settings of an owner to replay our own store with, beside its defaults; see ``variants``."""
+
     budgets: tuple[Budget, ...] = ()
-    """Our own store is replayed without one first, then once for each."""
+    """Our own store is replayed without one first, then once for each, with all its settings."""
 
     block_bytes: int = BLOCK_BYTES
     blocks_per_segment: int = BLOCKS_PER_SEGMENT

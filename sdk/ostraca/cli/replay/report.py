@@ -52,6 +52,10 @@ class Report:
         console.print(_statistics_text(self.statistics), highlight=False)
         console.print(_outcomes_table(self.outcomes, self.statistics))
         if self.losses:
+            console.print(
+                f"\nHits lost in the second half, when 1 of {self.losses[0].enclosures} enclosures dies "
+                "half-way: of readers who stop at a hole / of others"
+            )
             console.print(_losses_table(self.losses))
 
     def write(self, directory: Path) -> None:
@@ -114,14 +118,10 @@ def _outcomes_table(outcomes: Sequence[Outcome], statistics: TraceStatistics) ->
 
 
 def _losses_table(losses: Sequence[Loss]) -> Table:
-    first = losses[0]
     table = Table(
         "stripe unit",
         Column("load max/mean", justify="right"),
         *(Column(f"lost {name}", justify="right") for name in ("at once", "at worst", "in the end")),
-        title=f"\nHits lost in the second half, when 1 of {first.enclosures} enclosures dies half-way: "
-        "of readers who stop at a hole / of others",
-        title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
     )

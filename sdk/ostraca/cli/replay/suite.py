@@ -19,8 +19,8 @@ from ostraca.cli.replay.run import replay
 from ostraca.cli.replay.shard_store import ShardPlan, ShardStore
 from ostraca.cli.replay.store import PolicyStore, Store
 from ostraca.cli.replay.trace import Trace
+from ostraca.cli.replay.variants import Variant, parse_variant
 from ostraca_dpu_agent.settings import OwnerSettings
-from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 OnProgress = Callable[[str, float], None]
@@ -44,6 +44,7 @@ def outcomes(trace: Trace, plan: Plan, on_progress: OnProgress) -> Iterator[Outc
 
     Raises UsageError where a capacity is too small.
     """
+    variants = (Variant(), *map(parse_variant, plan.variants))
     shards = [shard_of(trace, plan, number) for number in range(len(plan.capacities))]
     keys = keys_of(trace, plan.seed)
     for capacity, shard in zip(plan.capacities, shards, strict=True):
@@ -54,13 +55,8 @@ def outcomes(trace: Trace, plan: Plan, on_progress: OnProgress) -> Iterator[Outc
                 made = PolicyStore(_policy(policy, shard.capacity_blocks, trace), plan.block_bytes)
                 yield _outcome(trace, case, made, title, on_progress)
                 continue
-            everything = _outcome(trace, case, ShardStore(shard, keys, OwnerSettings()), title, on_progress)
-            yield everything
-            for budget in plan.budgets:
-                settings = _limited(plan, trace, shard, budget, everything)
-                store = ShardStore(shard, keys, settings)
-                limited = replace(case, name=f"{policy}, budget {budget.text}")
-                yield _outcome(trace, limited, store, f"{limited.name} at {capacity.text}", on_progress)
+            for variant in variants:
+                yield from _ours(trace, plan, replace(case, name=_name(variant)), keys, variant, on_progress)
 
 
 def shard_of(trace: Trace, plan: Plan, number: int) -> ShardPlan:
@@ -77,17 +73,41 @@ def keys_of(trace: Trace, seed: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (trace.unique_blocks, KEY_BYTES), np.uint8)
 
 
+def _ours(
+    trace: Trace,
+    plan: Plan,
+    case: Case,
+    keys: NDArray[np.uint8],
+    variant: Variant,
+    on_progress: OnProgress,
+) -> Iterator[Outcome]:
+    """Replay the owner's code, first without a budget."""
+
+    def run(case: Case, settings: OwnerSettings) -> Outcome:
+        title = f"{case.name} at {case.shard.capacity_blocks:,} blocks"
+        return _outcome(trace, case, ShardStore(case.shard, keys, settings), title, on_progress)
+
+    everything = run(case, variant.settings)
+    yield everything
+    for budget in plan.budgets:
+        limited = replace(case, name=f"{case.name}, budget {budget.text}")
+        yield run(limited, _limited(plan, trace, case.shard, budget, everything, variant.settings))
+
+
+def _name(variant: Variant) -> str:
+    return f"{OURS}, {variant.text}" if variant.text else OURS
+
+
 def _limited(
-    plan: Plan, trace: Trace, shard: ShardPlan, budget: Budget, everything: Outcome
+    plan: Plan, trace: Trace, shard: ShardPlan, budget: Budget, everything: Outcome, usual: OwnerSettings
 ) -> OwnerSettings:
     """Return what an owner runs with under a budget. *everything*: what came of admitting all."""
     bytes_per_day = budget.share * everything.bytes_per_day
     if not budget.share:
         bytes_per_day = budget.drive_writes_per_day * everything.flash.drive_bytes
     burst_s = plan.burst_s or max(1.0, trace.span_s * _BURST_SHARE)
-    return OwnerSettings(
-        endurance=EnduranceSettings(rated_dwpd=shard.dwpd_of(bytes_per_day), burst_s=burst_s)
-    )
+    rated_dwpd = shard.dwpd_of(bytes_per_day)
+    return replace(usual, endurance=replace(usual.endurance, rated_dwpd=rated_dwpd, burst_s=burst_s))
 
 
 def _policy(name: str, capacity_blocks: int, trace: Trace) -> Policy:
