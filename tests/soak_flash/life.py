@@ -80,9 +80,13 @@ class Lives:
         if self.disk is not None:
             self.disk.cut()
             time.sleep(cut_to_kill_s)
-        self._process.kill()
+        self.kill()
         if self.disk is not None:
             self.disk.mount_again()
+
+    def kill(self) -> None:
+        """End it by SIGKILL alone; what the kernel has stays."""
+        self._process.kill()
 
     def stop(self) -> int:
         """Stop it in order; return its exit code."""

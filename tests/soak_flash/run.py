@@ -27,6 +27,10 @@ GET_AFTER_START = 96
 TWICE = 0.15
 """How often an outage is followed by another, before the fabric is ready."""
 
+KILLED = 0.3
+"""How often, before a power cut, the process alone is killed and started again. What it had not flushed is
+there still, and its successor must not vouch for it before it is flushed."""
+
 FORMATTING = 0.1
 """How often, beside it, a new fabric is ended while it makes its drives, and started again."""
 
@@ -118,7 +122,11 @@ class Soak:
             )
             assert worker.volume.record.layout == LAYOUT
             while self.kills < self._options.kills and not (self.is_enough or self.ledger.violations):
-                self._live(worker)
+                if self._disk is not None and self._dice.random() < KILLED:
+                    self._live(worker, self._lives.kill)
+                    self._lives.start()
+                    worker.come_back(is_seen=False)
+                self._live(worker, self._end)
                 self._look(worker, reader)
                 if self._dice.random() < TWICE:
                     self._end_early()
@@ -132,7 +140,7 @@ class Soak:
         if not self.ledger.violations and (code := self._lives.stop()):
             self.ledger.violations.append(f"the fabric stopped with {code}")
 
-    def _live(self, worker: Worker) -> None:
+    def _live(self, worker: Worker, end: Callable[[], None]) -> None:
         """Use the fabric until its end."""
         worker.go()
         try:
@@ -140,10 +148,13 @@ class Soak:
             if (code := self._lives.died_of()) is not None:
                 self.ledger.violations.append(f"the fabric ended by itself, with {code}")
             self.counts["with puts under way"] += worker.puts_under_way > 0
-            self._lives.end(cut_to_kill_s=self._dice.choice((0.0, 0.05)))
+            end()
         finally:
             worker.rest()
         self.kills += 1
+
+    def _end(self) -> None:
+        self._lives.end(cut_to_kill_s=self._dice.choice((0.0, 0.05)))
 
     def _end_early(self) -> None:
         """End it once more, while it starts."""

@@ -92,9 +92,11 @@ class Worker:
         if self._crashes:
             raise self._crashes[0]
 
-    def come_back(self) -> float:
-        """Wait until the fabric, just started, answers for every block that flash listed; check what it
-        says. Return how long it took to answer for all. Raises StartError when it does not.
+    def come_back(self, *, is_seen: bool = True) -> float:
+        """Wait until the fabric, just started, answers for every block that flash listed; check what it says,
+        where *is_seen*: flash was seen since it was used last.
+
+        Return how long it took to answer for all. Raises StartError when it does not.
         """
         begun_s = time.monotonic()
         listed = sorted(self._ledger.listed)
@@ -102,7 +104,7 @@ class Worker:
             batch = listed[first : first + CHECK_BATCH] or [NEVER_PUT]
             result = self._answered(batch, begun_s + BACK_S)
             for number, state, reason in zip(batch, result.states, result.reasons, strict=True):
-                if state != BlockState.HIT and number in self._ledger.listed:
+                if is_seen and state != BlockState.HIT and number in self._ledger.listed:
                     self._ledger.missed_after_start(number, f"{state.name} {reason.name}")
         took_s = time.monotonic() - begun_s
         never = [NEVER_PUT + self._turn * CHECK_BATCH + n for n in range(CHECK_BATCH)]
