@@ -22,6 +22,7 @@ from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.volumes import Volumes
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.connection import serve
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
@@ -82,7 +83,8 @@ class Agent:
         self._transports = transports
         self._clock = clock
         self._started_s = clock()
-        self._drives: dict[DriveId, Drive] = {}
+        self._open_drive = open_drive
+        self._drives: dict[DriveId, GuardedDrive] = {}
         self._events = EventRing(agent, settings.events_max, clock)
         self._owner = OwnerService(clock, self._events)
         self._staging = Staging(settings.memory)
@@ -118,7 +120,7 @@ class Agent:
             membership=membership,
             owner=self._owner,
             drives=self._drives,
-            open_drive=open_drive,
+            open_drive=self._open_guarded,
             clock=clock,
         )
         self._volume_copies = VolumeCopies(
@@ -183,6 +185,8 @@ class Agent:
         has_ended = await self._steward.close()
         self._owners.unregister(self.id)
         await self._membership.leave(self.id, self.start_id)
+        for drive in self._drives.values():
+            drive.unwatch()
         return has_ended
 
     def unmap(self) -> None:
@@ -223,6 +227,10 @@ class Agent:
             ),
             operations=self._mover.counters.operations(),
         )
+
+    def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
+        """Open the path to a drive. Agents of one process share it; what each believes of it is its own."""
+        return GuardedDrive(self._open_drive(record), self._settings.health, self._clock)
 
     def _on_map(self, fabric_map: FabricMap) -> None:
         if fabric_map.revision != self._routes.map.revision:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ostraca_fabric.connection import ConnectionSettings
+from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.policies.endurance import EnduranceSettings
@@ -53,6 +54,11 @@ class MemorySettings:
     """The part of staging that one worker may hold, so that one that has stopped leaves the others theirs.
     Blocks of the cache count while its transfers read them."""
 
+    drive_share: float = 0.125
+    """The part of staging that blocks on their way from and to one drive may hold, but for a wave that is
+    alone there: what a drive that hangs keeps for as long as it does. Half of a worker's share, so that a
+    worker has room for other drives. 64 MiB keep a drive of 7 GB/s busy for 9 ms."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
@@ -69,8 +75,8 @@ class FlowSettings:
     """Waves of one request that may be on their way from the cache, or to flash, at once."""
 
     reads_ahead: int = 16
-    """Waves of one request that may be on their way from flash at once: enough that several drives have
-    work."""
+    """Waves of one request that may be on their way from flash at once, shared evenly between its drives;
+    each drive has one at least."""
 
     requests_max: int = 256
     """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""
@@ -145,6 +151,9 @@ class AgentSettings:
     owner: OwnerSettings = field(default_factory=OwnerSettings)
     requests: RequestSettings = field(default_factory=RequestSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    """Of each drive."""
+
     events_max: int = 65_536
     """Events that `ostraca explain` can tell of, 59 bytes each: 3.9 MB. An event is one block looked up, got,
     put or evicted; raise it where explanations do not reach back far enough."""
@@ -171,11 +180,17 @@ class AgentSettings:
             )
             raise UsageError(message)
         if not all(
-            0 < part <= 1 for part in (memory.put_share, memory.quarantine_share, memory.worker_share)
+            0 < part <= 1
+            for part in (
+                memory.put_share,
+                memory.quarantine_share,
+                memory.worker_share,
+                memory.drive_share,
+            )
         ):
             message = (
-                "memory.put_share, memory.quarantine_share and memory.worker_share are parts of staging: "
-                "above 0, up to 1"
+                "memory.put_share, memory.quarantine_share, memory.worker_share and memory.drive_share are "
+                "parts of staging: above 0, up to 1"
             )
             raise UsageError(message)
         if not 0 <= memory.cache_protected_share <= 1:

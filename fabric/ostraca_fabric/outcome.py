@@ -101,6 +101,5 @@ class Reason(IntEnum):
     """The write budget is spent: not even a block that was wanted before is written now."""
     TOO_SHORT = 22
     """The chain is shorter than the volume's break-even length: computing it again is faster than loading."""
-    INDEX_FULL = 25
-    """The shard's index holds as many blocks as it may, and the oldest can't be evicted now: readers were
-    promised them, or they are being written. More flash would not help; a higher limit would."""
+    DRIVE_SUSPECT = 24
+    """The drive has failed or kept silent lately, and is left alone for a while."""

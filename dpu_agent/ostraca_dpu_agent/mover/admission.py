@@ -59,21 +59,33 @@ class Admission:
             self._booking.add(self._way, load.load_bytes)
         return True
 
-    def admits(self, located: Located, positions: NDArray[np.intp], *, waves: int) -> bool:
-        """Tell whether loading these located blocks, in so many waves, is worth it."""
-        if waves == 1 and not self._recompute_s > 0:
-            return True
+    def admits(self, located: Located, positions: NDArray[np.intp], *, per_wave: int) -> NDArray[np.intp]:
+        """Return which of these located blocks, in waves of so many, are worth loading.
+
+        Where all of them are not, the slowest drives are left out, one after the other: a slow drive makes no
+        difference to blocks that lie elsewhere.
+        """
+        if len(positions) <= per_wave and not self._recompute_s > 0:
+            return positions
         load = Load(located.bytes_by_drive(positions), self._bytes(positions))
         estimate_s = self._worth_s(len(positions), load)
-        if estimate_s is None:
-            return False
+        while estimate_s is None:
+            if len(load.by_drive) <= 1:
+                return positions[:0]
+            slowest = self._pace.slowest(self._clock(), load)
+            positions = np.concatenate(
+                [its for drive, its in located.by_drive(positions) if drive != slowest]
+            )
+            positions.sort()
+            load = Load(located.bytes_by_drive(positions), self._bytes(positions))
+            estimate_s = self._worth_s(len(positions), load)
         if self._recompute_s > 0:
             self._estimated = self._clock(), estimate_s
-        if waves > 1:
+        if len(positions) > per_wave or len(load.by_drive) > 1:
             self._booking.add(self._way, load.load_bytes)
             for drive, read_bytes in load.by_drive.items():
                 self._booking.add(self._pace.drives[drive], read_bytes)
-        return True
+        return positions
 
     def reads(self, located: Located, positions: NDArray[np.intp]) -> None:
         """Take off the books what is being read from now on."""

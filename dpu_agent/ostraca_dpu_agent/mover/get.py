@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.admission import Admission
+from ostraca_dpu_agent.mover.drive_io import WaveIO
 from ostraca_dpu_agent.mover.locate import Located
-from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper, of_one_size
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, in_turns, keeper, of_one_size
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.outcome import BlockState, Reason
@@ -29,10 +30,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.mover import Mover
-    from ostraca_dpu_agent.mover.request import Worker
+    from ostraca_dpu_agent.mover.request import Queue, Worker
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.wire.messages import Get
 
+
+_REFUSED = {NoRoom.DEADLINE: BlockState.LATE, NoRoom.GIVEN_UP: BlockState.MISS}
+"""What becomes of blocks that got no lease; others are DECLINED."""
 
 NOTHING = Located.nothing(0)
 """What is located of a request that asks no owner."""
@@ -146,10 +151,10 @@ class GetRun:
         waves: list[asyncio.Task[None]] = []
         try:
             located = await self._locate(wanted)
-            waiting = deque(self._to_load(located))
-            self._waves_left += len(waiting) - 1
-            lanes = min(mover.settings.reads_ahead, len(waiting))
-            waves += [mover.tasks.spawn(self._lane(located, waiting)) for _ in range(lanes)]
+            queues = self._to_load(located)
+            self._waves_left += sum(len(waiting) for _, waiting in queues) - 1
+            for drive, waiting in in_turns(queues, lanes=mover.settings.reads_ahead):
+                waves.append(mover.tasks.spawn(self._lane(located, drive, waiting)))
         finally:
             try:
                 await all_ended(waves)
@@ -236,32 +241,38 @@ class GetRun:
         located.is_found = fits
         return located
 
-    def _to_load(self, located: Located) -> list[NDArray[np.intp]]:
-        """Cut what was found into waves; nothing when recomputing it is faster."""
+    def _to_load(self, located: Located) -> list[Queue]:
+        """Cut what was found into waves of one drive each; what recomputing is faster than is left out."""
         found = np.flatnonzero(located.is_found)
         if not len(found):
             return []
-        waves = cut(found, self._mover.blocks_per_wave(self._slot_bytes))
-        if not self._admission.admits(located, found, waves=len(waves)):
-            self._end(found, BlockState.DECLINED, Reason.TOO_SLOW)
-            return []
-        return located.in_turns(waves)
+        per_wave = self._mover.blocks_per_wave(self._slot_bytes)
+        admitted = self._admission.admits(located, found, per_wave=per_wave)
+        if len(admitted) < len(found):
+            self._end(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
+        return [(drive, deque(cut(its, per_wave))) for drive, its in located.by_drive(admitted)]
 
-    async def _lane(self, located: Located, waiting: deque[NDArray[np.intp]]) -> None:
+    async def _lane(self, located: Located, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
         while waiting and not self._clocked.is_over():
             try:
-                await self._flash_wave(located, waiting.popleft())
+                await self._flash_wave(located, drive, waiting.popleft())
             finally:
                 self._waves_left -= 1
 
-    async def _flash_wave(self, located: Located, positions: NDArray[np.intp]) -> None:
+    async def _flash_wave(self, located: Located, drive_id: DriveId, positions: NDArray[np.intp]) -> None:
         mover = self._mover
+        drive = mover.drives.get(drive_id)
+        if drive is not None and drive.refuses_reads:
+            self._refuse(positions, NoRoom.GIVEN_UP)
+            return
         lease = await mover.staging.lease(
             len(positions),
             self._slot_bytes,
             Purpose.GET,
             holder=self._worker,
             within_s=self._clocked.left_s,
+            drive=drive_id,
+            given_up=None if drive is None else drive.given_up,
         )
         if isinstance(lease, NoRoom):
             self._refuse(positions, lease)
@@ -270,11 +281,11 @@ class GetRun:
             mover.staging.release(lease)
             return
         self._leases.add(lease)
-        is_good = np.zeros(len(positions), np.bool_)
+        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
         keep = keeper(self._blocks, located.tags, positions, is_good)
         try:
             self._admission.reads(located, positions)
-            reasons = await mover.load(located, self._blocks, positions, lease)
+            reasons, reads = await mover.load(located, self._blocks, positions, lease)
             is_good[:] = reasons == Reason.NONE
             if self._clocked.is_over():
                 return
@@ -285,7 +296,7 @@ class GetRun:
                 await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags)
         finally:
             self._leases.discard(lease)
-            mover.staging.release(lease, keep=keep)
+            mover.release(lease, reads, keep=keep)
 
     async def _deliver(
         self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
@@ -318,8 +329,7 @@ class GetRun:
 
     def _refuse(self, positions: NDArray[np.intp], why: NoRoom) -> None:
         if not self._clocked.is_over():
-            state = BlockState.LATE if why is NoRoom.DEADLINE else BlockState.DECLINED
-            self._end(positions, state, NO_ROOM_REASONS[why])
+            self._end(positions, _REFUSED.get(why, BlockState.DECLINED), NO_ROOM_REASONS[why])
 
     def _end(
         self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.mover.drive_io import WaveIO
 from ostraca_fabric.extent import whole_pages
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.ports.drive import Pieces
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.mover.drive_io import Begun
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.pace import Line, Pace
     from ostraca_dpu_agent.mover.staging import Lease, Staging
@@ -46,32 +48,49 @@ class Loader:
         positions: NDArray[np.intp],
         lease: Lease,
         seeds: NDArray[np.uint64],
-    ) -> NDArray[np.uint8]:
+    ) -> tuple[NDArray[np.uint8], WaveIO]:
         """Bring the blocks at *positions* into the lease's slots, in that order.
 
-        Returns a Reason per block: NONE when it is there and verified, else DRIVE_ERROR or DAMAGED. Ends
-        only when every read has ended: whoever can't wait that long leaves this running and keeps the lease.
+        Returns a Reason per block: NONE when it is there and verified, else DRIVE_ERROR, DRIVE_SUSPECT or
+        DAMAGED; and the reads, of which those are left that drives have given up. Whoever can't wait that
+        long leaves this running and keeps the lease.
         """
         reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-        reads: list[asyncio.Future[NDArray[np.bool_]]] = []
+        reads = WaveIO()
         try:
             for drive_id, rows, drive_offsets in _by_drive(located, positions):
                 drive = self._drives.get(drive_id)
-                if drive is not None:
+                if drive is not None and drive.refuses_reads:
+                    reasons[rows] = Reason.DRIVE_SUSPECT
+                elif drive is not None:
                     lengths = located.lengths[positions[rows]]
                     offsets = lease.offsets[rows]
                     pieces = Pieces(self._staging.array, offsets, drive_offsets, whole_pages(lengths))
                     chosen = positions[rows]
                     check = _checker(pieces, lengths, seeds[chosen], located.tags[chosen], rows, reasons)
-                    reads.append(drive.submit_read(pieces, check))
-                    self._measure(reads[-1], self._pace.drives[drive_id], int(lengths.sum()))
-        finally:  # whatever went wrong: the lease must outlive every read that was begun
-            await asyncio.gather(*reads)
-        return reasons
+                    read = reads.add(drive, rows, drive.submit_read(pieces, check))
+                    self._measure(read, self._pace.drives[drive_id], int(lengths.sum()))
+            await reads.ended_or_given_up()
+        except BaseException:  # whatever went wrong: the lease must outlive every read that was begun
+            await reads.ended()
+            raise
+        if reads.given_up:
+            reasons = reasons.copy()  # what is left may still tell how it ended
+            for left in reads.given_up:
+                reasons[left.rows] = Reason.DRIVE_SUSPECT
+        return reasons, reads
 
-    def _measure(self, read: asyncio.Future[NDArray[np.bool_]], line: Line, read_bytes: int) -> None:
+    def _measure(self, read: Begun, line: Line, read_bytes: int) -> None:
+        """Measure a read. The end of one that was given up says nothing of others."""
+
+        def ended(_: asyncio.Future[NDArray[np.bool_]]) -> None:
+            if read.is_given_up:
+                line.abandon(read_bytes)
+            else:
+                line.end(self._clock(), read_bytes)
+
         line.begin(self._clock(), read_bytes)
-        read.add_done_callback(lambda _: line.end(self._clock(), read_bytes))
+        read.ends.add_done_callback(ended)
 
 
 def _by_drive(

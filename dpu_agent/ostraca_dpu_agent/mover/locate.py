@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardKeys, ShardRelease
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
     from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardExtents
 
@@ -65,6 +65,16 @@ class Located:
 
     pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
 
+    def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
+        """Sort out found blocks by the drives they lie on, each drive's in their order."""
+        numbers: dict[DriveId, int] = {}
+        of_source = [numbers.setdefault(source.drive, len(numbers)) for source in self.sources]
+        if len(numbers) == 1:
+            return [(drive, positions) for drive in numbers if len(positions)]
+        drives = np.array(of_source, np.intp)[self.source[positions]]
+        sorted_out = [(drive, positions[drives == number]) for drive, number in numbers.items()]
+        return [(drive, its) for drive, its in sorted_out if len(its)]
+
     def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
         """Add up the lengths of found blocks on each drive."""
         sizes = np.bincount(self.source[positions], self.lengths[positions], len(self.sources))
@@ -73,16 +83,6 @@ class Located:
             if size:
                 found[source.drive] = found.get(source.drive, 0) + int(size)
         return found
-
-    def in_turns(self, waves: list[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-        """Order waves of found blocks so that the drives they begin on take turns: all have work at once."""
-        before: Counter[DriveId] = Counter()
-        turns = []
-        for wave in waves:
-            drive = self.sources[self.source[wave[0]]].drive
-            turns.append(before[drive])
-            before[drive] += 1
-        return [waves[at] for at in np.argsort(turns, kind="stable")]
 
     @classmethod
     def nothing(cls, blocks: int) -> Located:
@@ -102,9 +102,10 @@ class Located:
 class Locator:
     """Resolves keys with the owners of their shards, all owners at once."""
 
-    def __init__(self, owners: Owners) -> None:
-        """Ask through *owners*."""
+    def __init__(self, owners: Owners, drives: Mapping[DriveId, Drive]) -> None:
+        """Ask through *owners*. What lies on *drives* that are held off is not found."""
         self._owners = owners
+        self._drives = drives
 
     async def locate(
         self,
@@ -137,7 +138,16 @@ class Locator:
             await asked[0]
         else:
             await asyncio.gather(*asked)
+        self._leave_out_refused(located)
         return located
+
+    def _leave_out_refused(self, located: Located) -> None:
+        for number, source in enumerate(located.sources):
+            drive = self._drives.get(source.drive)
+            if drive is not None and drive.refuses_reads:
+                is_there = located.is_found & (located.source == number)
+                located.is_found[is_there] = False
+                located.reasons[is_there] = Reason.DRIVE_SUSPECT
 
     def release(self, located: Located) -> None:
         """Give the pins of a finished request back."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.events import EventRing
+    from ostraca_dpu_agent.mover.cache import Offer
+    from ostraca_dpu_agent.mover.drive_io import WaveIO
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.request import Blocks, Worker
     from ostraca_dpu_agent.mover.routes import Routes
@@ -95,7 +97,7 @@ class Mover:
         self.routes = routes
         self.clock = clock
         self._events = events
-        self.locator = Locator(owners)
+        self.locator = Locator(owners, drives)
         self.pace = Pace(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.pace, clock)
         self.counters = Counters(staging.cache.prefetched, self.pace.estimates)
@@ -183,16 +185,28 @@ class Mover:
 
     async def load(
         self, located: Located, blocks: Blocks, positions: NDArray[np.intp], lease: Lease
-    ) -> NDArray[np.uint8]:
+    ) -> tuple[NDArray[np.uint8], WaveIO]:
         """Bring located blocks into a lease's slots; returns a Reason per block, NONE where it is there and
-        verified.
+        verified, and the reads, for ``release``.
 
         Damaged ones are reported to their owners.
         """
-        reasons = await self._loader.load(located, positions, lease, blocks.seeds)
+        reasons, reads = await self._loader.load(located, positions, lease, blocks.seeds)
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
             self._report_damage(located, blocks, int(positions[row]))
-        return reasons
+        return reasons, reads
+
+    def release(self, lease: Lease, io: WaveIO, *, keep: Offer) -> None:
+        """End a wave's lease, as ``Staging.release``; once what drives were given up with has ended."""
+        if io.given_up:
+            self.staging.leave_to_drive(lease)
+            self.tasks.spawn(self._release_late(lease, io))
+        else:
+            self.staging.release(lease, keep=keep)
+
+    async def _release_late(self, lease: Lease, io: WaveIO) -> None:
+        await io.ended()
+        self.staging.release(lease)
 
     def _report_damage(self, located: Located, blocks: Blocks, position: int) -> None:
         self.counters.damaged += 1

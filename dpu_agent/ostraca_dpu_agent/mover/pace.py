@@ -149,6 +149,15 @@ class Pace:
             takes_s = max(takes_s, line.wait_s(now_s) + longer_s + alone * shorter_s)
         return takes_s
 
+    def slowest(self, now_s: float, load: Load) -> DriveId:
+        """Return the drive that a load would wait for longest."""
+
+        def takes_s(drive: DriveId) -> float:
+            line = self.drives[drive]
+            return line.wait_s(now_s) + line.serve_s(now_s, load.by_drive[drive])
+
+        return max(load.by_drive, key=takes_s)
+
     def compare(self, estimate_s: float, took_s: float) -> None:
         """Count how long an admitted load took that was expected to take *estimate_s*."""
         counters = self.estimates

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_dpu_agent.mover.request import Blocks, cut, keeper
+from ostraca_dpu_agent.mover.drive_io import WaveIO
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, cut, keeper
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.keys import derive_keys
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.locate import Located
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.wire.messages import Prefetch, PrefetchFor
 
 
 class PrefetchRun:
-    """One prefetch: one wave after the other, so that gets go before it."""
+    """One prefetch: from each drive one wave after the other, so that gets go before it."""
 
     def __init__(
         self,
@@ -83,35 +85,51 @@ class PrefetchRun:
         blocks = Blocks(self._volume, self._request.spans, lengths)
         try:
             slot_bytes = rounded_up(int(lengths.max(initial=1)))
-            for positions in cut(np.flatnonzero(located.is_found), mover.blocks_per_wave(slot_bytes)):
-                await self._wave(located, blocks, positions, slot_bytes)
+            queues = located.by_drive(np.flatnonzero(located.is_found))
+            lanes = (self._lane(located, blocks, *queue, slot_bytes) for queue in queues)
+            await all_ended([mover.tasks.spawn(lane) for lane in lanes])
         finally:
             mover.locator.release(located)
 
+    async def _lane(
+        self, located: Located, blocks: Blocks, drive: DriveId, its: NDArray[np.intp], slot_bytes: int
+    ) -> None:
+        for positions in cut(its, self._mover.blocks_per_wave(slot_bytes)):
+            await self._wave(located, blocks, drive, positions, slot_bytes)
+
     async def _wave(
-        self, located: Located, blocks: Blocks, positions: NDArray[np.intp], slot_bytes: int
+        self,
+        located: Located,
+        blocks: Blocks,
+        drive_id: DriveId,
+        positions: NDArray[np.intp],
+        slot_bytes: int,
     ) -> None:
         mover = self._mover
         if self._clocked.is_over():
             return
+        drive = mover.drives.get(drive_id)
         lease = await mover.staging.lease(
             len(positions),
             slot_bytes,
             Purpose.GET,
             holder=self._holder,
             within_s=self._clocked.left_s,
+            drive=drive_id,
+            given_up=None if drive is None else drive.given_up,
         )
         if isinstance(lease, NoRoom):
             if lease is not NoRoom.DEADLINE and not self._clocked.is_over():
-                self._end(positions, BlockState.DECLINED, NO_ROOM_REASONS[lease])
+                state = BlockState.MISS if lease is NoRoom.GIVEN_UP else BlockState.DECLINED
+                self._end(positions, state, NO_ROOM_REASONS[lease])
             return
-        is_good = np.zeros(len(positions), np.bool_)
+        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
         keep = keeper(blocks, located.tags, positions, is_good, uses=0)
         try:
-            reasons = await mover.load(located, blocks, positions, lease)
+            reasons, reads = await mover.load(located, blocks, positions, lease)
             is_good[:] = reasons == Reason.NONE
         finally:
-            mover.staging.release(lease, keep=keep)
+            mover.release(lease, reads, keep=keep)
         if not self._clocked.is_over():
             self._brought_bytes += int(blocks.lengths[positions[is_good]].sum())
             self._end(positions[is_good], BlockState.HIT, Reason.NONE)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.depths import is_too_short
-from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, keeper
+from ostraca_dpu_agent.mover.drive_io import WaveIO
+from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, in_turns, keeper
 from ostraca_dpu_agent.mover.space import Space
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.errors import UsageError
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.mover import Mover
-    from ostraca_dpu_agent.mover.request import Worker
+    from ostraca_dpu_agent.mover.request import Queue, Worker
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.wire.messages import Put
 
 
@@ -68,7 +70,7 @@ class PutRun:
         self._is_moving = np.zeros(count, np.bool_)
         self._space = Space(mover.owners, self._blocks, self._end, clock=mover.clock, hold_s=mover.hold_s)
         self._moving: set[Lease] = set()
-        self._waiting: deque[NDArray[np.intp]] = deque()
+        self._waiting: list[Queue] = []
         self._unchecked = 0
         self._is_staged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
@@ -85,8 +87,9 @@ class PutRun:
             await self._clocked.wait([self._is_staged if self._ack is Ack.STAGED else bringing])
             if bringing.done():
                 bringing.result()
-            while self._waiting:
-                self._space.release(self._waiting.popleft())
+            for _, waiting in self._waiting:
+                while waiting:
+                    self._space.release(waiting.popleft())
             unsettled = np.flatnonzero(self._is_moving)
             must_settle = len(unsettled) > 0
             for lease in self._moving:
@@ -117,11 +120,13 @@ class PutRun:
         mover = self._mover
         try:
             reserved = await self._reserve()
-            self._waiting.extend(cut(reserved, mover.blocks_per_put(self._slot_bytes)))
-            self._unchecked = len(self._waiting)
-            if self._unchecked:
-                lanes = min(mover.settings.waves_ahead, self._unchecked)
-                await all_ended([mover.tasks.spawn(self._lane()) for _ in range(lanes)])
+            per_wave = mover.blocks_per_put(self._slot_bytes)
+            self._waiting = [
+                (drive, deque(cut(its, per_wave))) for drive, its in self._space.by_drive(reserved)
+            ]
+            self._unchecked = sum(len(waiting) for _, waiting in self._waiting)
+            queues = in_turns(self._waiting, lanes=mover.settings.waves_ahead)
+            await all_ended([mover.tasks.spawn(self._lane(*queue)) for queue in queues])
         finally:
             committed_bytes = int(self._blocks.lengths[self._states == PutState.COMMITTED].sum())
             mover.ended("put", self._blocks.keys, self._states, self._reasons, committed_bytes)
@@ -144,15 +149,15 @@ class PutRun:
         await self._space.reserve(mover.routes(), self._volume.placement_secret, ~is_short, within_s=within_s)
         return np.flatnonzero(self._space.is_reserved)
 
-    async def _lane(self) -> None:
-        while self._waiting:
-            await self._wave(self._waiting.popleft())
+    async def _lane(self, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
+        while waiting:
+            await self._wave(drive, waiting.popleft())
 
-    async def _wave(self, positions: NDArray[np.intp]) -> None:
+    async def _wave(self, drive: DriveId, positions: NDArray[np.intp]) -> None:
         is_checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_checked.add_done_callback(self._count_checked)
         try:
-            lease = await self._lease(positions)
+            lease = await self._lease(drive, positions)
             if lease is not None:
                 await self._carry(positions, lease, is_checked)
         finally:
@@ -164,15 +169,20 @@ class PutRun:
         if not self._unchecked:
             self._end_staging()
 
-    async def _lease(self, positions: NDArray[np.intp]) -> Lease | None:
+    async def _lease(self, drive_id: DriveId, positions: NDArray[np.intp]) -> Lease | None:
         lease: Lease | NoRoom = NoRoom.DEADLINE
-        if not self._clocked.is_over():
+        drive = self._mover.drives.get(drive_id)
+        if drive is not None and drive.refuses_writes:
+            lease = NoRoom.GIVEN_UP
+        elif not self._clocked.is_over():
             lease = await self._mover.staging.lease(
                 len(positions),
                 self._slot_bytes,
                 Purpose.PUT,
                 holder=self._worker,
                 within_s=self._clocked.left_s,
+                drive=drive_id,
+                given_up=None if drive is None else drive.given_up,
             )
         if isinstance(lease, Lease) and not self._clocked.is_over():
             return lease
@@ -188,7 +198,7 @@ class PutRun:
     ) -> None:
         """Take one wave from the arena to the summary."""
         mover = self._mover
-        kept = np.zeros(len(positions), np.bool_)
+        kept, writes = np.zeros(len(positions), np.bool_), WaveIO()
         keep = keeper(self._blocks, self._tags, positions, kept)
         try:
             good = await self._fetch(positions, lease)
@@ -200,10 +210,10 @@ class PutRun:
             if self._space.has_run_out:
                 self._end(positions[rows], PutState.DECLINED, Reason.EXPIRED)
                 return
-            written = await self._write(positions, rows, lease)
-            kept[rows] = await self._commit(positions[rows], written)
+            reasons, writes = await self._write(positions, rows, lease)
+            kept[rows] = await self._commit(positions[rows], reasons, writes)
         finally:
-            mover.staging.release(lease, keep=keep)
+            mover.release(lease, writes, keep=keep)
 
     async def _fetch(self, positions: NDArray[np.intp], lease: Lease) -> NDArray[np.bool_]:
         """Fetch a wave and check it; says which blocks may be stored. None may once the request is over."""
@@ -248,22 +258,30 @@ class PutRun:
 
     async def _write(
         self, positions: NDArray[np.intp], rows: NDArray[np.intp], lease: Lease
-    ) -> NDArray[np.bool_]:
-        """Write the given rows of a wave, adjacent extents in one I/O; says which are on flash."""
-        written = np.zeros(len(rows), np.bool_)
-        writes: list[asyncio.Future[NDArray[np.bool_]]] = []
-        members = []
+    ) -> tuple[NDArray[np.uint8], WaveIO]:
+        """Write the given rows of a wave, adjacent extents in one I/O; returns a Reason for each, NONE where
+        it is on flash, and the writes.
+        """
+        reasons = np.full(len(rows), Reason.DRIVE_ERROR, np.uint8)
+        writes = WaveIO()
         try:
             for target, chosen in self._space.by_target(positions[rows]):
                 drive = self._mover.drives.get(target.drive)
-                if drive is not None:
-                    writes.append(drive.submit_write(self._pieces(positions, rows[chosen], lease)))
-                    members.append(chosen)
-        finally:  # whatever went wrong: the lease must outlive every write that was begun
-            ends = await asyncio.gather(*writes)
-        for chosen, end in zip(members, ends, strict=True):
-            written[chosen] = end
-        return written
+                if drive is not None and drive.refuses_writes:
+                    reasons[chosen] = Reason.DRIVE_SUSPECT
+                elif drive is not None:
+                    pieces = self._pieces(positions, rows[chosen], lease)
+                    writes.add(drive, chosen, drive.submit_write(pieces))
+            await writes.ended_or_given_up()
+        except BaseException:  # whatever went wrong: the lease must outlive every write that was begun
+            await writes.ended()
+            raise
+        for write in writes.begun:
+            if write.is_given_up:
+                reasons[write.rows] = Reason.DRIVE_SUSPECT
+            else:
+                reasons[write.rows[write.ends.result()]] = Reason.NONE
+        return reasons, writes
 
     def _pieces(self, positions: NDArray[np.intp], rows: NDArray[np.intp], lease: Lease) -> Pieces:
         chosen = positions[rows]
@@ -274,12 +292,20 @@ class PutRun:
             whole_pages(self._blocks.lengths[chosen]),
         )
 
-    async def _commit(self, positions: NDArray[np.intp], written: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Commit what was written; says which blocks are committed."""
-        failed = positions[~written]
-        self._end(failed, PutState.DECLINED, Reason.DRIVE_ERROR)
-        self._space.release(failed)
-        chosen = positions[written]
+    async def _commit(
+        self, positions: NDArray[np.intp], reasons: NDArray[np.uint8], writes: WaveIO
+    ) -> NDArray[np.bool_]:
+        """Commit what was written; says which blocks are committed.
+
+        What a write that was given up may still reach keeps its space until the reservation runs out.
+        """
+        has_failed = reasons != Reason.NONE
+        self._end(positions[has_failed], PutState.DECLINED, reasons[has_failed])
+        is_free = has_failed.copy()
+        for write in writes.given_up:
+            is_free[write.rows] = False
+        self._space.release(positions[is_free])
+        chosen = positions[~has_failed]
         if self._space.has_run_out:
             self._end(chosen, PutState.DECLINED, Reason.EXPIRED)
         else:

@@ -21,14 +21,20 @@ from ostraca_fabric.tags import tag_seeds
 from ostraca_fabric.wire import columns
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.ports.transport import Peer
     from ostraca_fabric.wire.messages import GetProgress, Settled
+
+
+Queue = tuple["DriveId", "deque[NDArray[np.intp]]"]
+"""Waves of one request that are to come from one drive, or go there."""
 
 
 class Worker(Protocol):
@@ -180,6 +186,16 @@ def keeper(
 def cut(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:
     """Cut positions into waves, in order."""
     return [positions[at : at + blocks_per_wave] for at in range(0, len(positions), max(1, blocks_per_wave))]
+
+
+def in_turns(queues: Sequence[Queue], *, lanes: int) -> list[Queue]:
+    """Return each drive's queue once for every lane that may carry waves of it, so that drives take turns.
+
+    They share *lanes* evenly, and each has one at least: a drive that hangs holds its own lanes up, and no
+    other's.
+    """
+    share = max(1, lanes // max(1, len(queues)))
+    return [queue for turn in range(share) for queue in queues if turn < len(queue[1])]
 
 
 def of_one_size(slot_bytes: NDArray[np.int64], per_wave: Callable[[int], int]) -> list[NDArray[np.intp]]:

@@ -109,6 +109,16 @@ class Space:
             groups.append((self._targets[number], rows[order]))
         return groups
 
+    def by_drive(self, positions: Positions) -> list[tuple[DriveId, Positions]]:
+        """Sort out reserved blocks by the drives they go to, each drive's in their order."""
+        numbers: dict[DriveId, int] = {}
+        of_target = [numbers.setdefault(target.drive, len(numbers)) for target in self._targets]
+        if not len(positions):
+            return []
+        drives = np.array(of_target, np.intp)[self._target[positions]]
+        sorted_out = [(drive, positions[drives == number]) for drive, number in numbers.items()]
+        return [(drive, its) for drive, its in sorted_out if len(its)]
+
     def drive_offsets(self, positions: Positions) -> NDArray[np.int64]:
         """Return where on their drives reserved blocks go, in bytes."""
         bases = np.array([target.base for target in self._targets], np.int64)

@@ -5,10 +5,10 @@ DRAM cache; that happens only after every I/O and transfer that touches the slot
 lease whose request is over before that is in *quarantine* meanwhile: counted, limited, and never cut short.
 
 Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait
-for flash writes; each worker holds at most its share, so that one that has stopped can't use staging up;
-cached blocks make room when staging needs it. A transfer out of the cache leases the blocks it reads: they
-stay where they are, and count for its worker's share and in quarantine as slots do, because nobody else can
-have their memory meanwhile.
+for flash writes; each worker holds at most its share, so that one that has stopped can't use staging up, and
+each drive, so that one that hangs can't; cached blocks make room when staging needs it. A transfer out of the
+cache leases the blocks it reads: they stay where they are, and count for its worker's share and in quarantine
+as slots do, because nobody else can have their memory meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,11 +57,15 @@ class NoRoom(Enum):
     QUARANTINED = auto()
     """Too much is held by transfers not known to have ended."""
 
+    GIVEN_UP = auto()
+    """The drive fell silent meanwhile."""
+
 
 NO_ROOM_REASONS = {
     NoRoom.DEADLINE: Reason.DEADLINE,
     NoRoom.TOO_LARGE: Reason.OVERLOADED,
     NoRoom.QUARANTINED: Reason.QUARANTINED,
+    NoRoom.GIVEN_UP: Reason.DRIVE_SUSPECT,
 }
 
 
@@ -76,6 +80,9 @@ class Lease:
     slot_bytes: int
     purpose: Purpose
     holder: Hashable
+    drive: Hashable
+    """The drive it waits for, if it does."""
+
     held_bytes: int
     """What it counts for, until its release."""
 
@@ -91,6 +98,7 @@ class _Waiter:
     slot_bytes: int
     purpose: Purpose
     holder: Hashable
+    drive: Hashable
     given: asyncio.Future[Lease]
 
 
@@ -132,18 +140,28 @@ class Staging:
         return int(self._settings.staging_bytes * self._settings.put_share)
 
     async def lease(
-        self, count: int, slot_bytes: int, purpose: Purpose, *, holder: Hashable, within_s: float
+        self,
+        count: int,
+        slot_bytes: int,
+        purpose: Purpose,
+        *,
+        holder: Hashable,
+        within_s: float,
+        drive: Hashable = None,
+        given_up: asyncio.Future[None] | None = None,
     ) -> Lease | NoRoom:
         """Lease *count* slots to *holder*, a worker, waiting up to *within_s* for them.
 
-        For CACHED: lease the right to ``hold`` as many blocks of the cache.
+        For CACHED: lease the right to ``hold`` as many blocks of the cache. *drive*: what is to be read from
+        or written to; nobody waits for that after *given_up*.
         """
         settings = self._settings
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
             return NoRoom.TOO_LARGE
         if self._is_too_much_quarantined(holder, count * slot_bytes):
             return NoRoom.QUARANTINED
-        waiter = _Waiter(count, slot_bytes, purpose, holder, asyncio.get_running_loop().create_future())
+        given = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(count, slot_bytes, purpose, holder, drive, given)
         if all(self._is_at_its_share(earlier) for earlier in self._waiting[purpose]):
             lease = self._take(waiter)
             if lease is not None:
@@ -151,13 +169,14 @@ class Staging:
         if within_s <= 0:
             return NoRoom.DEADLINE
         self._waiting[purpose].append(waiter)
-        await asyncio.wait([waiter.given], timeout=within_s)
+        until: set[asyncio.Future[Any]] = {waiter.given} if given_up is None else {waiter.given, given_up}
+        await asyncio.wait(until, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if waiter.given.done():
             return waiter.given.result()
         waiter.given.cancel()
         self._waiting[purpose].remove(waiter)
         self._serve_waiters()
-        return NoRoom.DEADLINE
+        return NoRoom.DEADLINE if given_up is None or not given_up.done() else NoRoom.GIVEN_UP
 
     def hold(self, lease: Lease, rows: NDArray[np.int64]) -> None:
         """Hold blocks of the cache under a lease for CACHED: as many as it is of, or fewer, now known."""
@@ -176,6 +195,16 @@ class Staging:
             self.quarantined_cached_bytes += lease.held_bytes
         else:
             self._pool.quarantine(lease, lease.offsets)
+
+    def leave_to_drive(self, lease: Lease) -> None:
+        """Quarantine a lease whose drive was given up: it no longer counts for its worker, who goes on."""
+        self.quarantine(lease)
+        if lease.drive is not None:
+            _subtract(self._held_by, lease.holder, lease.held_bytes)
+            _subtract(self._quarantined_by, lease.holder, lease.held_bytes)
+            lease.holder, lease.drive = lease.drive, None
+            self._quarantined_by[lease.holder] += lease.held_bytes
+        self._serve_waiters()
 
     def release(self, lease: Lease, *, keep: Offer | None = None) -> None:
         """End a lease: no I/O and no transfer touches its slots any more.
@@ -207,6 +236,8 @@ class Staging:
             lease.held_bytes += more_bytes
             self._held[lease.purpose] += more_bytes
             _subtract(self._held_by, lease.holder, -more_bytes)
+            if lease.drive is not None:
+                _subtract(self._held_by, lease.drive, -more_bytes)
 
     def _limit(self, purpose: Purpose) -> int:
         return self.put_bytes_max if purpose is Purpose.PUT else self._settings.staging_bytes
@@ -222,9 +253,15 @@ class Staging:
         return held_bytes > self._settings.worker_share * self._settings.staging_bytes
 
     def _is_at_its_share(self, waiter: _Waiter) -> bool:
-        """Whether its holder has to give something back first; one that holds nothing never has."""
-        held = self._held_by[waiter.holder]
-        return held > 0 and self._is_above_share(held + waiter.count * waiter.slot_bytes)
+        """Whether its holder, or its drive, has to give something back first; one that holds nothing never
+        has.
+        """
+        settings, wanted = self._settings, waiter.count * waiter.slot_bytes
+        held = self._held_by.get(waiter.holder, 0)
+        if held > 0 and self._is_above_share(held + wanted):
+            return True
+        of_drive = 0 if waiter.drive is None else self._held_by.get(waiter.drive, 0)
+        return of_drive > 0 and of_drive + wanted > settings.drive_share * settings.staging_bytes
 
     def _take(self, waiter: _Waiter) -> Lease | None:
         if self._is_at_its_share(waiter):
@@ -233,7 +270,7 @@ class Staging:
         offsets = NO_ROWS if purpose is Purpose.CACHED else self._slots(count, slot_bytes, purpose)
         if offsets is None:
             return None
-        lease = Lease(offsets, slot_bytes, purpose, waiter.holder, held_bytes=0, rows=NO_ROWS)
+        lease = Lease(offsets, slot_bytes, purpose, waiter.holder, waiter.drive, held_bytes=0, rows=NO_ROWS)
         self._count(lease, count * slot_bytes)
         return lease
 

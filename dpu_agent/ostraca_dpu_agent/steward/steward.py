@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.service import OwnerService
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.steward.plan import Step
+    from ostraca_fabric.adapters.guarded_drive import GuardedDrive
     from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, FabricMap, ShardRecord
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import DriveId, ShardId
-    from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.membership import Membership
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class Steward:
         *,
         membership: Membership,
         owner: OwnerService,
-        drives: dict[DriveId, Drive],
-        open_drive: Callable[[DriveRecord], Drive],
+        drives: dict[DriveId, GuardedDrive],
+        open_drive: Callable[[DriveRecord], GuardedDrive],
         clock: Callable[[], float],
     ) -> None:
         """Fill *drives* and ``owner.shards``; *open_drive* opens the path to a drive and raises
@@ -178,7 +178,7 @@ class Steward:
         recovering.add_done_callback(lambda _: self._recoveries.pop(record.id, None))
 
     async def _recover(
-        self, owned: OwnedShard, drive: Drive, superblock: Superblock, epoch: OwnerEpoch
+        self, owned: OwnedShard, drive: GuardedDrive, superblock: Superblock, epoch: OwnerEpoch
     ) -> None:
         """Read what a shard holds, one shard at a time: memory and the drives' work are bounded."""
         record, claimed = owned.record, epoch

@@ -69,7 +69,11 @@ class DriveSettings:
 
 
 class FileDrive:
-    """Implements ``ports.drive.Drive``. ``open`` makes it."""
+    """Implements ``ports.drive.Drive``. ``open`` makes it. It tries whatever it is asked for."""
+
+    refuses_reads = False
+    refuses_writes = False
+    given_up = None
 
     def __init__(
         self,

@@ -93,5 +93,23 @@ class Drive(Protocol):
     def queued(self) -> int:
         """Pieces submitted and not ended."""
 
+    @property
+    def refuses_reads(self) -> bool:
+        """Whether reads fail at once for now, because the drive has been failing: ask before waiting for
+        memory to read into.
+        """
+
+    @property
+    def refuses_writes(self) -> bool:
+        """Whether nothing new should be written for now, because the drive has been failing. What was begun
+        may be ended: a summary of blocks that are written already.
+        """
+
+    @property
+    def given_up(self) -> asyncio.Future[None] | None:
+        """Done once what is under way now is not worth waiting for: the drive has fallen silent. Its memory
+        is in use all the same. None of a drive that nobody watches.
+        """
+
     def close(self) -> None:
         """Wait for operations under way, then let the drive go."""

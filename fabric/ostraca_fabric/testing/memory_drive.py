@@ -36,6 +36,10 @@ class MemoryDrive:
     all pieces of an I/O, those that join each other on the drive, as it does with a drive of flash.
     """
 
+    refuses_reads = False
+    refuses_writes = False
+    given_up = None
+
     def __init__(
         self,
         drive: DriveId,

@@ -1,0 +1,202 @@
+"""A drive that is watched: any drive, with what one agent believes of it kept beside it.
+
+Every operation passes here, and ``drive_health`` hears when it begins and how it ends. What the health says
+no to is not submitted: its future is there at once, and says that nothing was read or written. What has been
+submitted is never held up here, and its future is the drive's own.
+
+While anything is under way a timer looks for what is overdue: a drive that hangs says nothing by itself.
+While reads are held off the timer tries one page now and then, for whose end nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from ostraca_fabric.drive_health import Condition, DriveHealth, HealthSettings, Kind
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.ports.drive import Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.ports.drive import Drive
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class GuardedDrive:
+    """Implements ``ports.drive.Drive`` around another drive. Lives on one event loop."""
+
+    def __init__(self, drive: Drive, settings: HealthSettings, clock: Callable[[], float]) -> None:
+        """Watch *drive*; *clock* is monotonic, in seconds, and of the event loop's time."""
+        self.id = drive.id
+        self.size_bytes = drive.size_bytes
+        self.has_volatile_cache = drive.has_volatile_cache
+        self.health = DriveHealth(settings)
+        self._drive = drive
+        self._clock = clock
+        self._turn: asyncio.TimerHandle | None = None
+        self._given_up: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    @property
+    def queued(self) -> int:
+        """Pieces submitted and not ended, by whoever shares the drive."""
+        return self._drive.queued
+
+    @property
+    def refuses_reads(self) -> bool:
+        """Whether reads fail at once for now."""
+        return self.health.refuses_reads
+
+    @property
+    def refuses_writes(self) -> bool:
+        """Whether nothing new should be written for now."""
+        return self.health.refuses_writes(self._clock())
+
+    @property
+    def given_up(self) -> asyncio.Future[None]:
+        """Done once the drive has fallen silent with what is under way now."""
+        if self._given_up is None:
+            self._given_up = asyncio.get_running_loop().create_future()
+        return self._given_up
+
+    def submit_read(
+        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
+    ) -> asyncio.Future[NDArray[np.bool_]]:
+        """Read every piece, as the port says; none while reads are held off."""
+        pieces.check()
+        number = self._begin(Kind.READ, pieces)
+        if number is None:
+            return _refused(np.zeros(len(pieces), np.bool_))
+        if then is None:
+            return self._watched(number, self._drive.submit_read(pieces), pieces, None)
+        was_read = np.zeros(len(pieces), np.bool_)
+
+        def check(rows: slice) -> NDArray[np.bool_]:
+            # What is read and found damaged is no failure of the drive until its owner says so.
+            was_read[rows] = True
+            return then(rows)
+
+        return self._watched(number, self._drive.submit_read(pieces, check), pieces, was_read)
+
+    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
+        """Write every piece, as the port says; none while writes are held off."""
+        pieces.check()
+        number = self._begin(Kind.WRITE, pieces)
+        if number is None:
+            return _refused(np.zeros(len(pieces), np.bool_))
+        return self._watched(number, self._drive.submit_write(pieces), pieces, None)
+
+    def submit_flush(self) -> asyncio.Future[bool]:
+        """Make everything written before durable, as the port says; not while writes are held off."""
+        number = self.health.begin(self._clock(), Kind.WRITE, 0)
+        if number is None:
+            return _refused(False)  # noqa: FBT003 - the result
+        flushed = self._drive.submit_flush()
+        flushed.add_done_callback(partial(self._flushed, number))
+        self._see_to_turns()
+        return flushed
+
+    def note_damage(self, offset: int) -> None:
+        """Count a block that its owner has found damaged; it begins at *offset*."""
+        self.health.damage(self._clock(), offset)
+        self._tell()
+
+    def close(self) -> None:
+        """Wait for operations under way, then let the drive go."""
+        self.unwatch()
+        self._drive.close()
+
+    def unwatch(self) -> None:
+        """Watch no more, and leave the drive open: somebody else closes it."""
+        self._is_closed = True
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _begin(self, kind: Kind, pieces: Pieces) -> int | None:
+        return self.health.begin(self._clock(), kind, int(pieces.lengths.sum(dtype=np.int64)))
+
+    def _watched(
+        self,
+        number: int,
+        ends: asyncio.Future[NDArray[np.bool_]],
+        pieces: Pieces,
+        was_read: NDArray[np.bool_] | None,
+    ) -> asyncio.Future[NDArray[np.bool_]]:
+        if ends.done():  # nothing was submitted: no pieces, or too many were waiting
+            self.health.withdraw(number)
+            return ends
+        ends.add_done_callback(partial(self._ended, number, pieces, was_read))
+        self._see_to_turns()
+        return ends
+
+    def _ended(
+        self,
+        number: int,
+        pieces: Pieces,
+        was_read: NDArray[np.bool_] | None,
+        ends: asyncio.Future[NDArray[np.bool_]],
+    ) -> None:
+        # Its holder may have cancelled it, against the rules of the port: then nothing is known of it.
+        good = np.ones(1, np.bool_) if ends.cancelled() else ends.result() if was_read is None else was_read
+        if good.all():
+            self.health.end(self._clock(), number, is_good=True)
+        else:
+            failed_at = int(pieces.drive_offsets[int(np.argmin(good))])
+            self.health.end(self._clock(), number, is_good=False, failed_at=failed_at)
+        self._tell()
+
+    def _flushed(self, number: int, flushed: asyncio.Future[bool]) -> None:
+        self.health.end(self._clock(), number, is_good=flushed.cancelled() or flushed.result())
+        self._tell()
+
+    def _see_to_turns(self) -> None:
+        if self._turn is None and not self._is_closed and self.health.needs_turns:
+            loop = asyncio.get_running_loop()
+            self._turn = loop.call_later(self.health.turn_every_s, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        now_s = self._clock()
+        if self.health.turn(now_s) and self._given_up is not None:
+            self._given_up.set_result(None)
+            self._given_up = None
+        self._tell()
+        if self.health.is_probe_due(now_s) and not self._is_closed:
+            self._probe(now_s)
+        self._see_to_turns()
+
+    def _probe(self, now_s: float) -> None:
+        """Read the drive's first page, as a trial."""
+        number = self.health.begin(now_s, Kind.READ, PAGE_BYTES, is_probe=True)
+        assert number is not None, "a probe that is due may begin"
+        page = Pieces.one(np.frombuffer(mmap.mmap(-1, PAGE_BYTES), np.uint8), drive_offset=0)
+        ends = self._drive.submit_read(page)
+        if ends.done():
+            self.health.end(now_s, number, is_good=False)
+        else:
+            ends.add_done_callback(partial(self._ended, number, page, None))
+
+    def _tell(self) -> None:
+        for said in self.health.take_said():
+            level = logging.ERROR if self.health.condition is Condition.FAILED else logging.WARNING
+            log.log(level, "Drive %s %s", self.id, said)
+        self._see_to_turns()
+
+
+def _refused(result: _Result) -> asyncio.Future[_Result]:
+    refused: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+    refused.set_result(result)
+    return refused
