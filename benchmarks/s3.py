@@ -26,13 +26,14 @@ from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.file_drive import FileDrive
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.fabric_map import AgentRecord, DriveRecord
 from ostraca_fabric.ids import AgentId, DriveId, StartId
 
 if TYPE_CHECKING:
     from benchmarks.conditions import Conditions
-    from ostraca_fabric.ports.drive import Drive
 
 MS = 1e3
 _BEAT_S = 0.001
@@ -81,12 +82,11 @@ async def _recovered(shard: BigShard) -> Recovery:
     agent = AgentRecord(AgentId("agent"), StartId(bytes(16)), ())
     await membership.join(agent)
     owner = OwnerService(time.monotonic, EventRing(agent.id, 16, time.monotonic))
-    drives: dict[DriveId, Drive] = {}
-    opened: list[FileDrive] = []
+    drives: dict[DriveId, GuardedDrive] = {}
 
-    def open_drive(record: DriveRecord) -> FileDrive:
-        opened.append(FileDrive.open(record.id, record.path))
-        return opened[-1]
+    def open_drive(record: DriveRecord) -> GuardedDrive:
+        drive = FileDrive.open(record.id, record.path)
+        return GuardedDrive(drive, HealthSettings(), time.monotonic)
 
     steward = Steward(
         agent,
@@ -108,7 +108,7 @@ async def _recovered(shard: BigShard) -> Recovery:
         await beating
     _check(owner, shard.blocks)
     await steward.close()
-    for drive in opened:
+    for drive in drives.values():
         drive.close()
     return Recovery(seconds, beats.stall_s)
 

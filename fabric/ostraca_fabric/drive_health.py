@@ -69,8 +69,8 @@ class HealthSettings:
     """What an operation moves adds to both at this rate, bytes in a second. A drive slower than that is as
     good as silent."""
 
-    stuck_s: float = 10.0
-    """How long one operation may take while others end beside it."""
+    stuck_s: float = 5.0
+    """How long one operation may go on after one that was begun later has ended."""
 
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
@@ -108,6 +108,8 @@ class _Operation:
     """How long moving its bytes may take."""
 
     is_trial: bool
+    overtaken_heard_s: float | None = None
+    """When one that was begun later was found to have ended."""
 
 
 class DriveHealth:
@@ -131,7 +133,7 @@ class DriveHealth:
         self._given_up: dict[int, _Operation] = {}
         """Under way as well, and their silence has been counted."""
 
-        self._begun = 0
+        self._begun = self._newest_ended = 0
         self._turn_s = 0.0
         self._heard_s = 0.0
         """The time that turns have listened for. It is this that operations are overdue by."""
@@ -206,6 +208,7 @@ class DriveHealth:
         """Say how an operation ended; *failed_at*: where on the drive the first failed piece begins."""
         operation = self._given_up.pop(number, None) or self._watched.pop(number)
         self._ended_heard_s = self._heard_s
+        self._newest_ended = max(self._newest_ended, number)
         kind, breaker = operation.kind, self._breakers[operation.kind]
         if not is_good:
             self.counted[f"{kind.value}s"] += 1
@@ -239,11 +242,7 @@ class DriveHealth:
         self._turn_s = now_s
         if self._watched and self._heard_s - self._ended_heard_s > self._limit_s():
             self._give_up(now_s, dict(self._watched), "answered nothing")
-        stuck = {
-            number: each
-            for number, each in self._watched.items()
-            if self._heard_s - each.begun_heard_s > self._settings.stuck_s + each.move_s
-        }
+        stuck = self._stuck()
         if stuck:
             self._give_up(now_s, stuck, "left something unanswered")
         is_over = now_s - self._fault_s > self._settings.clean_s
@@ -268,6 +267,16 @@ class DriveHealth:
         assert self._ended_heard_s <= self._heard_s, "silence is never negative"
         is_failed = len(self._faults) >= self._settings.failed_faults
         assert self.condition is Condition.FAILED or not is_failed, "so many faults are a drive that failed"
+
+    def _stuck(self) -> dict[int, _Operation]:
+        """Return operations that were overtaken long ago. A drive takes them about in order."""
+        stuck = {}
+        for number, each in self._watched.items():
+            if each.overtaken_heard_s is None:
+                each.overtaken_heard_s = self._heard_s if number < self._newest_ended else None
+            elif self._heard_s - each.overtaken_heard_s > self._settings.stuck_s + each.move_s:
+                stuck[number] = each
+        return stuck
 
     def _limit_s(self) -> float:
         settings, watched = self._settings, self._watched.values()

@@ -24,11 +24,13 @@ from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.waves import wave_fits
+from ostraca_fabric.breaker import BreakerSettings
 from ostraca_fabric.chain import Chain, Span
+from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId, drive_id, shard_id
+from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, FabricId, ShardId, TenantId, drive_id, shard_id
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Pieces
@@ -54,8 +56,10 @@ SHARD = shard_id(DRIVE, 0)
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
     flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, put_wave_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=2),
+    health=HealthSettings(overdue_s=FAR_S, write_overdue_s=FAR_S, breaker=BreakerSettings(failures_max=100)),
     drain_s=2.0,
 )
+"""What is held up here is held up by a test, and no drive is left alone for it."""
 
 
 def with_cache(cache_bytes: int) -> AgentSettings:
@@ -65,10 +69,11 @@ def with_cache(cache_bytes: int) -> AgentSettings:
 class HeldDrive(MemoryDrive):
     """A drive that does what is submitted while it is held only when it is let go."""
 
-    def __init__(self, segments: int = 6) -> None:
+    def __init__(self, segments: int = 6, *, drive: DriveId = DRIVE) -> None:
         geometry = Geometry.planned((1 + segments) * MIB, segment_bytes=MIB)
-        super().__init__(DRIVE, geometry.shard_bytes)
-        superblock = Superblock(FABRIC, bytes(16), ENCLOSURE, DRIVE, SHARD, 0, geometry)
+        super().__init__(drive, geometry.shard_bytes)
+        self.shard = shard_id(drive, 0)
+        superblock = Superblock(FABRIC, bytes(16), ENCLOSURE, drive, self.shard, 0, geometry)
         pages = encode_superblock(superblock)
         self.bytes[: len(pages)] = pages
         self.holds_reads = False
@@ -79,9 +84,13 @@ class HeldDrive(MemoryDrive):
         self.asked: list[str] = []
         """Writes and flushes in the order they were submitted."""
 
-    def record(self) -> EnclosureRecord:
-        shard = ShardRecord(SHARD, DRIVE, 0, self.size_bytes, weight=self.size_bytes)
-        return EnclosureRecord(ENCLOSURE, (DriveRecord(DRIVE, "memory"),), (shard,))
+    def record(self, *others: HeldDrive) -> EnclosureRecord:
+        """The enclosure of this drive and others."""
+        drives = (self, *others)
+        shards = (ShardRecord(each.shard, each.id, 0, each.size_bytes, each.size_bytes) for each in drives)
+        return EnclosureRecord(
+            ENCLOSURE, tuple(DriveRecord(each.id, "memory") for each in drives), tuple(shards)
+        )
 
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
@@ -319,13 +328,14 @@ async def assembled(
     addresses: Sequence[str] = (),
     transport: Transport | None = None,
     drive: HeldDrive | None = None,
+    others: Sequence[HeldDrive] = (),
 ) -> AsyncIterator[Assembly]:
     """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
     drive = drive or HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
-    await membership.put_enclosure(drive.record())
+    await membership.put_enclosure(drive.record(*others))
     owners = LoopbackOwners()
-    agent = _agent(0, settings, addresses, membership, owners, drive, transport)
+    agent = _agent(0, settings, addresses, membership, owners, (drive, *others), transport)
     await agent.join()
     await agent.start()
     volumes = Volumes(membership, bytes(32))
@@ -341,7 +351,7 @@ async def beside(
     fabric: Assembly, settings: AgentSettings, *, addresses: Sequence[str] = ()
 ) -> AsyncIterator[Agent]:
     """Start a second agent in a fabric whose shard the first one owns, and stop it in the end."""
-    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, fabric.drive)
+    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, (fabric.drive,))
     await agent.join()
     await agent.start()
     yield agent
@@ -355,7 +365,7 @@ def _agent(
     addresses: Sequence[str],
     membership: MemoryMembership,
     owners: LoopbackOwners,
-    drive: HeldDrive,
+    drives: Sequence[HeldDrive],
     transport: Transport | None = None,
 ) -> Agent:
     transport = transport or InlineTransport()
@@ -368,7 +378,7 @@ def _agent(
         membership=membership,
         owners=owners,
         transports={transport.name: transport},
-        open_drive=lambda _record: drive,
+        open_drive=lambda record: next(drive for drive in drives if drive.id == record.id),
         clock=time.monotonic,
     )
 

@@ -275,11 +275,11 @@ async def test_without_its_drive_a_shards_blocks_are_misses_and_puts_are_decline
     async with assembled() as fabric:
         worker = fabric.worker()
         await fabric.put(worker, range(2))
-        del fabric.agent._drives[fabric.drive.id]
+        drive = fabric.agent._drives.pop(fabric.drive.id)
         assert reasons_of(await fabric.get(worker, range(2))) == [Reason.DRIVE_ERROR] * 2
         assert reasons_of(await fabric.put(worker, range(5, 7))) == [Reason.DRIVE_ERROR] * 2
         await fabric.at_rest()
-        fabric.agent._drives[fabric.drive.id] = fabric.drive
+        fabric.agent._drives[fabric.drive.id] = drive
 
 
 async def test_a_damaged_block_is_a_miss_and_leaves_the_index() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from tests.contract.drive_contract import (
 )
 
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
@@ -90,6 +93,15 @@ class TestSimulatedDriveWithAVolatileCache(DriveContract):
     def drive(self) -> SimulatedDrive:
         flash = SimulatedFlash(DRIVE_BYTES, random.Random(2), has_volatile_cache=True)
         return SimulatedDrive(DRIVE, flash, pieces_queued_max=PIECES_QUEUED_MAX)
+
+
+class TestGuardedDrive(DriveContract):
+    @pytest.fixture
+    async def drive(self, path: Path) -> AsyncIterator[GuardedDrive]:
+        made = GuardedDrive(opened(path), HealthSettings(), time.monotonic)
+        yield made
+        made.health.check()
+        made.close()
 
 
 def test_a_file_drive_works_on_uvloop_too(path: Path) -> None:

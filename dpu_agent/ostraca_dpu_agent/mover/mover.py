@@ -192,6 +192,8 @@ class Mover:
         Damaged ones are reported to their owners.
         """
         reasons, reads = await self._loader.load(located, positions, lease, blocks.seeds)
+        if not reads.given_up:
+            self.staging.off_drive(lease)
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
             self._report_damage(located, blocks, int(positions[row]))
         return reasons, reads

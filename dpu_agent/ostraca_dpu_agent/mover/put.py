@@ -159,7 +159,7 @@ class PutRun:
         try:
             lease = await self._lease(drive, positions)
             if lease is not None:
-                await self._carry(positions, lease, is_checked)
+                await self._carry(drive, positions, lease, is_checked)
         finally:
             if not is_checked.done():
                 is_checked.set_result(None)
@@ -194,7 +194,11 @@ class PutRun:
         return None
 
     async def _carry(
-        self, positions: NDArray[np.intp], lease: Lease, is_checked: asyncio.Future[None]
+        self,
+        drive: DriveId,
+        positions: NDArray[np.intp],
+        lease: Lease,
+        is_checked: asyncio.Future[None],
     ) -> None:
         """Take one wave from the arena to the summary."""
         mover = self._mover
@@ -210,7 +214,10 @@ class PutRun:
             if self._space.has_run_out:
                 self._end(positions[rows], PutState.DECLINED, Reason.EXPIRED)
                 return
+            mover.staging.onto_drive(lease, drive)
             reasons, writes = await self._write(positions, rows, lease)
+            if not writes.given_up:
+                mover.staging.off_drive(lease)
             kept[rows] = await self._commit(positions[rows], reasons, writes)
         finally:
             mover.release(lease, writes, keep=keep)

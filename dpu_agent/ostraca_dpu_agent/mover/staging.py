@@ -80,14 +80,14 @@ class Lease:
     slot_bytes: int
     purpose: Purpose
     holder: Hashable
-    drive: Hashable
-    """The drive it waits for, if it does."""
-
     held_bytes: int
     """What it counts for, until its release."""
 
     rows: NDArray[np.int64]
     """Of the cache, for CACHED."""
+
+    drive: Hashable = None
+    """The drive that reads or writes it now."""
 
     is_quarantined: bool = False
 
@@ -118,6 +118,8 @@ class Staging:
         self._pool = SlotPool(total, settings.chunk_bytes)
         self._held = dict.fromkeys(Purpose, 0)
         self._held_by: Counter[Hashable] = Counter()
+        self._held_on: Counter[Hashable] = Counter()
+        """Bytes of slots that each drive reads or writes, those it was given up with included."""
         self._quarantined_by: Counter[Hashable] = Counter()
         self.quarantined_cached_blocks = 0
         """Blocks of the cache under transfers not known to have ended, counted for each transfer."""
@@ -153,7 +155,8 @@ class Staging:
         """Lease *count* slots to *holder*, a worker, waiting up to *within_s* for them.
 
         For CACHED: lease the right to ``hold`` as many blocks of the cache. *drive*: what is to be read from
-        or written to; nobody waits for that after *given_up*.
+        or written to; nobody waits for that after *given_up*. A lease for GET is read into at once; call
+        ``off_drive`` then, and ``onto_drive`` before others are written.
         """
         settings = self._settings
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
@@ -196,14 +199,25 @@ class Staging:
         else:
             self._pool.quarantine(lease, lease.offsets)
 
+    def onto_drive(self, lease: Lease, drive: Hashable) -> None:
+        """Count a lease for the drive that reads or writes its slots from now on."""
+        lease.drive = drive
+        self._held_on[drive] += lease.held_bytes
+
+    def off_drive(self, lease: Lease) -> None:
+        """Say that its drive touches the lease's slots no more."""
+        if lease.drive is not None:
+            _subtract(self._held_on, lease.drive, lease.held_bytes)
+            lease.drive = None
+            self._serve_waiters()
+
     def leave_to_drive(self, lease: Lease) -> None:
         """Quarantine a lease whose drive was given up: it no longer counts for its worker, who goes on."""
         self.quarantine(lease)
-        if lease.drive is not None:
-            _subtract(self._held_by, lease.holder, lease.held_bytes)
-            _subtract(self._quarantined_by, lease.holder, lease.held_bytes)
-            lease.holder, lease.drive = lease.drive, None
-            self._quarantined_by[lease.holder] += lease.held_bytes
+        for counted in (self._held_by, self._quarantined_by):
+            _subtract(counted, lease.holder, lease.held_bytes)
+            counted[lease.drive] += lease.held_bytes
+        lease.holder = lease.drive
         self._serve_waiters()
 
     def release(self, lease: Lease, *, keep: Offer | None = None) -> None:
@@ -221,6 +235,7 @@ class Staging:
             self._pool.give(lease.offsets)
         else:
             self._pool.give(self.cache.put(keep, lease.offsets, lease.slot_bytes))
+        self.off_drive(lease)
         self._count(lease, -lease.held_bytes)
         lease.offsets = lease.rows = NO_ROWS
         self._serve_waiters()
@@ -236,8 +251,6 @@ class Staging:
             lease.held_bytes += more_bytes
             self._held[lease.purpose] += more_bytes
             _subtract(self._held_by, lease.holder, -more_bytes)
-            if lease.drive is not None:
-                _subtract(self._held_by, lease.drive, -more_bytes)
 
     def _limit(self, purpose: Purpose) -> int:
         return self.put_bytes_max if purpose is Purpose.PUT else self._settings.staging_bytes
@@ -257,10 +270,10 @@ class Staging:
         has.
         """
         settings, wanted = self._settings, waiter.count * waiter.slot_bytes
-        held = self._held_by.get(waiter.holder, 0)
+        held = self._held_by[waiter.holder]
         if held > 0 and self._is_above_share(held + wanted):
             return True
-        of_drive = 0 if waiter.drive is None else self._held_by.get(waiter.drive, 0)
+        of_drive = 0 if waiter.drive is None else self._held_on.get(waiter.drive, 0)
         return of_drive > 0 and of_drive + wanted > settings.drive_share * settings.staging_bytes
 
     def _take(self, waiter: _Waiter) -> Lease | None:
@@ -270,8 +283,10 @@ class Staging:
         offsets = NO_ROWS if purpose is Purpose.CACHED else self._slots(count, slot_bytes, purpose)
         if offsets is None:
             return None
-        lease = Lease(offsets, slot_bytes, purpose, waiter.holder, waiter.drive, held_bytes=0, rows=NO_ROWS)
+        lease = Lease(offsets, slot_bytes, purpose, waiter.holder, held_bytes=0, rows=NO_ROWS)
         self._count(lease, count * slot_bytes)
+        if purpose is Purpose.GET and waiter.drive is not None:
+            self.onto_drive(lease, waiter.drive)
         return lease
 
     def _slots(self, count: int, slot_bytes: int, purpose: Purpose) -> NDArray[np.int64] | None:

@@ -41,13 +41,17 @@ class GuardedDrive:
         """Watch *drive*; *clock* is monotonic, in seconds, and of the event loop's time."""
         self.id = drive.id
         self.size_bytes = drive.size_bytes
-        self.has_volatile_cache = drive.has_volatile_cache
         self.health = DriveHealth(settings)
         self._drive = drive
         self._clock = clock
         self._turn: asyncio.TimerHandle | None = None
         self._given_up: asyncio.Future[None] | None = None
         self._is_closed = False
+
+    @property
+    def has_volatile_cache(self) -> bool:
+        """Whether written pages can be lost at a power cut."""
+        return self._drive.has_volatile_cache
 
     @property
     def queued(self) -> int:

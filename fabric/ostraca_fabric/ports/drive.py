@@ -68,8 +68,10 @@ class Drive(Protocol):
 
     id: DriveId
     size_bytes: int
-    has_volatile_cache: bool
-    """Whether written pages can be lost at a power cut until ``flush`` has ended."""
+
+    @property
+    def has_volatile_cache(self) -> bool:
+        """Whether written pages can be lost at a power cut until ``flush`` has ended."""
 
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None

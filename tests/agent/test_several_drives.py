@@ -1,0 +1,196 @@
+"""Two drives of one agent, of which one hangs, fails or is slow: blocks on the other never wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from tests.agent.assembly import (
+    ENCLOSURE,
+    FAR_S,
+    SETTINGS,
+    SHARD,
+    Assembly,
+    HeldDrive,
+    MemoryWorker,
+    assembled,
+    chain_of,
+    get_states,
+    put_states,
+    reasons_of,
+    until,
+)
+from tests.stalls import Stopwatch
+
+from ostraca_fabric.breaker import BreakerSettings
+from ostraca_fabric.drive_health import HealthSettings
+from ostraca_fabric.ids import drive_id
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.wire.messages import Lookup, Prefetch
+
+HASTY = replace(
+    SETTINGS,
+    health=HealthSettings(
+        overdue_s=0.1, write_overdue_s=0.1, breaker=BreakerSettings(open_s=0.05, open_max_s=0.1)
+    ),
+)
+PATIENT = SETTINGS
+"""The breaker never opens: what is shown holds by how waves are cut, too."""
+
+NUMBERS = range(24)
+
+
+@pytest.fixture
+def other() -> HeldDrive:
+    return HeldDrive(drive=drive_id(ENCLOSURE, "other"))
+
+
+async def lies_on_first(fabric: Assembly) -> list[bool]:
+    """Which of the blocks belong on the first drive, by their shard."""
+    routes, secret = fabric.mover.routes(), fabric.volume.placement_secret
+    return [routes.shard(secret, chain_of([number])) == SHARD for number in NUMBERS]
+
+
+@pytest.fixture
+async def stored(other: HeldDrive) -> AsyncIterator[tuple[Assembly, MemoryWorker, list[bool]]]:
+    """A fabric that holds the blocks, a worker, and which of the blocks lie on the first drive."""
+    async with assembled(HASTY, others=[other]) as fabric:
+        worker = fabric.worker()
+        assert set(put_states(await fabric.put(worker, NUMBERS))) == {PutState.COMMITTED}
+        on_first = await lies_on_first(fabric)
+        assert 4 < sum(on_first) < 20
+        yield fabric, worker, on_first
+
+
+Stored = tuple[Assembly, MemoryWorker, list[bool]]
+
+
+async def test_blocks_on_the_other_drive_are_got_while_one_hangs_and_the_get_ends_early(
+    stored: Stored,
+) -> None:
+    fabric, worker, on_first = stored
+    fabric.drive.holds_reads = True
+    watch = Stopwatch()
+    done = await fabric.get(worker, NUMBERS)
+    assert watch.took_s < 2.0, "a deadline is not what ended it"
+    assert get_states(done) == [BlockState.MISS if first else BlockState.HIT for first in on_first]
+    assert {reason for reason, first in zip(reasons_of(done), on_first, strict=True) if first} == {
+        Reason.DRIVE_SUSPECT
+    }
+    held = len(fabric.drive.held)
+    again = await fabric.get(worker, NUMBERS)
+    assert get_states(again) == get_states(done)
+    assert len(fabric.drive.held) <= held + 1, "nothing more is asked of it but for a page now and then"
+    fabric.drive.let_go()
+    await until(lambda: not fabric.mover.drives[fabric.drive.id].refuses_reads)
+    assert set(get_states(await fabric.get(worker, NUMBERS))) == {BlockState.HIT}
+    await fabric.at_rest()
+
+
+async def test_a_look_up_misses_what_lies_on_a_drive_that_is_held_off(stored: Stored) -> None:
+    fabric, worker, on_first = stored
+    fabric.drive.holds_reads = True
+    await fabric.get(worker, NUMBERS)
+    asked = Lookup(99, 0, FAR_S, chain_of(NUMBERS), 0.0)
+    found = await fabric.mover.lookup(worker, fabric.volume, asked)
+    assert list(found.states) == [BlockState.MISS if first else BlockState.HIT for first in on_first]
+    fabric.drive.let_go()
+    await fabric.at_rest()
+
+
+async def test_what_a_drive_that_hangs_holds_is_bounded_and_no_longer_its_worker_s(stored: Stored) -> None:
+    fabric, worker, _ = stored
+    staging, memory = fabric.mover.staging, HASTY.memory
+    fabric.drive.holds_reads = True
+    await asyncio.gather(*(fabric.get(worker, NUMBERS) for _ in range(40)))
+    share_bytes = memory.drive_share * memory.staging_bytes
+    assert 0 < staging.held_bytes <= share_bytes
+    assert staging.quarantined_bytes == staging.held_bytes
+    assert staging._held_by == {fabric.drive.id: staging.held_bytes}
+    fabric.drive.let_go()
+    await fabric.at_rest()
+    assert not staging._held_on
+
+
+async def test_by_the_deadline_the_other_drive_s_blocks_are_there_before_anybody_knows_of_the_hang(
+    other: HeldDrive,
+) -> None:
+    async with assembled(PATIENT, others=[other]) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, NUMBERS)
+        on_first = await lies_on_first(fabric)
+        fabric.drive.holds_reads = True
+        done = await fabric.get(worker, NUMBERS, deadline_s=0.5)
+        assert get_states(done) == [BlockState.LATE if first else BlockState.HIT for first in on_first]
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def test_a_put_commits_on_the_other_drive_while_one_hangs_and_declines_the_rest(
+    other: HeldDrive,
+) -> None:
+    async with assembled(HASTY, others=[other]) as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        watch = Stopwatch()
+        done = await fabric.put(worker, NUMBERS)
+        on_first = await lies_on_first(fabric)
+        assert watch.took_s < 2.0
+        assert put_states(done) == [PutState.DECLINED if first else PutState.COMMITTED for first in on_first]
+        assert set(reasons_of(done)) == {Reason.NONE, Reason.DRIVE_SUSPECT}
+        fabric.drive.let_go()
+        await until(lambda: not fabric.mover.drives[fabric.drive.id].refuses_writes)
+        await until(lambda: fabric.mover.staging.held_bytes == 0)
+        again = await fabric.put(worker, range(100, 124))
+        assert set(put_states(again)) <= {PutState.COMMITTED, PutState.DECLINED}
+
+
+async def test_a_prefetch_brings_what_the_other_drive_has(other: HeldDrive) -> None:
+    settings = replace(HASTY, memory=replace(HASTY.memory, cache_bytes=6 << 20))
+    async with assembled(settings, others=[other]) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, NUMBERS)
+        on_first = await lies_on_first(fabric)
+        fabric.mover.staging._pool.give(fabric.mover.staging.cache.shrink(0))
+        fabric.drive.holds_reads = True
+        done = await fabric.mover.prefetch(worker, fabric.volume, Prefetch(9, 0, FAR_S, chain_of(NUMBERS)))
+        states = [BlockState(state) for state in done.states]
+        assert states == [BlockState.MISS if first else BlockState.HIT for first in on_first]
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def test_a_slow_drive_declines_its_own_blocks_and_not_those_of_the_other(other: HeldDrive) -> None:
+    async with assembled(PATIENT, others=[other]) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, NUMBERS)
+        on_first = await lies_on_first(fabric)
+        line = fabric.mover.pace.drives[fabric.drive.id]
+        now_s = fabric.mover.clock()
+        line.begin(now_s - 5.0, 1 << 20)
+        line.end(now_s, 1 << 20)
+        message = msgspec.structs.replace(fabric.get_message(NUMBERS), recompute_s=1.0)
+        done = await fabric.mover.get(worker, fabric.volume, message)
+        assert get_states(done) == [BlockState.DECLINED if first else BlockState.HIT for first in on_first]
+        assert {reason for reason in reasons_of(done) if reason} == {Reason.TOO_SLOW}
+        await fabric.at_rest()
+
+
+async def test_a_drive_that_fails_reads_is_asked_less_and_the_other_s_blocks_are_hits(stored: Stored) -> None:
+    fabric, worker, on_first = stored
+    fabric.drive.fail_reads(0, fabric.drive.size_bytes)
+    for _ in range(5):
+        done = await fabric.get(worker, NUMBERS)
+        assert get_states(done) == [BlockState.MISS if first else BlockState.HIT for first in on_first]
+        told = np.array(reasons_of(done))[np.array(on_first)]
+        assert set(told.tolist()) <= {Reason.DRIVE_ERROR, Reason.DRIVE_SUSPECT}
+    assert fabric.mover.drives[fabric.drive.id].refuses_reads
+    fabric.drive.mend()
+    await until(lambda: not fabric.mover.drives[fabric.drive.id].refuses_reads)
+    assert set(get_states(await fabric.get(worker, NUMBERS))) == {BlockState.HIT}
+    await fabric.at_rest()

@@ -1,0 +1,155 @@
+"""A drive that is watched: what it refuses, what it gives up, and how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.agent.assembly import HeldDrive, until
+from tests.contract.drive_contract import at_page, pages, pieces, read, written
+
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_fabric.breaker import BreakerSettings
+from ostraca_fabric.drive_health import Condition, HealthSettings, Kind
+from ostraca_fabric.extent import PAGE_BYTES
+
+HASTY = HealthSettings(
+    overdue_s=0.02,
+    write_overdue_s=0.02,
+    breaker=BreakerSettings(open_s=0.02, open_max_s=0.04),
+    suspect_faults=2,
+    failed_faults=5,
+)
+
+
+@pytest.fixture
+def held() -> HeldDrive:
+    return HeldDrive()
+
+
+@pytest.fixture
+def drive(held: HeldDrive) -> Iterator[GuardedDrive]:
+    made = GuardedDrive(held, HASTY, time.monotonic)
+    yield made
+    made.health.check()
+    made.unwatch()
+
+
+async def test_a_drive_that_hangs_gives_up_what_it_has_and_is_asked_nothing_more(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.holds_reads = True
+    reading, given_up = drive.submit_read(at_page(pages(1), 0)), drive.given_up
+    await given_up
+    assert not reading.done(), "its memory is still in use"
+    assert drive.refuses_reads
+    refused = drive.submit_read(pieces(pages(3), range(3), range(3)))
+    assert refused.done()
+    assert refused.result().tolist() == [False] * 3
+    assert not drive.given_up.done(), "that was about what was under way then"
+    await until(lambda: len(held.held) > 1)
+    probes = len(held.held) - 1
+    await asyncio.sleep(0.2)
+    assert (probes, len(held.held) - 1) == (1, 1), "a probe that hangs is the only one"
+
+
+async def test_a_drive_that_answers_again_is_asked_again(drive: GuardedDrive, held: HeldDrive) -> None:
+    held.holds_reads = True
+    reading = drive.submit_read(at_page(pages(1), 0))
+    await until(lambda: drive.refuses_reads)
+    held.let_go()
+    assert (await reading).tolist() == [True]
+    await until(lambda: not drive.refuses_reads)
+    assert await read(drive, at_page(pages(1), 0)) == [True]
+    assert drive.health.counted["reads"] == 0
+
+
+async def test_reads_that_fail_in_a_row_hold_reads_off_until_one_page_can_be_read(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.fail_reads(0, held.size_bytes)
+    for _ in range(3):
+        assert await read(drive, at_page(pages(1), 3)) == [False]
+    assert drive.refuses_reads
+    assert not drive.refuses_writes
+    held.mend()
+    await until(lambda: not drive.refuses_reads)
+    assert await read(drive, at_page(pages(1), 3)) == [True]
+
+
+async def test_damage_that_a_check_finds_is_no_failure_of_the_drive(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    def never(rows: slice) -> NDArray[np.bool_]:
+        return np.zeros(rows.stop - rows.start, np.bool_)
+
+    for _ in range(9):
+        assert not (await drive.submit_read(at_page(pages(1), 0), never)).any()
+    assert drive.health.counted["reads"] == 0
+    drive.note_damage(0)
+    assert drive.health.counted["damaged"] == 1
+    held.fail_reads(5 * PAGE_BYTES, PAGE_BYTES)
+    ends = await drive.submit_read(pieces(pages(2), [0, 1], [3, 5]), never)
+    assert ends.tolist() == [False, False]
+    assert drive.health.counted["reads"] == 1
+
+
+async def test_writes_and_flushes_that_fail_hold_writes_off_and_one_write_is_the_trial(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.fail_writes(0, held.size_bytes)
+    held.fails_flushes = True
+    assert await written(drive, at_page(pages(1), 0)) == [False]
+    assert not await drive.submit_flush()
+    assert await written(drive, at_page(pages(1), 0)) == [False]
+    assert drive.refuses_writes
+    assert not await drive.submit_flush()
+    assert len(held.writes) == 2
+    assert await read(drive, at_page(pages(1), 0)) == [True]
+    held.mend()
+    held.fails_flushes = False
+    await until(lambda: not drive.refuses_writes)
+    trial, other = drive.submit_write(at_page(pages(1), 0)), drive.submit_write(at_page(pages(1), 1))
+    assert [(await trial).tolist(), (await other).tolist()] == [[True], [False]]
+    assert await written(drive, at_page(pages(1), 1)) == [True]
+
+
+async def test_a_drive_that_has_failed_is_left_alone(drive: GuardedDrive, held: HeldDrive) -> None:
+    for place in range(HASTY.failed_faults):
+        drive.note_damage(place << 22)
+    assert drive.health.condition is Condition.FAILED
+    assert drive.refuses_reads
+    assert drive.refuses_writes
+    assert await read(drive, at_page(pages(1), 0)) == [False]
+    assert await written(drive, at_page(pages(1), 0)) == [False]
+    assert not await drive.submit_flush()
+    assert held.asked == []
+
+
+async def test_a_queue_that_is_full_says_nothing_of_the_drive(drive: GuardedDrive, held: HeldDrive) -> None:
+    held._pieces_queued_max = 1
+    for _ in range(9):
+        assert await read(drive, pieces(pages(2), range(2), range(2))) == [False] * 2
+    assert not drive.refuses_reads
+    assert not drive.health.held_off(Kind.READ)
+
+
+async def test_nothing_is_watched_any_more_once_nothing_is_under_way(
+    drive: GuardedDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, timers = asyncio.get_running_loop(), list[Callable[[], object]]()
+    call_later = loop.call_later
+
+    def counted(delay_s: float, act: Callable[[], object]) -> asyncio.TimerHandle:
+        timers.append(act)
+        return call_later(delay_s, act)
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    assert await read(drive, at_page(pages(1), 0)) == [True]
+    assert len(timers) == 1
+    monkeypatch.undo()
+    await until(lambda: drive._turn is None)
