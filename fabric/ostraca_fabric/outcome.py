@@ -103,3 +103,6 @@ class Reason(IntEnum):
     """The chain is shorter than the volume's break-even length: computing it again is faster than loading."""
     DRIVE_SUSPECT = 24
     """The drive has failed or kept silent lately, and is left alone for a while."""
+    INDEX_FULL = 25
+    """The shard's index holds as many blocks as it may, and the oldest can't be evicted now: readers were
+    promised them, or they are being written. More flash would not help; a higher limit would."""

@@ -49,6 +49,26 @@ def test_an_agent_alone_attaches_every_drive_and_claims_every_shard() -> None:
     )
 
 
+def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None:
+    box = enclosure(3)
+    claims = {shard.id: Claim(ME, START, OwnerEpoch(1)) for shard in box.shards}
+    state = alone(observed())
+    drives, shards = frozenset(drive.id for drive in box.drives), frozenset(each.id for each in box.shards)
+    state = replace(state, map=replace(state.map, claims=claims), attached=drives, served=shards)
+    state = replace(state, broken=frozenset({box.drives[1].id}))
+    made = plan(state)
+    assert made.steps == (Stop(box.shards[1].id, gives_back=True),)
+    assert "stop serving 1 shards whose drives have failed" in made.sentence
+    after = replace(state, served=shards - {box.shards[1].id})
+    assert plan(after).steps == ()
+    assert "I leave 1 drives alone that have failed" in plan(after).sentence
+    unclaimed = replace(
+        after.map,
+        claims={box.shards[0].id: claims[box.shards[0].id], box.shards[2].id: claims[box.shards[2].id]},
+    )
+    assert plan(replace(after, map=unclaimed)).steps == ()
+
+
 def test_two_agents_divide_the_shards_between_them() -> None:
     mine = {step.shard.id for step in plan(observed(16)).steps if isinstance(step, Serve)}
     state = observed(16)

@@ -69,10 +69,12 @@ def test_a_full_drive_declines_what_it_cannot_write_and_the_fabric_goes_on(tmp_p
             limit_files(host, LIMIT_BYTES)
             # The rest of this segment, the next one, which was opened before, and then none that opens.
             declined = [put_and_get(volume, turn) - {Reason.NONE} for turn in range(1, 40)]
-            assert set().union(*declined) == {Reason.DRIVE_ERROR, Reason.NO_SPACE}
+            reasons = set().union(*declined)
+            assert reasons <= {Reason.DRIVE_ERROR, Reason.DRIVE_SUSPECT, Reason.NO_SPACE}
+            assert {Reason.DRIVE_ERROR, Reason.DRIVE_SUSPECT} <= reasons
             assert all(declined[4:])
             limit_files(host, UNLIMITED)
-            turn, until_s = 40, time.monotonic() + 15
+            turn, until_s = 40, time.monotonic() + 45  # trials are up to 30 s apart
             while put_and_get(volume, turn) != {Reason.NONE}:
                 assert time.monotonic() < until_s
                 turn += 1

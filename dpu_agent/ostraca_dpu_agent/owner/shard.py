@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
+from ostraca_dpu_agent.owner.core import Reservations, ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.events import EventRing
-    from ostraca_dpu_agent.owner.core import Reservations, SummaryWrite
+    from ostraca_dpu_agent.owner.core import SummaryWrite
     from ostraca_dpu_agent.settings import OwnerSettings
     from ostraca_fabric.fabric_map import ShardRecord
     from ostraca_fabric.flash.superblock import Superblock
@@ -47,6 +47,9 @@ RECOVERY_WAIT_S = 0.25
 """How long a put waits for a recovery to end. Its blocks are held in staging memory meanwhile, which puts to
 other shards want too; small shards are recovered sooner."""
 
+OPENING_WAIT_S = 0.25
+"""How long a put waits for a segment that is being opened: a write of one page. Blocks that go to other
+drives wait with it, so a drive that hangs must not be waited for."""
 _MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
 
 _SUSPECTS_MAX = 64
@@ -79,12 +82,17 @@ class OwnedShard:
         settings: OwnerSettings,
         clock: Callable[[], float],
         events: EventRing,
+        on_damage: Callable[[int], None],
     ) -> None:
-        """Answer for what *core* knows, which is recovering: see ``core_of``."""
+        """Answer for what *core* knows, which is recovering: see ``core_of``.
+
+        *on_damage* is told of each block found damaged, by where on the drive it begins.
+        """
         self.record = record
         self._drive = drive
         self._clock = clock
         self._events = events
+        self._on_damage = on_damage
         self._group_commit_s = settings.group_commit_s
         self._hold_max_s = settings.hold_s
         self.core = core
@@ -136,6 +144,8 @@ class OwnedShard:
         if self.core.is_recovering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._begun.wait(), min(until_s - self._clock(), RECOVERY_WAIT_S))
+        if self._drive.refuses_writes:
+            return Reservations.none(self.core.index.find(keys) >= 0, Reason.DRIVE_SUSPECT)
         if depths is None:
             depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
         made = self._reserve(keys, lengths, depths, hold_s)
@@ -143,7 +153,7 @@ class OwnedShard:
         while len(short) and self.core.ring.opening is not None:
             written = self._written
             try:
-                await asyncio.wait_for(written.wait(), until_s - self._clock())
+                await asyncio.wait_for(written.wait(), min(until_s - self._clock(), OPENING_WAIT_S))
             except TimeoutError:
                 break
             more = self._reserve(keys[short], lengths[short], depths[short], hold_s)
@@ -231,6 +241,7 @@ class OwnedShard:
         ):
             self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
             log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
+            self._on_damage(self.record.offset + report.offset)
 
     async def _is_damaged(self, report: Damage) -> bool:
         memory = HugeMemory(rounded_up(report.length), prefault=False)

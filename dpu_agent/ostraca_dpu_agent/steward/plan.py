@@ -25,6 +25,9 @@ class Observed:
     failed: frozenset[ShardId]
     """Shards that could not be opened; they are not tried again before the next change of the map."""
 
+    broken: frozenset[DriveId] = frozenset()
+    """Drives that have failed for this agent, until it starts anew. It serves nothing that lies there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attach:
@@ -42,9 +45,11 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop answering for a shard that is no longer this agent's."""
+    """Stop answering for a shard that is no longer this agent's, or that it can't serve any more."""
 
     shard: ShardId
+    gives_back: bool = False
+    """Whether the claim is this agent's to give back."""
 
 
 Step = Attach | Serve | Stop
@@ -69,7 +74,7 @@ def plan(observed: Observed) -> Plan:
         for drive in enclosure.drives
         if drive.id not in observed.attached
     ]
-    reachable = observed.attached | {step.drive.id for step in attach}
+    reachable = (observed.attached | {step.drive.id for step in attach}) - observed.broken
     agents = sorted(fabric_map.agents)
     serve, stop = [], []
     for shard in fabric_map.shards():
@@ -78,6 +83,8 @@ def plan(observed: Observed) -> Plan:
         is_served = shard.id in observed.served
         if is_served and not is_ours:
             stop.append(Stop(shard.id))
+        elif is_served and drive_of(shard.id) in observed.broken:
+            stop.append(Stop(shard.id, gives_back=True))
         elif not is_served and shard.id not in observed.failed and drive_of(shard.id) in reachable:
             is_free = claim is None or claim.agent not in fabric_map.agents
             if is_ours or (is_free and agents and preferred_agent(shard.id, agents) == observed.agent):
@@ -88,11 +95,16 @@ def plan(observed: Observed) -> Plan:
 def _sentence(observed: Observed, attach: list[Attach], serve: list[Serve], stop: list[Stop]) -> str:
     shards = len(observed.map.shards())
     failed = f"; {len(observed.failed)} could not be opened" if observed.failed else ""
+    if observed.broken:
+        failed += f"; I leave {len(observed.broken)} drives alone that have failed"
+    lost = [step for step in stop if not step.gives_back]
+    broken = [step for step in stop if step.gives_back]
     if not (attach or serve or stop):
         served = len(observed.served)
         return f"I serve {served} of the fabric's {shards} shards and have nothing to change{failed}."
     parts = [
-        (stop, f"stop serving {len(stop)} shards that another agent owns"),
+        (lost, f"stop serving {len(lost)} shards that another agent owns"),
+        (broken, f"stop serving {len(broken)} shards whose drives have failed"),
         (attach, f"attach {len(attach)} drives that are new in the map"),
         (serve, f"claim {len(serve)} shards that nobody owns and that I am preferred for"),
     ]

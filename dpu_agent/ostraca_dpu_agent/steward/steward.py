@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
+from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.tasks import Tasks
@@ -106,6 +107,9 @@ class Steward:
             attached=frozenset(self._drives),
             served=frozenset(self._owner.shards),
             failed=frozenset(self._failed),
+            broken=frozenset(
+                drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
+            ),
         )
 
     async def close(self) -> bool:
@@ -138,8 +142,9 @@ class Steward:
                 self._attach(drive)
             case Serve(shard):
                 await self._serve(shard)
-            case Stop(shard_id):
-                await self._stop(shard_id)
+            case Stop(shard_id, gives_back=gives_back):
+                if await self._stop(shard_id) and gives_back:
+                    await self._membership.release(shard_id, self._agent.id, self._agent.start)
             case _:
                 assert_never(step)
 
@@ -171,6 +176,7 @@ class Steward:
             settings=self._settings.owner,
             clock=self._clock,
             events=self._owner.events,
+            on_damage=drive.note_damage,
         )
         self._owner.shards[record.id] = owned
         recovering = self._tasks.spawn(self._recover(owned, drive, superblock, epoch))

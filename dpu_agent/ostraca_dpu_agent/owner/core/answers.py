@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ostraca_fabric.outcome import PutState, Reason
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ostraca_fabric.extent import Generation
@@ -47,6 +50,14 @@ class Reservations:
 
     offsets: NDArray[np.uint64]
     """In the shard, in bytes; zero where nothing was reserved."""
+
+    @classmethod
+    def none(cls, exists: NDArray[np.bool_], reason: Reason) -> Reservations:
+        """Hand out nothing: what is there already EXISTS, and the rest is declined for one reason."""
+        states = np.where(exists, PutState.EXISTS, PutState.DECLINED).astype(np.uint8)
+        reasons = np.where(exists, Reason.NONE, reason).astype(np.uint8)
+        zeros = np.zeros(len(exists), np.uint64)
+        return cls(states, reasons, zeros, zeros.copy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
