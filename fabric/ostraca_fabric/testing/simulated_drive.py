@@ -43,6 +43,10 @@ class _Batch:
 class SimulatedDrive:
     """A path to *flash*. Every delay and every fate comes from the flash's dice."""
 
+    refuses_reads = False
+    refuses_writes = False
+    given_up = None
+
     def __init__(
         self,
         drive: DriveId,
