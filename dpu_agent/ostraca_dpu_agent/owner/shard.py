@@ -50,6 +50,7 @@ other shards want too; small shards are recovered sooner."""
 OPENING_WAIT_S = 0.25
 """How long a put waits for a segment that is being opened: a write of one page. Blocks that go to other
 drives wait with it, so a drive that hangs must not be waited for."""
+
 _MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
 
 _SUSPECTS_MAX = 64
