@@ -20,12 +20,13 @@ from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.file_drive import FileDrive
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import AgentId, DriveId, OwnerEpoch, StartId
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.ports.drive import Drive
 
 BLOCKS = 60
 SMALL = 4096
@@ -113,14 +114,15 @@ async def test_an_owner_says_what_its_index_had_no_room_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     big = BigShard.made(tmp_path / "drive.img", 4096)
-    drive = FileDrive.open(DriveId("enclosure/drive"), str(big.path))
+    file = FileDrive.open(DriveId("enclosure/drive"), str(big.path))
+    drive = GuardedDrive(file, HealthSettings(), lambda: 0.0)
     limited = replace(AgentSettings(), owner=OwnerSettings(blocks_per_shard_max=1024))
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosure(big.record())
     me = AgentRecord(AgentId("agent-0"), StartId(bytes(16)), ())
     await membership.join(me)
     owner = OwnerService(lambda: 0.0, EventRing("agent-0", 16, lambda: 0.0))
-    drives: dict[DriveId, Drive] = {drive.id: drive}
+    drives = {drive.id: drive}
     steward = Steward(
         me,
         limited,

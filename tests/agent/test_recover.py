@@ -43,7 +43,6 @@ async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
         settings=SETTINGS.owner,
         clock=time.monotonic,
         events=EventRing("a", 16, time.monotonic),
-        on_damage=lambda _offset: None,
     )
     epoch = OwnerEpoch(core.highest_epoch + 1)
     shard.begin(epoch)

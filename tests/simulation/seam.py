@@ -95,7 +95,6 @@ class Owner:
             settings=OwnerSettings(hold_s=self._settings.hold_max_s),
             clock=self._clock,
             events=self._events,
-            on_damage=lambda _offset: None,
         )
         async with aclosing(read_summaries(self.drive, self.record, superblock)) as parts:
             async for part in parts:

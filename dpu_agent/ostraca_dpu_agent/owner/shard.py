@@ -83,7 +83,7 @@ class OwnedShard:
         settings: OwnerSettings,
         clock: Callable[[], float],
         events: EventRing,
-        on_damage: Callable[[int], None],
+        on_damage: Callable[[int], None] | None = None,
     ) -> None:
         """Answer for what *core* knows, which is recovering: see ``core_of``.
 
@@ -242,7 +242,8 @@ class OwnedShard:
         ):
             self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
             log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
-            self._on_damage(self.record.offset + report.offset)
+            if self._on_damage is not None:
+                self._on_damage(self.record.offset + report.offset)
 
     async def _is_damaged(self, report: Damage) -> bool:
         memory = HugeMemory(rounded_up(report.length), prefault=False)
