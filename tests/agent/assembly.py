@@ -302,6 +302,21 @@ class Assembly:
         ring = self.shard.core.ring
         await until(lambda: ring.ready is not None or ring.current is not None)
 
+    async def recorded(self) -> None:
+        """Wait until the volume is recorded on flash, which is written beside all else, or can't be now."""
+
+        def is_recorded() -> bool:
+            return all(
+                owned.core.is_recovering or owned.is_failing or self._is_on_flash(shard)
+                for shard, owned in self.service.shards.items()
+            )
+
+        await until(lambda: self.drive.holds_reads or self.drive.holds_writes or is_recorded())
+
+    def _is_on_flash(self, shard: ShardId) -> bool:
+        copy = self.agent._volume_copies.of(shard)
+        return copy is not None and copy.recorded > 0
+
     async def at_rest(self) -> None:
         """Wait until no wave is under way, then check that nobody holds anything."""
         assert await self.mover.tasks.finish(within_s=5)
@@ -340,7 +355,9 @@ async def assembled(
     await agent.start()
     volumes = Volumes(membership, bytes(32))
     volume = await volumes.open(TENANT, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
-    yield Assembly(agent, drive, owners, membership, volume)
+    fabric = Assembly(agent, drive, owners, membership, volume)
+    await fabric.recorded()
+    yield fabric
     drive.let_go()
     if await stop(agent):
         agent.unmap()
