@@ -218,7 +218,7 @@ def _decoded(path: Path) -> _Stored:
 def _refuse_lost(record: Path) -> None:
     """Take a directory for a new one only when it holds no drives: its key must not be made anew."""
     directory = record.parent
-    if any(directory.glob("*/*.img")):
+    if any(directory.glob("enclosure-*/drive-*.img")):
         raise FormatError(
             f"{directory} holds drives, and {record.name}, which says whose they are, is lost: `ostraca "
             f"fabric rebuild --dir {directory}` makes it again from the drives; or begin anew elsewhere"
