@@ -226,6 +226,7 @@ class Agent:
                 if agent.addresses
             ),
             operations=self._mover.counters.operations(),
+            drives=tuple(drive.status() for _, drive in sorted(self._drives.items())),
         )
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:

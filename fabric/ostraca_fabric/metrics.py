@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.status import AgentStatus, DriveStatus
 from ostraca_fabric.tallies import OperationTally
 
 
@@ -134,6 +134,39 @@ AGENT_ESTIMATED = Metric(
     ("what",),
     "Loads from flash whose callers said how long recomputing takes and that were let in: how long they were "
     "expected to take (expected), how long they took (took), and by how much each differed (error).",
+)
+DRIVE_CONDITION = Metric(
+    "ostraca_drive_condition",
+    _G,
+    "",
+    ("drive",),
+    "0 when the agent trusts the drive, 1 when it is suspect and takes no new blocks, 2 when it has failed "
+    "and is left alone until the agent starts anew.",
+)
+DRIVE_HELD_OFF = Metric(
+    "ostraca_drive_held_off",
+    _G,
+    "",
+    ("drive", "operation"),
+    "1 while reads or writes of the drive are not begun because they failed or it kept silent, else 0.",
+)
+DRIVE_FAULTS = Metric(
+    "ostraca_drive_faults",
+    _G,
+    "",
+    ("drive",),
+    "Faults of the last half hour that are held against the drive.",
+)
+DRIVE_TROUBLE = Metric(
+    "ostraca_drive_trouble",
+    _C,
+    "",
+    ("drive", "what"),
+    "Reads and writes of the drive that failed, silences, blocks found damaged, and operations that were not "
+    "begun because it was held off (refused).",
+)
+DRIVE_QUEUED = Metric(
+    "ostraca_drive_queued_blocks", _G, "blocks", ("drive",), "Blocks that the drive has been asked for."
 )
 SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
 SHARD_LIMIT = Metric(
@@ -280,6 +313,8 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     ):
         yield Sample(AGENT_ESTIMATED, (what,), seconds)
     yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
+    for drive in status.drives:
+        yield from _drive_samples(drive)
     for shard in status.shards:
         for metric, value in (
             (SHARD_BLOCKS, shard.blocks),
@@ -296,6 +331,25 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         if shard.years_left is not None:
             yield Sample(SHARD_BUDGET, (shard.shard,), shard.budget_level_bytes)
             yield Sample(SHARD_YEARS_LEFT, (shard.shard,), shard.years_left)
+
+
+_CONDITIONS = {"good": 0, "suspect": 1, "failed": 2}
+
+
+def _drive_samples(drive: DriveStatus) -> Iterator[Sample]:
+    yield Sample(DRIVE_CONDITION, (drive.drive,), _CONDITIONS[drive.condition])
+    yield Sample(DRIVE_HELD_OFF, (drive.drive, "read"), drive.reads_held_off)
+    yield Sample(DRIVE_HELD_OFF, (drive.drive, "write"), drive.writes_held_off)
+    yield Sample(DRIVE_FAULTS, (drive.drive,), drive.faults)
+    for what, count in (
+        ("read", drive.failed_reads),
+        ("write", drive.failed_writes),
+        ("silence", drive.silences),
+        ("damage", drive.damaged_blocks),
+        ("refused", drive.refused),
+    ):
+        yield Sample(DRIVE_TROUBLE, (drive.drive, what), count)
+    yield Sample(DRIVE_QUEUED, (drive.drive,), drive.queued_blocks)
 
 
 def operation_samples(

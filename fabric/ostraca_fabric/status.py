@@ -59,6 +59,40 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Volumes that found no room in it."""
 
 
+class DriveStatus(msgspec.Struct, frozen=True):
+    """One drive, as one agent sees it: see ``drive_health``. Counts since the agent started."""
+
+    drive: str
+    condition: str = "good"
+    """``good``, ``suspect`` or ``failed``."""
+
+    why: str = ""
+    """What is wrong, as the predicate of a sentence about the drive; empty when nothing is."""
+
+    reads_held_off: bool = False
+    """Whether its breaker is open: reads fail at once, and are tried now and then."""
+
+    writes_held_off: bool = False
+    faults: int = 0
+    """Held against it now."""
+
+    failed_reads: int = 0
+    failed_writes: int = 0
+    """Flushes as well."""
+
+    silences: int = 0
+    """How often it had work and ended nothing for too long."""
+
+    damaged_blocks: int = 0
+    """Found damaged by this agent as their owner."""
+
+    refused: int = 0
+    """Operations that were not begun because it was held off, or had failed."""
+
+    queued_blocks: int = 0
+    """Submitted and not ended."""
+
+
 class PrefetchCounters(msgspec.Struct):
     """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other
     counts are in the cache still, unread.
@@ -138,3 +172,5 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """Blocks of the DRAM cache under transfers not known to have ended, counted for each transfer."""
 
     quarantined_cached_bytes: int = 0
+    drives: tuple[DriveStatus, ...] = ()
+    """Every drive that it has a path to."""

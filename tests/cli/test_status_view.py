@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import duration_text, fabric_view
-from ostraca_fabric.status import AgentCounters, AgentStatus, PrefetchCounters, ShardStatus
+from ostraca_fabric.status import AgentCounters, AgentStatus, DriveStatus, PrefetchCounters, ShardStatus
 
 WORN = ShardStatus(
     "e/d1/s0",
@@ -48,6 +48,10 @@ STATUS = FabricStatus(
             ),
             shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
+            drives=(
+                DriveStatus("e/d0", condition="failed", why="is failed: 64 faults"),
+                DriveStatus("e/d1"),
+            ),
         ),
     ),
     silent=(("agent-1", "unix:///b", "it is stopped"),),
@@ -66,6 +70,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "agent-0: I serve 2 of the fabric's 2 shards and have nothing to change.",
         "agent-1: no answer from unix:///b",
         "50% of 2.0 GiB",
+        "agent-0: drive e/d0 is failed: 64 faults.",
         "25% of 256.0 MiB",
         "90%",
         "1234",

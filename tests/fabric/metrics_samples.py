@@ -6,7 +6,14 @@ import numpy as np
 
 from ostraca.meter import ClientMetrics
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.status import AgentCounters, AgentStatus, EstimateCounters, PrefetchCounters, ShardStatus
+from ostraca_fabric.status import (
+    AgentCounters,
+    AgentStatus,
+    DriveStatus,
+    EstimateCounters,
+    PrefetchCounters,
+    ShardStatus,
+)
 from ostraca_fabric.tallies import OperationTally, Tally
 
 
@@ -63,6 +70,21 @@ STATUS = AgentStatus(
     operations=(GET, PUT),
     quarantined_cached_blocks=2,
     quarantined_cached_bytes=2 << 20,
+    drives=(
+        DriveStatus(
+            "enclosure-0/drive-0",
+            condition="suspect",
+            why="is suspect: 8 faults within 1800 s, lately a read failed",
+            writes_held_off=True,
+            faults=8,
+            failed_reads=7,
+            failed_writes=3,
+            silences=1,
+            damaged_blocks=2,
+            refused=40,
+            queued_blocks=32,
+        ),
+    ),
 )
 
 CLIENT = ClientMetrics(

@@ -48,7 +48,7 @@ def test_the_reference_page_shows_a_line_of_each_metric_as_it_is_written() -> No
 def test_a_metrics_name_says_whose_it_is_and_ends_in_its_unit(metric: object) -> None:
     assert metric in METRICS
     found = METRICS[METRICS.index(metric)]
-    assert re.fullmatch(r"ostraca_(agent|shard|client)(_[a-z]+)*", found.name)
+    assert re.fullmatch(r"ostraca_(agent|drive|shard|client)(_[a-z]+)*", found.name)
     assert not found.unit or found.name.endswith(f"_{found.unit}")
     assert found.help.endswith(".")
 

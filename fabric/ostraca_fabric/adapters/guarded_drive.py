@@ -21,6 +21,7 @@ import numpy as np
 from ostraca_fabric.drive_health import Condition, DriveHealth, HealthSettings, Kind
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ports.drive import Pieces
+from ostraca_fabric.status import DriveStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +117,25 @@ class GuardedDrive:
         """Count a block that its owner has found damaged; it begins at *offset*."""
         self.health.damage(self._clock(), offset)
         self._tell()
+
+    def status(self) -> DriveStatus:
+        """Say what is believed of it now."""
+        health = self.health
+        counted = health.counted
+        return DriveStatus(
+            drive=self.id,
+            condition=health.condition.value,
+            why=health.why,
+            reads_held_off=health.held_off(Kind.READ),
+            writes_held_off=health.held_off(Kind.WRITE),
+            faults=health.faults(self._clock()),
+            failed_reads=counted["reads"],
+            failed_writes=counted["writes"],
+            silences=counted["silences"],
+            damaged_blocks=counted["damaged"],
+            refused=counted["refused"],
+            queued_blocks=self.queued,
+        )
 
     def close(self) -> None:
         """Wait for operations under way, then let the drive go."""

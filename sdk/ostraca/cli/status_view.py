@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ostraca.cli.status import FabricStatus
     from ostraca_fabric.status import AgentStatus, ShardStatus
 
+_STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
+"""Of what is told of a drive in this condition."""
+
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86400
@@ -67,6 +70,12 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         for shard in agent.shards
         if shard.volumes_left_out
+    ]
+    sentences += [
+        Text(f"{agent.agent}: drive {drive.drive} {drive.why}.", style=_STYLES[drive.condition])
+        for agent in agents
+        for drive in agent.drives
+        if drive.why
     ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
