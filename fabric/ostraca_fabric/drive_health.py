@@ -204,8 +204,13 @@ class DriveHealth:
         """Whether a small read should be tried now, for whose end no request waits."""
         return self.condition is not Condition.FAILED and self._breakers[Kind.READ].is_trial_due(now_s)
 
-    def end(self, now_s: float, number: int, *, is_good: bool, failed_at: int = 0) -> None:
-        """Say how an operation ended; *failed_at*: where on the drive the first failed piece begins."""
+    def end(
+        self, now_s: float, number: int, *, is_good: bool, failed_at: int = 0, is_flush: bool = False
+    ) -> None:
+        """Say how an operation ended; *failed_at*: where on the drive the first failed piece begins.
+
+        A flush that fails opens the breaker by itself: nobody knows which writes before it were lost.
+        """
         operation = self._given_up.pop(number, None) or self._watched.pop(number)
         self._ended_heard_s = self._heard_s
         self._newest_ended = max(self._newest_ended, number)
@@ -221,7 +226,7 @@ class DriveHealth:
         elif is_good:
             breaker.succeed(now_s)
         else:
-            self._fail(now_s, kind, failed_at)
+            self._fail(now_s, kind, failed_at, is_flush=is_flush)
 
     def withdraw(self, number: int) -> None:
         """Forget an operation that was not begun after all, and says nothing of the drive."""
@@ -297,13 +302,17 @@ class DriveHealth:
                 self._say(f"{what} for {took_s:.2f} s: {operation.kind.value}s are held off")
         self._fault(now_s, f"silence {self.counted['silences']}", "it did not answer")
 
-    def _fail(self, now_s: float, kind: Kind, failed_at: int) -> None:
+    def _fail(self, now_s: float, kind: Kind, failed_at: int, *, is_flush: bool) -> None:
         breaker = self._breakers[kind]
         was_shut = breaker.is_shut
         has_opened = breaker.fail(now_s)
+        if is_flush and was_shut:
+            breaker.open(now_s)
+            has_opened = True
         if has_opened:
-            failures = self._settings.breaker.failures_max
-            self._say(f"failed {failures} {kind.value}s in a row: {kind.value}s are held off")
+            count = self._settings.breaker.failures_max
+            failed = "failed a flush" if is_flush else f"failed {count} {kind.value}s in a row"
+            self._say(f"{failed}: {kind.value}s are held off")
         if kind is Kind.READ and was_shut:
             self._fault(now_s, failed_at // PLACE_BYTES, "a read failed")
         elif has_opened:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import ostraca
 from ostraca.cli.embedded import EmbeddedFabric, FabricPlan
 from ostraca.settings import ClientSettings
+from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.status import AgentStatus
 
@@ -50,9 +51,16 @@ class FabricThread:
     again.
     """
 
-    def __init__(self, plan: FabricPlan, *, wrap: Callable[[Transport], Transport] | None = None) -> None:
+    def __init__(
+        self,
+        plan: FabricPlan,
+        *,
+        wrap: Callable[[Transport], Transport] | None = None,
+        wrap_drive: Callable[[Drive], Drive] | None = None,
+    ) -> None:
         self.plan = plan
         self._wrap = wrap
+        self._wrap_drive = wrap_drive
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.fabric: EmbeddedFabric | None = None
@@ -62,7 +70,7 @@ class FabricThread:
         self._loop = loop
         self._thread = threading.Thread(target=loop.run_forever, name="fabric")
         self._thread.start()
-        self.fabric = EmbeddedFabric(self.plan, wrap=self._wrap)
+        self.fabric = EmbeddedFabric(self.plan, wrap=self._wrap, wrap_drive=self._wrap_drive)
         try:
             asyncio.run_coroutine_threadsafe(self.fabric.start(), loop).result(30)
         except BaseException:

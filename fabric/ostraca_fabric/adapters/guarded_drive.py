@@ -183,7 +183,7 @@ class GuardedDrive:
         self._tell()
 
     def _flushed(self, number: int, flushed: asyncio.Future[bool]) -> None:
-        self.health.end(self._clock(), number, is_good=flushed.cancelled() or flushed.result())
+        self.health.end(self._clock(), number, is_good=flushed.cancelled() or flushed.result(), is_flush=True)
         self._tell()
 
     def _see_to_turns(self) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ostraca_fabric.fabric_map import DriveRecord
     from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.transport import Transport
     from ostraca_fabric.status import AgentStatus
 
@@ -103,16 +104,24 @@ class FabricPlan:
 class EmbeddedFabric:
     """A fabric on the running event loop. ``start`` it, then ``stop`` it; it is used once."""
 
-    def __init__(self, plan: FabricPlan, *, wrap: Callable[[Transport], Transport] | None = None) -> None:
+    def __init__(
+        self,
+        plan: FabricPlan,
+        *,
+        wrap: Callable[[Transport], Transport] | None = None,
+        wrap_drive: Callable[[Drive], Drive] | None = None,
+    ) -> None:
         """Take the plan; nothing happens before ``start``.
 
-        *wrap* puts something around each transport: tests that watch it, or make it do wrong.
+        *wrap* puts something around each transport, and *wrap_drive* around each drive: tests that watch it,
+        or make it do wrong.
         """
         self._plan = plan
         self._wrap = wrap
+        self._wrap_drive = wrap_drive
         self._state: FabricState | None = None
         self._transports: dict[str, Transport] = {}
-        self._drives: dict[DriveId, FileDrive] = {}
+        self._drives: dict[DriveId, Drive] = {}
         self._agents: list[Agent] = []
 
     @property
@@ -208,11 +217,12 @@ class EmbeddedFabric:
         for agent in self._agents:
             await agent.start()
 
-    def _open_drive(self, record: DriveRecord) -> FileDrive:
+    def _open_drive(self, record: DriveRecord) -> Drive:
         """Open a drive once for all agents of this process."""
         if record.id not in self._drives:
             settings = DriveSettings(has_volatile_cache=True if self._plan.flushes else None)
-            self._drives[record.id] = FileDrive.open(record.id, record.path, settings)
+            drive: Drive = FileDrive.open(record.id, record.path, settings)
+            self._drives[record.id] = drive if self._wrap_drive is None else self._wrap_drive(drive)
         return self._drives[record.id]
 
 
