@@ -106,7 +106,7 @@ async def test_writes_and_flushes_that_fail_hold_writes_off_and_one_write_is_the
     assert [await written(drive, at_page(pages(1), 0)) for _ in range(2)] == [[False]] * 2
     assert not drive.refuses_writes
     assert not await drive.submit_flush()
-    assert drive.health.held_off(Kind.WRITE), "a flush that failed is one too many"
+    await until(lambda: drive.health.held_off(Kind.WRITE))  # a flush that failed is one too many
     assert len(held.writes) == 2
     assert await read(drive, at_page(pages(1), 0)) == [True]
     held.mend()
