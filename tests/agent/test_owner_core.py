@@ -381,6 +381,25 @@ def test_the_same_epoch_may_own_again_and_its_generations_go_on(shard: OwnedShar
     assert shard.core.resolve(shard.now_s, keys_of([2]), pin_s=0.0).generations[0] > before
 
 
+def test_whoever_outlived_an_owner_ends_nothing_that_its_successor_holds(shard: OwnedShard) -> None:
+    """Not even where a process takes its shard again, which keeps the epoch."""
+    shard.put([1])
+    ended = shard.reserve([2]).reservations
+    pin = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=5.0).pin
+    for lower in (0, 1):
+        shard.epoch -= lower
+        shard.restart()
+        shard.settle()
+        held = shard.reserve([3]).reservations
+        pinned = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=5.0).pin
+        assert pinned != pin
+        shard.core.release(shard.now_s, [pin], ended)
+        assert len(shard.core.pins) == 1
+        assert shard.commit(ended, [2]) == [Reason.EXPIRED]
+        assert shard.commit(held, [3]) == [Reason.NONE]
+        shard.core.check()
+
+
 def test_a_damage_report_counts_only_when_it_is_current(shard: OwnedShard) -> None:
     shard.put([1, 2])
     found = shard.core.resolve(shard.now_s, keys_of([1, 2]), pin_s=0.0)

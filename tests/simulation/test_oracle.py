@@ -14,6 +14,7 @@ from tests.simulation.model import ViolationError
 from tests.simulation.world import Fate, Setup, World
 
 from ostraca_dpu_agent.owner.core import CommitAnswer, ShardCore, SummaryWrite
+from ostraca_dpu_agent.owner.core.holds import ReservationTable
 from ostraca_dpu_agent.owner.core.segments import Ring
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_fabric.flash import recovery
@@ -136,7 +137,9 @@ def test_a_commit_to_a_successor_is_refused() -> None:
 
 
 def test_a_commit_under_an_ended_epoch_lists_what_nobody_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two things forbid it: the epoch, and that no owner gives a number that one before it gave."""
     monkeypatch.setattr(ShardCore, "commit", trusting)
+    monkeypatch.setattr(ReservationTable, "number_from", lambda table, count: None)
     with (
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
         pytest.raises(ViolationError, match=r"block [12] "),

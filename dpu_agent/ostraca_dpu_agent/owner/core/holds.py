@@ -55,6 +55,10 @@ class Pins:
             heapq.heapify(self._ends)
         return self._last
 
+    def number_from(self, number: int) -> None:
+        """Give pins higher numbers than this from here on."""
+        self._last = max(self._last, number)
+
     def end(self, pins: Iterable[int]) -> None:
         """End pins; unknown ones are ignored."""
         for pin in pins:
@@ -112,7 +116,8 @@ class Promises:
 class ReservationTable:
     """Reservations and commits under way, one *slot* of each column for each.
 
-    A reservation's number is its slot and a count, so that a number is never used twice.
+    A reservation's number is its slot and a count, so that a number is never used twice, not by the next
+    owner either (``number_above``).
     """
 
     def __init__(self, slots: int) -> None:
@@ -142,6 +147,10 @@ class ReservationTable:
     def room(self) -> int:
         """How many more fit."""
         return self._free_count
+
+    def number_from(self, count: int) -> None:
+        """Give reservations higher counts than this from here on; none was given before."""
+        self._count = count
 
     def not_in_flight(
         self, keys: NDArray[np.uint8], wanted: NDArray[np.intp], reasons: NDArray[np.uint8]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 
 
+_GENERATIONS = 1 << 23
+_PER_GENERATION_BITS, _PINS_PER_GENERATION_BITS = 17, 40
+"""A generation of a segment has fewer reservations than this, and an owner gives fewer pins."""
+
 _RAW = np.dtype((np.void, ENTRY.itemsize))
 
 
@@ -54,6 +58,17 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
             else:
                 _leave_out(core, segment.entries["key"])
     core.promises.make(np.array([segment.number for segment in newest_first], np.intp), earlier_pins_end_s)
+
+
+def number_above(core: ShardCore) -> None:
+    """Give reservations and pins numbers that no owner before has given, under whatever epoch.
+
+    So nobody who outlived an owner ends what the next one holds. The count of generations rises with every
+    segment that is opened, over all owners.
+    """
+    generations = core.ring.generations_made % _GENERATIONS
+    core.pins.number_from(generations << _PINS_PER_GENERATION_BITS)
+    core.reservations.number_from(generations << _PER_GENERATION_BITS)
 
 
 def _list(core: ShardCore, newest_first: list[RecoveredSegment]) -> None:

@@ -144,6 +144,11 @@ class Ring:
             segment = self.segments[number]
             (self.free if segment.state is SegmentState.FREE else self.sealed).append(segment)
 
+    @property
+    def generations_made(self) -> int:
+        """The highest count of a generation: it rises with every segment that is opened, over all owners."""
+        return self._count
+
     def segment_of(self, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the numbers of the segments these extents lie in."""
         begin = np.uint64(self.geometry.first_segment_offset)

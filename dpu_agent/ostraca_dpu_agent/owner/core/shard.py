@@ -18,7 +18,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
 from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
-from ostraca_dpu_agent.owner.core.recovering import take_in
+from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
 from ostraca_dpu_agent.owner.core.resolving import resolved
 from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
@@ -116,6 +116,7 @@ class ShardCore:
             )
         self.epoch, self.is_recovering, self._open_after_s = epoch, False, now_s
         self.ring.begin(epoch)
+        number_above(self)
         self.spending.begin(now_s)
         self._advance(now_s)
 
