@@ -20,8 +20,8 @@ from tests.simulation.seam import Listed, Owner
 
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.flash.geometry import Geometry
-from ostraca_fabric.flash.summary import PAGE
+from ostraca_fabric.flash.summary import PAGE, page_checksum
+from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.testing.drive_faults import Befell
 from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 
@@ -45,10 +45,11 @@ class _Copy:
 class Model:
     """What is known of one shard, over all its owners."""
 
-    def __init__(self, flash: SimulatedFlash, geometry: Geometry, base: int) -> None:
+    def __init__(self, flash: SimulatedFlash, superblock: Superblock) -> None:
         self.flash = flash
-        self.geometry = geometry
-        self.base = base
+        self.geometry = superblock.geometry
+        self.base = superblock.drive_offset
+        self._seed = superblock.identity.seed
         self.puts: defaultdict[int, dict[bytes, Block]] = defaultdict(dict)
         """By number and tag: every put that may have been listed."""
 
@@ -190,7 +191,7 @@ class Model:
             return True
         segment = self._segment_of(listed)
         if segment in self._misread or any(
-            generation > listed.generation for generation in self._spoilt_pages(segment)
+            generation > listed.generation for generation in self._spoilt_generations(segment)
         ):
             self.excused["a spoilt page of a newer generation"] += 1
             return True
@@ -218,13 +219,12 @@ class Model:
 
     def _is_superseded(self, copy: _Copy) -> bool:
         """Say whether a page of a newer generation lies there by a fault: a late one, of an opening."""
+        pages = self._area(copy.segment)
         return any(
-            _generation(self._page(page)) > copy.generation
-            for page, _ in self._area(copy.segment)
-            if page in self.flash.owed
+            self._generation(self._there(page)) > copy.generation for page in pages if page in self.flash.owed
         )
 
-    def _page(self, page: int) -> bytes:
+    def _there(self, page: int) -> bytes:
         return self.flash.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES].tobytes()
 
     def _segment_of(self, listed: Listed) -> int:
@@ -239,31 +239,31 @@ class Model:
         return unread >= _READS_OF_AN_AREA or kinds[Befell.ROT_ON_READ] > 0
 
     def _copies(self, block: Block) -> list[_Copy]:
+        """Return every whole page that lists a block, and every one that would, were it not spoilt."""
         entry = key_of(block.number) + block.tag
-        found = []
-        for segment in range(self.geometry.segments):
-            for page, content in self._area(segment):
-                if entry in content:
-                    is_spoilt = page in self.flash.owed or page in self.flash.unreadable
-                    found.append(_Copy(segment, _generation(content), is_spoilt))
-        return found
-
-    def _spoilt_pages(self, segment: int) -> list[int]:
-        """Return of which generation pages of a summary area should be that a fault has changed."""
         return [
-            _generation(content)
-            for page, content in self._area(segment)
-            if page in self.flash.owed or page in self.flash.unreadable
+            _Copy(segment, generation, page in self.flash.owed or page in self.flash.unreadable)
+            for segment in range(self.geometry.segments)
+            for page in self._area(segment)
+            for content in (self._there(page), self.flash.owed.get(page, b""))
+            if entry in content and (generation := self._generation(content))
         ]
 
-    def _area(self, segment: int) -> list[tuple[int, bytes]]:
-        """Return a summary area's pages and what they should hold."""
+    def _spoilt_generations(self, segment: int) -> list[int]:
+        """Return of which generations pages of a summary area should be that a fault has spoilt."""
+        spoilt = [
+            page for page in self._area(segment) if page in self.flash.owed or page in self.flash.unreadable
+        ]
+        return [self._generation(self.flash.owed.get(page) or self._there(page)) for page in spoilt]
+
+    def _area(self, segment: int) -> range:
+        """Return the numbers of a summary area's pages."""
         first = (self.base + self.geometry.summary_offset(segment)) // PAGE_BYTES
-        return [
-            (page, self.flash.owed.get(page) or self._page(page))
-            for page in range(first, first + self.geometry.summary_pages)
-        ]
+        return range(first, first + self.geometry.summary_pages)
 
-
-def _generation(page: bytes) -> int:
-    return int(np.frombuffer(page, PAGE)["generation"][0])
+    def _generation(self, page: bytes) -> int:
+        """Return of which generation a summary page is; 0 when it is torn, or none."""
+        header = np.frombuffer(page, PAGE)[0]
+        if int(header["checksum"]) != page_checksum(memoryview(page), self._seed):
+            return 0
+        return int(header["generation"])

@@ -196,6 +196,19 @@ def test_a_write_of_a_dead_process_lands_late_and_is_owed_for_what_it_spoils() -
     pytest.fail("no write landed late")
 
 
+def test_a_write_that_failed_may_land_all_the_same() -> None:
+    async def scenario(flash: SimulatedFlash) -> None:
+        assert await written(path(flash), at_page(pages(4, b"a"), 0)) == [False]
+        await asyncio.sleep(flash.faults.late_s)
+
+    faults = DriveFaults(write_errors=1.0, late_failures=1.0)
+    landed = [
+        np.array_equal(lying_at(played(scenario, faults, seed=seed), 0, 4), pages(4, b"a"))
+        for seed in range(8)
+    ]
+    assert any(landed)
+
+
 def test_a_fence_takes_what_is_under_way_for_late_wherever_it_lands() -> None:
     async def scenario(flash: SimulatedFlash) -> None:
         under_way = path(flash).submit_write(at_page(pages(1, b"a"), 3))

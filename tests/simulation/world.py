@@ -97,7 +97,7 @@ class World:
         self.flash.flush(self.flash.flush_mark())
         self.flash.faults = setup.faults
         self.record = ShardRecord(SHARD, DRIVE, base, shard_bytes, weight=1)
-        self.model = Model(self.flash, geometry, base)
+        self.model = Model(self.flash, superblock)
         self.owner: Owner | None = None
         self.mover = self._path()
         self.happened: Counter[str] = Counter()
