@@ -221,7 +221,7 @@ class Model:
         """Say whether a page of a newer generation lies there by a fault: a late one, of an opening."""
         pages = self._area(copy.segment)
         return any(
-            self._generation(self._there(page)) > copy.generation for page in pages if page in self.flash.owed
+            _generation(self._there(page)) > copy.generation for page in pages if page in self.flash.owed
         )
 
     def _there(self, page: int) -> bytes:
@@ -239,31 +239,36 @@ class Model:
         return unread >= _READS_OF_AN_AREA or kinds[Befell.ROT_ON_READ] > 0
 
     def _copies(self, block: Block) -> list[_Copy]:
-        """Return every whole page that lists a block, and every one that would, were it not spoilt."""
+        """Return every whole page that lists a block, and every spoilt one that does or should."""
         entry = key_of(block.number) + block.tag
-        return [
-            _Copy(segment, generation, page in self.flash.owed or page in self.flash.unreadable)
-            for segment in range(self.geometry.segments)
-            for page in self._area(segment)
-            for content in (self._there(page), self.flash.owed.get(page, b""))
-            if entry in content and (generation := self._generation(content))
-        ]
+        found = []
+        for segment in range(self.geometry.segments):
+            for page in self._area(segment):
+                there, should_be = self._there(page), self.flash.owed.get(page, b"")
+                is_spoilt = page in self.flash.unreadable or bool(should_be)
+                if entry in there and (is_spoilt or _is_whole(there, self._seed)):
+                    found.append(_Copy(segment, _generation(there), is_spoilt))
+                if entry in should_be:
+                    found.append(_Copy(segment, _generation(should_be), is_spoilt))
+        return found
 
     def _spoilt_generations(self, segment: int) -> list[int]:
         """Return of which generations pages of a summary area should be that a fault has spoilt."""
         spoilt = [
             page for page in self._area(segment) if page in self.flash.owed or page in self.flash.unreadable
         ]
-        return [self._generation(self.flash.owed.get(page) or self._there(page)) for page in spoilt]
+        return [_generation(self.flash.owed.get(page) or self._there(page)) for page in spoilt]
 
     def _area(self, segment: int) -> range:
         """Return the numbers of a summary area's pages."""
         first = (self.base + self.geometry.summary_offset(segment)) // PAGE_BYTES
         return range(first, first + self.geometry.summary_pages)
 
-    def _generation(self, page: bytes) -> int:
-        """Return of which generation a summary page is; 0 when it is torn, or none."""
-        header = np.frombuffer(page, PAGE)[0]
-        if int(header["checksum"]) != page_checksum(memoryview(page), self._seed):
-            return 0
-        return int(header["generation"])
+
+def _generation(page: bytes) -> int:
+    return int(np.frombuffer(page, PAGE)["generation"][0])
+
+
+def _is_whole(page: bytes, seed: int) -> bool:
+    """Say whether a summary page is as it was written: not torn."""
+    return int(np.frombuffer(page, PAGE)["checksum"][0]) == page_checksum(memoryview(page), seed)
