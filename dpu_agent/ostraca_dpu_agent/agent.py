@@ -217,7 +217,7 @@ class Agent:
             quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
             counters=self._mover.counters.snapshot(),
             shards=tuple(
-                _shard_status(owned, self._volume_copies.of(shard))
+                _shard_status(owned, self._volume_copies.of(shard), self._clock())
                 for shard, owned in sorted(self._owner.shards.items())
             ),
             agents=tuple(
@@ -238,8 +238,9 @@ class Agent:
             self._routes = Routes(fabric_map)
 
 
-def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None) -> ShardStatus:
+def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None, now_s: float) -> ShardStatus:
     counts, spending = owned.core.counts(), owned.core.spending
+    passed_s = owned.scrub.passed_s if owned.scrub else None
     return ShardStatus(
         shard=owned.record.id,
         owner_epoch=owned.epoch,
@@ -254,6 +255,9 @@ def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None) -> ShardStatus:
         budget_bytes_per_day=spending.budget_bytes_per_day,
         budget_level_bytes=spending.level_bytes if spending.budget_bytes_per_day else 0.0,
         years_left=spending.years_left,
+        scrubbed_bytes=owned.scrub.read_bytes if owned.scrub else 0,
+        scrub_passes=owned.scrub.passes if owned.scrub else 0,
+        scrubbed_ago_s=now_s - passed_s if passed_s is not None else None,
         blocks_max=counts.blocks_max,
         index_bytes=owned.core.index.memory_bytes,
         beyond_limit_blocks=counts.blocks_beyond_limit,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ostraca_dpu_agent.owner.core.scrubbing import ScrubSettings
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
@@ -114,6 +115,9 @@ class OwnerSettings:
     endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
     """How much is written to flash, and which blocks first when not all may be. Set ``rated_dwpd`` wherever
     drives have to last."""
+
+    scrub: ScrubSettings = field(default_factory=ScrubSettings)
+    """How flash is read again while drives are idle."""
 
     def __post_init__(self) -> None:
         """Refuse an index that is of no use, or that can't be made."""

@@ -221,6 +221,16 @@ SHARD_YEARS_LEFT = Metric(
     "How long the flash lasts at the last day's rate, up to 1000, as far as this agent wrote it. Only where "
     "the drives' rating is set.",
 )
+SHARD_SCRUBBED = Metric(
+    "ostraca_shard_scrubbed_bytes",
+    _C,
+    "bytes",
+    ("shard",),
+    "Read again while the drive was idle, to find what has rotted.",
+)
+SHARD_SCRUBS = Metric(
+    "ostraca_shard_scrub_passes", _C, "passes", ("shard",), "How often all that lies there was read again."
+)
 SHARD_FAILING = Metric(
     "ostraca_shard_failing",
     _G,
@@ -325,6 +335,8 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
             (SHARD_SIZE, shard.size_bytes),
             (SHARD_EVICTED, shard.evicted_blocks),
             (SHARD_WRITTEN, shard.written_bytes),
+            (SHARD_SCRUBBED, shard.scrubbed_bytes),
+            (SHARD_SCRUBS, shard.scrub_passes),
             (SHARD_FAILING, shard.is_failing),
         ):
             yield Sample(metric, (shard.shard,), value)

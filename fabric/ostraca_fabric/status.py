@@ -42,6 +42,15 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """How long the flash lasts at this rate, up to 1000 years; None where its rating is not known. What was
     written before this agent began to own it is not known, and not counted."""
 
+    scrubbed_bytes: int = 0
+    """Read again while its drive was idle, since this agent began to own it."""
+
+    scrub_passes: int = 0
+    """How often all of its sealed segments were."""
+
+    scrubbed_ago_s: float | None = None
+    """How long ago the last pass ended; None before the first."""
+
     blocks_max: int = 0
     """The limit of its index. At it the oldest blocks are evicted, though there is flash left."""
 

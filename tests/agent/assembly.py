@@ -15,10 +15,10 @@ from tests.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.mover.mover import Mover
-from ostraca_dpu_agent.owner.core import Reservations
+from ostraca_dpu_agent.owner.core import Reservations, ScrubSettings
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
-from ostraca_dpu_agent.settings import MIB, AgentSettings, FlowSettings, MemorySettings
+from ostraca_dpu_agent.settings import MIB, AgentSettings, FlowSettings, MemorySettings, OwnerSettings
 from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
@@ -57,6 +57,7 @@ SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
     flow=FlowSettings(wave_bytes=2 * SLOT_BYTES, put_wave_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=2),
     health=HealthSettings(overdue_s=FAR_S, write_overdue_s=FAR_S, breaker=BreakerSettings(failures_max=100)),
+    owner=OwnerSettings(scrub=ScrubSettings(bytes_s=0)),
     drain_s=2.0,
 )
 """What is held up here is held up by a test, and no drive is left alone for it."""

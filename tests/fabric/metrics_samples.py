@@ -62,6 +62,8 @@ STATUS = AgentStatus(
             index_bytes=48 << 20,
             beyond_limit_blocks=7,
             written_bytes=3 << 30,
+            scrubbed_bytes=4 << 30,
+            scrub_passes=2,
             budget_level_bytes=float(1 << 28),
             years_left=7.25,
         ),

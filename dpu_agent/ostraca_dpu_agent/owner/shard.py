@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostraca_dpu_agent.owner.core import Reservations, ShardCore, ShardSettings
+from ostraca_dpu_agent.owner.core import Reservations, Scrub, ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
@@ -98,6 +98,8 @@ class OwnedShard:
         self._hold_max_s = settings.hold_s
         self.core = core
         self.is_failing = False
+        self.scrub: Scrub | None = None
+        """How far its scrub is; None where there is none."""
         self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
@@ -211,6 +213,16 @@ class OwnedShard:
             self._suspects.add(report.key)
             self._tasks.spawn(self._read_again(report))
 
+    def count_damage(self, offset: int) -> None:
+        """Tell of damage found at this place of the shard."""
+        if self._on_damage is not None:
+            self._on_damage(self.record.offset + offset)
+
+    async def closed_within(self, seconds: float) -> None:
+        """Wait for so long, or until ``close`` is called."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+
     def wake(self) -> None:
         """Look for writes that have become due after a call of the core, and for what it evicted."""
         for keys in self.core.take_evicted():
@@ -242,8 +254,7 @@ class OwnedShard:
         ):
             self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
             log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
-            if self._on_damage is not None:
-                self._on_damage(self.record.offset + report.offset)
+            self.count_damage(report.offset)
 
     async def _is_damaged(self, report: Damage) -> bool:
         memory = HugeMemory(rounded_up(report.length), prefault=False)

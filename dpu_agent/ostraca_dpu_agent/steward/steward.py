@@ -8,6 +8,7 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
+from ostraca_dpu_agent.owner.scrub import begin_scrub
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
@@ -214,6 +215,7 @@ class Steward:
             await owned.close(within_s=self._settings.drain_s)
             return
         owned.begin(claimed)
+        begin_scrub(owned, drive, superblock, self._settings.owner.scrub, self._clock)
         counts = owned.core.counts()
         log.info(
             "%s serves shard %s under epoch %d: %d blocks found",

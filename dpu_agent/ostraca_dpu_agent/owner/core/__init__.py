@@ -21,6 +21,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 from ostraca_dpu_agent.owner.core.counts import ShardCounts
 from ostraca_dpu_agent.owner.core.holds import slots_in
 from ostraca_dpu_agent.owner.core.recovering import recovered_share
+from ostraca_dpu_agent.owner.core.scrubbing import Scrub, ScrubSettings
 from ostraca_dpu_agent.owner.core.segments import SegmentState
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_dpu_agent.owner.core.shard import ShardCore
@@ -30,6 +31,8 @@ __all__ = [
     "CommitsDone",
     "Reservations",
     "Resolution",
+    "Scrub",
+    "ScrubSettings",
     "SegmentState",
     "ShardCore",
     "ShardCounts",
