@@ -1,4 +1,4 @@
-"""The scrub of one owned shard: flash that nobody asks for is read again while its drive is idle, and checked.
+"""The scrub of an owned shard: flash that nobody asks for is read again while its drive is idle, and checked.
 
 Of a sealed segment the summary area is read first. What it lists and the index lists too is read from its
 extent and checked by tag and seed; what is wrong is a damage report of our own, so the owner reads it again
