@@ -100,6 +100,9 @@ class BlockExplanation(msgspec.Struct, frozen=True):
     events_reach_s: float
     """How far back all of these events reach."""
 
+    is_held_off: bool = False
+    """Whether the agent that was asked leaves the drive alone now, because it failed or kept silent."""
+
 
 _FATES = {
     EventKind.EVICTED.name: "it was evicted with its segment {ago} ago, to make room",
@@ -121,10 +124,19 @@ def verdict(explanation: BlockExplanation) -> str:
         who = f"{explanation.owner} does not answer for" if explanation.owner else "no agent owns"
         return f"It can't be got now: {who} shard {explanation.shard}."
     if view.is_listed:
-        return f"It can be got now, from flash: shard {explanation.shard} lists it."
+        return _listed(explanation)
     if view.is_being_written:
         return "It can't be got yet: it is being written, and not committed."
     return f"It can't be got: {_fate(explanation)}."
+
+
+def _listed(explanation: BlockExplanation) -> str:
+    if explanation.is_held_off:
+        return (
+            f"It can't be got now: shard {explanation.shard} lists it, and {explanation.agent} leaves its "
+            "drive alone for a while, because it failed or kept silent."
+        )
+    return f"It can be got now, from flash: shard {explanation.shard} lists it."
 
 
 def _fate(explanation: BlockExplanation) -> str:

@@ -127,3 +127,12 @@ async def test_the_agent_remembers_as_many_events_as_its_settings_say() -> None:
     async with assembled(replace(SETTINGS, events_max=2)) as fabric:
         await fabric.put(fabric.worker(), [0])
         assert len((await explained(fabric, 0)).events) == 2
+
+
+async def test_a_block_on_a_drive_that_is_held_off_says_so() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:  # or its shard is given back
+        await fabric.put(fabric.worker(), [0])
+        drive = fabric.agent._drives[fabric.drive.id]
+        for place in range(SETTINGS.health.failed_faults):
+            drive.note_damage(place << 22)
+        assert "leaves its drive alone for a while" in verdict(await explained(fabric, 0))

@@ -194,3 +194,23 @@ async def test_a_drive_that_fails_reads_is_asked_less_and_the_other_s_blocks_are
     await until(lambda: not fabric.mover.drives[fabric.drive.id].refuses_reads)
     assert set(get_states(await fabric.get(worker, NUMBERS))) == {BlockState.HIT}
     await fabric.at_rest()
+
+
+async def test_a_drive_that_hangs_when_its_agent_starts_keeps_no_other_from_being_served(
+    other: HeldDrive,
+) -> None:
+    hung = HeldDrive()
+    hung.holds_reads = True
+    watch = Stopwatch()
+    async with assembled(replace(HASTY, turn_s=0.05), drive=hung, others=[other]) as fabric:
+        assert watch.took_s < 5.0
+        assert set(fabric.service.shards) == {other.shard}
+        worker = fabric.worker()
+        done = await fabric.put(worker, NUMBERS)
+        assert set(put_states(done)) == {PutState.COMMITTED, PutState.DECLINED}
+        hung.let_go()
+        await until(lambda: set(fabric.service.shards) == {SHARD, other.shard})
+        await until(lambda: not fabric.shard.core.is_recovering)
+        await fabric.ready()
+        assert set(put_states(await fabric.put(worker, NUMBERS))) == {PutState.COMMITTED, PutState.EXISTS}
+        await fabric.at_rest()

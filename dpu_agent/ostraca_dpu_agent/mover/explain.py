@@ -37,6 +37,7 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
     if view is not None and view.agent != events.agent:
         own = tuple(sorted((*own, *view.events), key=lambda event: -event.age_s))
         reaches.append(view.events_reach_s)
+    drive = None if shard is None else mover.drives.get(routes.place(shard)[0])
     explanation = BlockExplanation(
         agent=events.agent,
         enclosure="" if shard is None else enclosure_of(shard),
@@ -46,6 +47,7 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
         owner_view=view,
         events=own,
         events_reach_s=min(reaches),
+        is_held_off=drive is not None and drive.refuses_reads,
     )
     return Explained(request.request, msgspec.msgpack.encode(explanation))
 

@@ -43,18 +43,19 @@ _ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 1024, 32
 async def read_superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -> Superblock:
     """Return what a shard's superblock says, or its copy where that alone can be read.
 
-    Raises DriveError when neither can be read, and FormatError when it is not of this shard of this fabric.
+    Raises DriveError when neither can be read or the drive falls silent, and FormatError when it is not of
+    this shard of this fabric.
     """
-    memory = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False)
+    memory, reader = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False), _Reader(drive)
     try:
         pages = memory.array[: SUPERBLOCK_COPIES * PAGE_BYTES]
-        (is_read,) = await drive.submit_read(Pieces.one(pages, drive_offset=record.offset))
-        if not is_read and not await _read_either(drive, record, pages):
+        (is_read,) = await reader.read(Pieces.one(pages, drive_offset=record.offset))
+        if not is_read and not await _read_either(reader, record, pages):
             message = f"the superblock of shard {record.id} can't be read from {drive.id}"
             raise DriveError(message)
         superblock = decode_superblock(pages.tobytes())
     finally:
-        memory.close()
+        reader.let_go(memory)
     if (superblock.fabric, superblock.shard) != (fabric, record.id):
         raise FormatError(
             f"on {drive.id} at {record.offset} lies shard {superblock.shard} of fabric "
@@ -70,12 +71,12 @@ async def read_summaries(
     """Yield what the summary areas of a shard say, some segments at a time, in a few MiB of memory.
 
     A segment whose summary area can't be read is left out: its blocks are lost. In the end what was read is
-    durable. Raises DriveError then when none could be read, or the drive can't flush. Close the generator,
-    and only between two of its values.
+    durable. Raises DriveError then when none could be read, or the drive can't flush; and at once when it
+    falls silent. Close the generator, and only between two of its values.
     """
     geometry, lost = superblock.geometry, 0
     at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, geometry.segments))
-    memory = HugeMemory(at_once * geometry.summary_bytes, prefault=False)
+    memory, reader = HugeMemory(at_once * geometry.summary_bytes, prefault=False), _Reader(drive)
     try:
         for first in range(0, geometry.segments, at_once):
             numbers = np.arange(first, min(first + at_once, geometry.segments))
@@ -84,7 +85,7 @@ async def read_summaries(
                 [record.offset + geometry.summary_offset(number) for number in numbers.tolist()]
             )
             lengths = np.full(len(numbers), geometry.summary_bytes, np.uint32)
-            good = await _read(drive, Pieces(memory.array, places, offsets, lengths))
+            good = await _read(reader, Pieces(memory.array, places, offsets, lengths))
             lost += len(good) - int(np.count_nonzero(good))
             areas = memory.array[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
             if good.all():
@@ -93,7 +94,7 @@ async def read_summaries(
                 yield await asyncio.to_thread(recover, superblock, numbers[good], areas[good])
             del areas
     finally:
-        memory.close()
+        reader.let_go(memory)
     if lost == geometry.segments:
         message = f"the summaries of shard {record.id} can't be read from {drive.id}"
         raise DriveError(message)
@@ -124,21 +125,47 @@ def _cut(segments: tuple[RecoveredSegment, ...]) -> Iterator[tuple[RecoveredSegm
         yield tuple(part)
 
 
-async def _read(drive: Drive, pieces: Pieces) -> NDArray[np.bool_]:
+class _Reader:
+    """Reads of one drive, which end when it falls silent: nobody else's recovery waits for it then."""
+
+    def __init__(self, drive: Drive) -> None:
+        self.drive = drive
+        self._is_left = False
+
+    async def read(self, pieces: Pieces) -> NDArray[np.bool_]:
+        """Read. Raises DriveError when the drive is given up, with the read still under way."""
+        read, given_up = self.drive.submit_read(pieces), self.drive.given_up
+        if given_up is not None:
+            await asyncio.wait((read, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if not read.done():
+                self._is_left = True
+                message = f"drive {self.drive.id} does not answer"
+                raise DriveError(message)
+        return await read
+
+    def let_go(self, memory: HugeMemory) -> None:
+        """Unmap memory that was read into, unless a read may still land there."""
+        if self._is_left:
+            memory.leak()
+        else:
+            memory.close()
+
+
+async def _read(reader: _Reader, pieces: Pieces) -> NDArray[np.bool_]:
     """Read, and then those that failed once more."""
-    good = (await drive.submit_read(pieces)).copy()
+    good = (await reader.read(pieces)).copy()
     for row in np.flatnonzero(~good).tolist():
         rows = slice(row, row + 1)
-        good[rows] = await drive.submit_read(pieces.some(rows))
+        good[rows] = await reader.read(pieces.some(rows))
     return good
 
 
-async def _read_either(drive: Drive, record: ShardRecord, pages: NDArray[np.uint8]) -> bool:
+async def _read_either(reader: _Reader, record: ShardRecord, pages: NDArray[np.uint8]) -> bool:
     """Read each copy of the superblock by itself; one that can't be read is blank. Say whether any was."""
     good = []
     for begin in range(0, len(pages), PAGE_BYTES):
         page = pages[begin : begin + PAGE_BYTES]
-        (is_read,) = await drive.submit_read(Pieces.one(page, drive_offset=record.offset + begin))
+        (is_read,) = await reader.read(Pieces.one(page, drive_offset=record.offset + begin))
         if not is_read:
             page[:] = 0
         good.append(bool(is_read))

@@ -158,7 +158,7 @@ class Steward:
     async def _serve(self, record: ShardRecord) -> None:
         """Claim a shard and begin to recover it. Blocks can be got as soon as their summaries are read."""
         drive = self._drives.get(record.drive)
-        if drive is None:
+        if drive is None or drive.refuses_reads:  # the next turn looks again
             return
         try:
             superblock = await read_superblock(drive, record, self._membership.map.fabric)
@@ -239,6 +239,7 @@ class Steward:
         )
 
     def _fail(self, record: ShardRecord, error: OstracaError) -> None:
-        """Leave a shard alone until the map changes."""
-        self._failed[record.id] = self._membership.map.placement_epoch
+        """Leave a shard alone until the map changes, or only until its drive answers again."""
+        if not self._drives[record.drive].refuses_reads:
+            self._failed[record.id] = self._membership.map.placement_epoch
         log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
