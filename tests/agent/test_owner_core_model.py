@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.agent.owned_shard import OwnedShard, key, keys_of, rows16, seeds_of, tag_of
 
-from ostraca_dpu_agent.owner.core import ShardSettings, SummaryWrite
+from ostraca_dpu_agent.owner.core import Carry, ShardSettings, SummaryWrite
 from ostraca_fabric.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState, Reason
@@ -19,7 +19,13 @@ from ostraca_fabric.policies.endurance import EnduranceSettings
 
 BLOCKS = 25
 SETTINGS = ShardSettings(
-    blocks_max=24, pin_max_s=8.0, hold_max_s=8.0, late_write_s=5.0, pins_max=6, reservations_max=12
+    blocks_max=24,
+    carry_share=4.0,
+    pin_max_s=8.0,
+    hold_max_s=8.0,
+    late_write_s=5.0,
+    pins_max=6,
+    reservations_max=12,
 )
 
 SCARCE = EnduranceSettings(rated_dwpd=3000.0, burst_s=20.0, retry_s=2.0)
@@ -62,6 +68,7 @@ class OwnerMachine(RuleBasedStateMachine):
         """Until when each block was promised."""
 
         self.under_way: list[SummaryWrite] = []
+        self.carrying: Carry | None = None
         self.committing: dict[int, Hold] = {}
         self.committed: set[tuple[int, bytes]] = set()
         self.tried: set[tuple[int, bytes]] = set()
@@ -120,6 +127,37 @@ class OwnerMachine(RuleBasedStateMachine):
             self.holds.append(hold)
             self.admitted_bytes += rounded_up(hold.length)
 
+    @precondition(lambda self: self.carrying is None and self.shard.core.eviction.has_carry_due)
+    @rule()
+    def begin_carrying(self) -> None:
+        self.carrying = self.shard.core.eviction.take_carry()
+
+    @precondition(lambda self: self.carrying is not None)
+    @rule(data=st.data(), hold_s=st.floats(0.5, 10.0))
+    def copy(self, data: st.DataObject, hold_s: float) -> None:
+        """Copies may be written before or after their segment went, and committed with others."""
+        carry = self.carrying
+        assert carry is not None
+        rows = data.draw(st.lists(st.integers(0, len(carry) - 1), unique=True, min_size=1))
+        keys, lengths = carry.keys[rows], carry.lengths[rows]
+        answer = self.shard.core.reserve_carried(self.now_s, keys, lengths, hold_s=hold_s)
+        for at, row in enumerate(rows):
+            if answer.states[at] == PutState.STAGED:
+                tag = carry.tags[row].tobytes()
+                version = int.from_bytes(tag[8:], "big")
+                number, offset = int.from_bytes(tag[:8], "little"), int(answer.offsets[at])
+                end_s = self.now_s + min(hold_s, SETTINGS.hold_max_s)
+                hold = Hold(int(answer.reservations[at]), number, offset, int(lengths[at]), version, end_s)
+                self.write_block(hold)
+                self.holds.append(hold)
+
+    @precondition(lambda self: self.carrying is not None)
+    @rule()
+    def end_carrying(self) -> None:
+        assert self.carrying is not None
+        self.shard.core.eviction.end_carry(self.now_s, self.carrying)
+        self.carrying = None
+
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
@@ -133,6 +171,25 @@ class OwnerMachine(RuleBasedStateMachine):
             self.reserve([block], 5.0)
             self.commit_held([hold for hold in self.holds if hold not in earlier])
             self.settle()
+
+    @rule(first=st.integers(0, BLOCKS - 1), length=st.sampled_from([4096, 150_000]))
+    def fill(self, first: int, length: int) -> None:
+        """Many puts in a row, until a segment is to be carried."""
+        for number in range(first, first + BLOCKS):
+            if self.carrying is None and self.shard.core.eviction.has_carry_due:
+                self.begin_carrying()
+                break
+            self.put([(number % BLOCKS, length)])
+
+    @precondition(lambda self: self.carrying is not None)
+    @rule(data=st.data())
+    def carry(self, data: st.DataObject) -> None:
+        """A whole copy."""
+        earlier = set(self.holds)
+        self.copy(data, 5.0)
+        self.commit_held([hold for hold in self.holds if hold not in earlier])
+        self.settle()
+        self.end_carrying()
 
     def commit_held(self, chosen: list[Hold]) -> None:
         answer = self.shard.core.commit(
@@ -259,6 +316,7 @@ class OwnerMachine(RuleBasedStateMachine):
         # Also what was declined because its write failed, and is there all the same.
         self.committed |= on_flash
         self.under_way.clear()
+        self.carrying = None
         self.committing.clear()
         self.holds.clear()
         self.abandoned.clear()
@@ -312,4 +370,4 @@ class OwnerMachine(RuleBasedStateMachine):
 
 
 TestOwnerAgainstAModel = OwnerMachine.TestCase
-TestOwnerAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOwnerAgainstAModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostraca_dpu_agent.owner.carrying import Carrier
 from ostraca_dpu_agent.owner.core import Reservations, Scrub, ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_fabric.chain import DEPTH_UNKNOWN
@@ -64,6 +65,7 @@ def core_of(superblock: Superblock, settings: OwnerSettings) -> ShardCore:
         settings=ShardSettings(
             blocks_max=settings.blocks_per_shard_max,
             free_segments=settings.free_segments,
+            carry_share=settings.carry_share,
             pin_max_s=settings.pin_max_s,
             hold_max_s=settings.hold_s,
             endurance=settings.endurance,
@@ -105,11 +107,14 @@ class OwnedShard:
         self._commits_due = asyncio.Event()
         self._written = asyncio.Event()
         self._begun = asyncio.Event()
+        self._carry_due = asyncio.Event()
         self._closed = asyncio.Event()
         self._pages = HugeMemory(1 << 20, prefault=False)
+        self._carrier = Carrier(self, drive, clock)
         self._tasks = Tasks(f"shard {record.id}")
         self._tasks.spawn(self._write_summaries())
         self._tasks.spawn(self._expire())
+        self._tasks.spawn(self._carry())
 
     @property
     def epoch(self) -> OwnerEpoch:
@@ -176,6 +181,14 @@ class OwnedShard:
         self.wake()
         return made
 
+    def reserve_carried(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
+    ) -> Reservations:
+        """Hand out space for copies of blocks that are carried forward, as far as there is any."""
+        made = self.core.reserve_carried(self._clock(), keys, lengths, hold_s=hold_s)
+        self.wake()
+        return made
+
     async def commit(
         self,
         reservations: NDArray[np.uint64],
@@ -225,8 +238,10 @@ class OwnedShard:
 
     def wake(self) -> None:
         """Look for writes that have become due after a call of the core, and for what it evicted."""
-        for keys in self.core.take_evicted():
+        for keys in self.core.eviction.take_evicted():
             self._events.record(EventKind.EVICTED, keys, label="")
+        if self.core.eviction.has_carry_due:
+            self._carry_due.set()
         if self.core.has_writes_due:
             self._commits_due.set()
 
@@ -237,6 +252,7 @@ class OwnedShard:
         """
         self._closed.set()
         self._commits_due.set()
+        self._carry_due.set()
         has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
         if has_ended:
             self._pages.close()
@@ -320,6 +336,19 @@ class OwnedShard:
         """Let reservations that wait for space look again."""
         written, self._written = self._written, asyncio.Event()
         written.set()
+
+    async def _carry(self) -> None:
+        """Copy forward what eviction says, and let it go on."""
+        while not self._closed.is_set():
+            await self._carry_due.wait()
+            self._carry_due.clear()
+            carry = self.core.eviction.take_carry()
+            if carry is not None:
+                try:
+                    await self._carrier.copy(carry)
+                finally:
+                    self.core.eviction.end_carry(self._clock(), carry)
+                    self.wake()
 
     async def _expire(self) -> None:
         while not self._closed.is_set():

@@ -209,6 +209,17 @@ class BlockIndex:
         self._give_rows(segment, taken)
         return removed
 
+    def read_rows_of(self, segment: int) -> NDArray[np.intp]:
+        """Return the rows of a segment's blocks that were read since they were listed."""
+        rows = self.rows_of(segment)
+        lengths = self._lengths[rows]
+        read: NDArray[np.intp] = rows[(lengths & _READ > 0) & (lengths & _LENGTH > 0)]
+        return read
+
+    def keys(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return the blocks' keys, shape (n, 16)."""
+        return self._keys[rows].view(np.uint8).reshape(-1, KEY_BYTES)
+
     def rows_of(self, segment: int) -> NDArray[np.intp]:
         """Return the rows taken by a segment, those of blocks removed alone included."""
         count = int(self._segment_rows[segment])

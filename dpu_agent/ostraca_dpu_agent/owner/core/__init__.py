@@ -3,10 +3,11 @@
 ``ShardCore`` takes calls and the time, and returns decisions and summary pages to write; its caller does the
 I/O and says how it ended. Segments go round::
 
-    FREE -> OPENING -> OPEN -> SEALED -> DRAINING -> FREE
+    FREE -> OPENING -> OPEN -> SEALED -> CARRYING -> DRAINING -> FREE
 
-OPENING waits for an empty summary page of the new generation, OPEN hands out space, DRAINING has left the
-index and waits until nobody reads or writes in it any more.
+OPENING waits for an empty summary page of the new generation, OPEN hands out space, CARRYING waits for copies
+of its blocks that are worth it, DRAINING has left the index and waits until nobody reads or writes in it any
+more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ostraca_dpu_agent.owner.core.answers import (
     SummaryWrite,
 )
 from ostraca_dpu_agent.owner.core.counts import ShardCounts
+from ostraca_dpu_agent.owner.core.evicting import Carry
 from ostraca_dpu_agent.owner.core.holds import slots_in
 from ostraca_dpu_agent.owner.core.recovering import recovered_share
 from ostraca_dpu_agent.owner.core.scrubbing import Scrub, ScrubSettings
@@ -27,6 +29,7 @@ from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 __all__ = [
+    "Carry",
     "CommitAnswer",
     "CommitsDone",
     "Reservations",

@@ -25,8 +25,8 @@ def check(core: ShardCore) -> None:
     _check_ring(core)
     for segment in core.ring.segments:
         _check_segment(core, segment)
-    in_flight = core.reservations.keys[core.reservations.states != FREE]
-    assert not (core.index.find(in_flight) >= 0).any(), "no block that can be got is being written"
+    in_flight = core.reservations.keys[(core.reservations.states != FREE) & ~core.reservations.is_carried]
+    assert not (core.index.find(in_flight) >= 0).any(), "of what can be got, only copies are written"
     assert len(core.reservations) <= core.index.room, "room in the index is kept for everything under way"
 
 
@@ -36,6 +36,7 @@ def _check_ring(core: ShardCore) -> None:
         (ring.current, SegmentState.OPEN),
         (ring.ready, SegmentState.OPEN),
         (ring.opening, SegmentState.OPENING),
+        (ring.carrying, SegmentState.CARRYING),
         *((segment, SegmentState.SEALED) for segment in ring.sealed),
         *((segment, SegmentState.DRAINING) for segment in ring.draining),
         *((segment, SegmentState.FREE) for segment in ring.free),
@@ -62,7 +63,7 @@ def _check_segment(core: ShardCore, segment: Segment) -> None:
     assert segment.entries_used <= geometry.entries_max, "no more entries are handed out than can be listed"
     rows = core.index.rows_of(segment.number)
     rows = rows[core.index.lengths(rows) > 0]
-    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
+    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED, SegmentState.CARRYING)
     assert is_in_use or not len(rows), "only segments in use are in the index"
     is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
     assert not is_idle or not (len(here) or core.pins.on_segment[segment.number]), (

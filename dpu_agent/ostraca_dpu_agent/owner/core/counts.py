@@ -35,6 +35,16 @@ class ShardCounts:
     keys_found: int
     blocks_reserved: int
     blocks_committed: int
+    bytes_committed: int
+    """What these take on flash: whole pages."""
+
+    blocks_carried: int
+    """Copied forward from segments that were evicted."""
+
+    bytes_carried: int
+    summary_bytes: int
+    """Of summary pages written."""
+
     blocks_evicted: int
     blocks_evicted_unread: int
     """Evicted without having been found once: written for nothing."""
@@ -65,6 +75,10 @@ def counts_of(core: ShardCore) -> ShardCounts:
         keys_found=counted["keys_found"],
         blocks_reserved=counted["blocks_reserved"],
         blocks_committed=counted["blocks_committed"],
+        bytes_committed=counted["bytes_committed"],
+        blocks_carried=counted["blocks_carried"],
+        bytes_carried=counted["bytes_carried"],
+        summary_bytes=counted["summary_bytes"],
         blocks_evicted=counted["blocks_evicted"],
         blocks_evicted_unread=counted["blocks_evicted_unread"],
         blocks_beyond_limit=counted["blocks_beyond_limit"],

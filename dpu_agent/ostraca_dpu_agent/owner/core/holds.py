@@ -98,6 +98,10 @@ class Promises:
         """Promise the blocks of these segments until then."""
         self._until_s[segments] = np.maximum(self._until_s[segments], end_s)
 
+    def inherit(self, segment: int, earlier: NDArray[np.intp]) -> None:
+        """Promise a segment's blocks for as long as those of the *earlier* ones, where its blocks lay."""
+        self._until_s[segment] = max(self._until_s[segment], float(self._until_s[earlier].max()))
+
     def bind(self, segment: int, now_s: float, *, at_most_s: float) -> bool:
         """Tell whether a segment that is wanted now is promised; if so, for no longer than *at_most_s*.
 
@@ -130,6 +134,7 @@ class ReservationTable:
         self.offsets = np.zeros(slots, np.uint64)
         self.lengths = np.zeros(slots, np.uint32)
         self.segments = np.zeros(slots, np.intp)
+        self.is_carried = np.zeros(slots, np.bool_)
         self.ends_s = np.zeros(slots, np.float64)
         self.in_flight = KeyTable(self.keys)
         """The slot of each key that someone is writing."""
@@ -168,8 +173,13 @@ class ReservationTable:
         lengths: NDArray[np.uint32],
         offsets: NDArray[np.uint64],
         segments: NDArray[np.intp],
+        *,
+        is_carried: bool = False,
     ) -> NDArray[np.uint64]:
-        """Hold space for blocks whose keys are not in flight; return the reservations' numbers."""
+        """Hold space for blocks whose keys are not in flight; return the reservations' numbers.
+
+        *is_carried*: for copies of blocks that the shard has.
+        """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
         self._free_count -= count
@@ -180,7 +190,7 @@ class ReservationTable:
         self.numbers[slots] = numbers
         self.states[slots] = HELD
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
-        self.segments[slots], self.ends_s[slots] = segments, end_s
+        self.segments[slots], self.ends_s[slots], self.is_carried[slots] = segments, end_s, is_carried
         is_new = self.in_flight.enter(slots)
         assert is_new.all(), "a key that someone is writing was reserved again"
         heapq.heappush(self._batches, (end_s, self._count, numbers))

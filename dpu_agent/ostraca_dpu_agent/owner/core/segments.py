@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _NEXT_AT = 0.75
 """How full the current segment is when the next one is made ready."""
 
-_FREE_SHARE = 3
-"""At most one in so many segments is kept free."""
+_FREE_SHARE = 16
+"""At most one in so many segments is kept free, but one where there are three at least."""
+
+_ONE_FREE_OF = 3
 
 
 _NEVER_WRITTEN = Generation(0)
@@ -51,6 +53,9 @@ class SegmentState(Enum):
 
     SEALED = "sealed"
     """Full; its blocks can be got. Commits of its last reservations still come in."""
+
+    CARRYING = "carrying"
+    """Next to go. Its blocks can be got, and those that are worth it are copied to the current segment."""
 
     DRAINING = "draining"
     """Out of the index; waits for pins and reservations on it to end."""
@@ -109,6 +114,7 @@ class Ring:
         self.current: Segment | None = None
         self.ready: Segment | None = None
         self.opening: Segment | None = None
+        self.carrying: Segment | None = None
         self.draining: list[Segment] = []
         self.entries_max = min(
             self.geometry.entries_max, -(-blocks_max // min(_LISTED_IN, self.geometry.segments))
@@ -118,7 +124,8 @@ class Ring:
         self._identity = superblock.identity
         self._epoch = OwnerEpoch(0)
         self._count = 0
-        self._spare = min(free_segments, self.geometry.segments // _FREE_SHARE)
+        one_free = int(self.geometry.segments >= _ONE_FREE_OF)
+        self._spare = min(free_segments, max(one_free, self.geometry.segments // _FREE_SHARE))
         self._earlier_pins_end_s = earlier_pins_end_s
         self.free: deque[Segment] = deque()
         self.unlisted_up_to = 0
@@ -168,8 +175,17 @@ class Ring:
     @property
     def lacks_free(self) -> bool:
         """Whether a segment should be evicted to have one free in time."""
-        coming = len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
-        return coming < max(self._spare, int(self.needs_next))
+        return self._coming + (self.carrying is not None) < max(self._spare, int(self.needs_next))
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether writers will have no space soon, unless a segment goes at once."""
+        return self.needs_next and not self._coming
+
+    @property
+    def _coming(self) -> int:
+        """Segments that are empty, or will be without anybody doing anything."""
+        return len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
 
     def begin_opening(self) -> Segment | None:
         """Take a free segment into its next generation, when it is time and one is free."""
@@ -238,8 +254,8 @@ class Ring:
             self.sealed.append(self.current)
             self.current = None
 
-    def begin_draining(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
-        """Take the oldest sealed segment out of use of those that nobody *is_kept* for.
+    def take_victim(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
+        """Choose the oldest sealed segment of those that nobody *is_kept* for, to be carried or drained.
 
         None when there is none, while commits to it are being written, and while a younger one than the
         oldest has writers still at work.
@@ -250,9 +266,29 @@ class Ring:
         if segment.held and segment is not self.sealed[0]:
             return None
         self.sealed.remove(segment)
+        return segment
+
+    def begin_carrying(self, segment: Segment) -> None:
+        """Let a victim be copied from."""
+        assert self.carrying is None, "one segment at a time"
+        segment.state, self.carrying = SegmentState.CARRYING, segment
+
+    def end_carrying(self) -> Segment:
+        """Return the segment that was copied from, a victim again."""
+        segment, self.carrying = self.carrying, None
+        assert segment is not None, "no segment is carried"
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """Put a victim back to the sealed ones, by its age."""
+        segment.state = SegmentState.SEALED
+        older = sum(other.generation < segment.generation for other in self.sealed)
+        self.sealed.insert(older, segment)
+
+    def begin_draining(self, segment: Segment) -> None:
+        """Take a victim out of use."""
         segment.state = SegmentState.DRAINING
         self.draining.append(segment)
-        return segment
 
     def end_draining(self, now_s: float, pins: NDArray[np.int64]) -> None:
         """Free the segments that nobody reads or writes in any more."""

@@ -20,8 +20,12 @@ class ShardSettings:
 
     free_segments: int = 2
     """Segments kept free ahead of need, so that writers never wait for readers' pins to run out. Raise it
-    when puts are declined for lack of space while readers hold long pins. A shard gives up at most a third
-    of its segments for it."""
+    when puts are declined for lack of space while readers hold long pins. A shard gives up at most one in
+    sixteen of its segments for it, or one of a few."""
+
+    carry_share: float = 0.1
+    """Bytes of blocks read since they were written that eviction may copy forward, for each byte committed.
+    0: none."""
 
     pin_max_s: float = 30.0
     """The longest pin. A stopped reader can hold a segment back for this long."""

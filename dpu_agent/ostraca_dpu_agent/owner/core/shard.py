@@ -17,6 +17,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 )
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
+from ostraca_dpu_agent.owner.core.evicting import Eviction, listed, reserve_carried
 from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
 from ostraca_dpu_agent.owner.core.resolving import resolved
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.flash.superblock import Superblock
 
 _NONE = np.zeros(0, np.intp)
-
-_INDEX_HEADROOM_SHARE = 8
-"""A segment is evicted when less than this share of the index is left (and less than one segment can
-list)."""
 
 _WRITE_ENTRIES_MAX = 1600
 """Blocks in one summary write: 33 pages at most. More wait for the next."""
@@ -69,6 +66,7 @@ class ShardCore:
         self.highest_epoch = OwnerEpoch(0)  # of those found on flash so far
         self.areas_taken_in = 0
         self.is_recovering = True
+        self.superblock = superblock
         self.geometry = geometry
         self.settings = settings
         self.index = BlockIndex(
@@ -92,7 +90,7 @@ class ShardCore:
         self._open_after_s = 0.0
         self._earlier_pins_end_s = earlier_pins_end_s
         self.counted: Counter[str] = Counter()
-        self.evicted: list[NDArray[np.uint8]] = []
+        self.eviction = Eviction(self, carry_share=settings.carry_share)
 
     def take_in(self, areas: RecoveredAreas) -> None:
         """Know of some segments what ``flash.recovery.recover`` found: their blocks can be got from here on.
@@ -163,6 +161,18 @@ class ShardCore:
             self.spending.spend(int(sizes[taken].sum()))
         self._advance(now_s)
         return Reservations(states, reasons, numbers, offsets)
+
+    def reserve_carried(
+        self, now_s: float, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
+    ) -> Reservations:
+        """Hand out space for copies of blocks that ``eviction.take_carry`` named, as far as there is any.
+
+        Committing one moves the block there.
+        """
+        self.expire(now_s)
+        made = reserve_carried(self, now_s, keys, lengths, hold_s=hold_s)
+        self._advance(now_s)
+        return made
 
     def commit(
         self,
@@ -254,15 +264,7 @@ class ShardCore:
             slots = self._break(segment, slots)
         table = self.reservations
         if is_ok and len(slots):
-            insertions = self.index.insert(
-                table.keys[slots],
-                table.tags[slots],
-                table.offsets[slots],
-                table.lengths[slots],
-                segment=segment.number,
-            )
-            assert not insertions.any(), "room was kept, and nobody else could write these keys"
-            self.counted["blocks_committed"] += len(slots)
+            listed(self, slots, segment.number)
         table.end(slots)
         done = CommitsDone(
             table.numbers[slots],
@@ -328,11 +330,6 @@ class ShardCore:
         self.counted["blocks_dropped"] += 1
         return True
 
-    def take_evicted(self) -> list[NDArray[np.uint8]]:
-        """Return the keys of what was evicted since the last call, segment by segment."""
-        evicted, self.evicted = self.evicted, []
-        return evicted
-
     def check(self) -> None:
         """Assert every invariant of this state. For tests: looks at every block."""
         check(self)
@@ -341,14 +338,12 @@ class ShardCore:
         """Return what the shard holds and has done."""
         return counts_of(self)
 
-    def _is_promised(self, segment: Segment, now_s: float) -> bool:
-        return self.promises.bind(segment.number, now_s, at_most_s=now_s + self.settings.pin_max_s)
-
     def _write(
         self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]
     ) -> SummaryWrite:
         self.counted["summary_writes"] += 1
         number = self.counted["summary_writes"]
+        self.counted["summary_bytes"] += sum(len(pages) for _, pages in pieces)
         self._writes[number] = (segment, slots)
         segment.is_writing = True
         self.spending.spend(sum(len(pages) for _, pages in pieces))
@@ -373,28 +368,9 @@ class ShardCore:
     def _advance(self, now_s: float) -> None:
         """Free what has drained, evict and open ahead of need."""
         ring = self.ring
-        ring.end_draining(now_s, self.pins.on_segment)
         if self.is_recovering or not self.is_writable:
-            return
-        while ring.lacks_free or self._lacks_index_room:
-            segment = ring.begin_draining(lambda segment: self._is_promised(segment, now_s))
-            if segment is None:
-                break
-            removed = self.index.remove_segment(segment.number)
-            self.evicted.append(removed.keys)
-            self.counted["segments_evicted"] += 1
-            self.counted["blocks_evicted"] += removed.blocks
-            self.counted["blocks_evicted_unread"] += removed.unread
             ring.end_draining(now_s, self.pins.on_segment)
-        else:
-            self.promises.lift()
+            return
+        self.eviction.advance(now_s)
         if now_s >= self._open_after_s and self._opening_due is None:
             self._opening_due = ring.begin_opening()
-
-    @property
-    def _lacks_index_room(self) -> bool:
-        # Evicting a segment whose writers are still at work would make room, and fail them.
-        if not self.ring.sealed or self.ring.sealed[0].held:
-            return False
-        headroom = min(self.ring.entries_max, self.index.blocks_max // _INDEX_HEADROOM_SHARE)
-        return self.index.room - len(self.reservations) < headroom
