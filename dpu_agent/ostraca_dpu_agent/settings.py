@@ -113,9 +113,9 @@ class OwnerSettings:
     """Segments emptied ahead of need, so that a put does not wait for eviction, or for readers of what was
     evicted. A shard keeps at most one in sixteen of its segments empty for it, or one of a few."""
 
-    carry_share: float = 0.1
-    """Bytes that eviction may copy forward for each byte committed, of blocks that were read since they were
-    written. Flash wears by as much more. 0 lets everything go with its segment."""
+    carry_share: float = 0.12
+    """Bytes that eviction may copy forward for each byte committed, of blocks that were read of late. Flash
+    wears by as much more. 0 lets everything go with its segment."""
 
     endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
     """How much is written to flash, and which blocks first when not all may be. Set ``rated_dwpd`` wherever

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.agent.assembly import (
     BLOCK_BYTES,
     SETTINGS,
@@ -14,6 +16,7 @@ from tests.agent.assembly import (
     HeldDrive,
     MemoryWorker,
     assembled,
+    chain_of,
     content_of,
     get_states,
     put_states,
@@ -21,21 +24,39 @@ from tests.agent.assembly import (
     until,
 )
 
-from ostraca_dpu_agent.owner.core import SegmentState
 from ostraca_dpu_agent.settings import OwnerSettings
+from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState
 
 CARRYING = replace(SETTINGS, owner=OwnerSettings(carry_share=1.0))
 FIRST = [0, 1, 2, 3]
 
 
-async def put_until_carrying(fabric: Assembly, worker: MemoryWorker, first: int) -> int:
-    """Put blocks until a segment is carried, or has been; returns the number to go on with."""
-    number, counts = first, fabric.shard.core.counts
-    while not (counts().segments[SegmentState.CARRYING] or counts().segments_evicted):
+async def put_until_carrying(fabric: Assembly, worker: MemoryWorker, read: list[int]) -> int:
+    """Put blocks, and get these after each, until copying has begun; returns the number to go on with."""
+    core, number = fabric.shard.core, 100
+    while not (core.eviction.is_carrying or core.counts().blocks_carried):
         assert put_states(await fabric.put(worker, [number])) == [PutState.COMMITTED]
+        core.resolve(time.monotonic(), keys_of_blocks(fabric, read), pin_s=0.0)
         number += 1
     return number
+
+
+async def until_copied(fabric: Assembly) -> None:
+    """Wait until copying has ended."""
+    core = fabric.shard.core
+    await until(lambda: not (core.eviction.is_carrying or core.eviction.has_carry_due))
+
+
+async def put_until_evicted(fabric: Assembly, worker: MemoryWorker, number: int) -> None:
+    """Put more blocks until two segments have gone."""
+    while fabric.shard.core.counts().segments_evicted < 2:
+        assert put_states(await fabric.put(worker, [number])) == [PutState.COMMITTED]
+        number += 1
+
+
+def keys_of_blocks(fabric: Assembly, numbers: list[int]) -> NDArray[np.uint8]:
+    return derive_keys(fabric.volume.secret, chain_of(numbers))
 
 
 async def assert_got(fabric: Assembly, worker: MemoryWorker, numbers: list[int]) -> None:
@@ -46,15 +67,15 @@ async def assert_got(fabric: Assembly, worker: MemoryWorker, numbers: list[int])
         assert worker.peer.bytes[at : at + BLOCK_BYTES] == content_of(number)
 
 
-async def test_blocks_that_were_got_are_copied_and_stay_the_same_bytes() -> None:
+async def test_blocks_that_are_read_are_copied_and_stay_the_same_bytes() -> None:
     async with assembled(CARRYING) as fabric:
         worker = fabric.worker()
         await fabric.put(worker, FIRST)
-        await assert_got(fabric, worker, FIRST[:2])
-        await put_until_carrying(fabric, worker, 100)
-        await until(lambda: fabric.shard.core.counts().segments_evicted == 1)
+        number = await put_until_carrying(fabric, worker, FIRST[:2])
+        await until_copied(fabric)
         counts = fabric.shard.core.counts()
         assert (counts.blocks_carried, counts.bytes_carried) == (2, 2 * SLOT_BYTES)
+        await put_until_evicted(fabric, worker, number)
         await assert_got(fabric, worker, FIRST[:2])
         assert get_states(await fabric.get(worker, FIRST[2:])) == [BlockState.MISS] * 2
         await fabric.at_rest()
@@ -65,9 +86,9 @@ async def test_copies_are_found_by_the_next_owner() -> None:
     async with assembled(CARRYING, drive=drive) as fabric:
         worker = fabric.worker()
         await fabric.put(worker, FIRST)
-        await assert_got(fabric, worker, FIRST)
-        await put_until_carrying(fabric, worker, 100)
-        await until(lambda: fabric.shard.core.counts().segments_evicted == 1)
+        number = await put_until_carrying(fabric, worker, FIRST)
+        await until_copied(fabric)
+        await put_until_evicted(fabric, worker, number)
         assert await stop(fabric.agent)
         async with assembled(CARRYING, drive=drive) as later:
             await assert_got(later, later.worker(), FIRST)
@@ -75,14 +96,13 @@ async def test_copies_are_found_by_the_next_owner() -> None:
 
 async def test_a_damaged_block_is_not_carried_along() -> None:
     async with assembled(CARRYING) as fabric:
-        worker = fabric.worker()
+        worker, core = fabric.worker(), fabric.shard.core
         await fabric.put(worker, FIRST)
-        await assert_got(fabric, worker, FIRST)
-        first = fabric.shard.core.geometry.data_offset(int(np.argmax(fabric.shard.core.ring.generations > 0)))
-        fabric.drive.flip_bit(first + 7)
-        await put_until_carrying(fabric, worker, 100)
-        await until(lambda: fabric.shard.core.counts().segments_evicted == 1)
-        assert fabric.shard.core.counts().blocks_carried == len(FIRST) - 1
+        fabric.drive.flip_bit(core.geometry.data_offset(int(np.argmax(core.ring.generations > 0))) + 7)
+        number = await put_until_carrying(fabric, worker, FIRST)
+        await until_copied(fabric)
+        assert core.counts().blocks_carried == len(FIRST) - 1
+        await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS, *[BlockState.HIT] * 3]
         await fabric.at_rest()
 
@@ -90,29 +110,25 @@ async def test_a_damaged_block_is_not_carried_along() -> None:
 @pytest.mark.parametrize("broken", ["summary", "read", "write"])
 async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> None:
     async with assembled(CARRYING) as fabric:
-        worker, geometry = fabric.worker(), fabric.shard.core.geometry
+        worker, core = fabric.worker(), fabric.shard.core
         await fabric.put(worker, FIRST)
-        await assert_got(fabric, worker, FIRST)
+        first, geometry = int(np.argmax(core.ring.generations > 0)), core.geometry
         fabric.drive.holds_reads = True
-        number = await put_until_carrying(fabric, worker, 100)
-        carrying = fabric.shard.core.ring.carrying
-        assert carrying is not None
+        number = await put_until_carrying(fabric, worker, FIRST)
         match broken:
             case "summary":
-                fabric.drive.fail_reads(geometry.summary_offset(carrying.number), geometry.summary_bytes)
+                fabric.drive.fail_reads(geometry.summary_offset(first), geometry.summary_bytes)
             case "read":
-                fabric.drive.fail_reads(geometry.data_offset(carrying.number), geometry.data_bytes)
+                fabric.drive.fail_reads(geometry.data_offset(first), geometry.data_bytes)
             case _:
-                current = fabric.shard.core.ring.current
+                current = core.ring.current
                 assert current is not None
-                used = geometry.data_offset(current.number) + current.bytes_used
-                fabric.drive.fail_writes(used, 4096)
+                fabric.drive.fail_writes(geometry.data_offset(current.number) + current.bytes_used, 4096)
         fabric.drive.let_go()
-        await until(lambda: fabric.shard.core.counts().segments_evicted == 1)
-        assert fabric.shard.core.counts().blocks_carried == 0
+        await until_copied(fabric)
+        assert core.counts().blocks_carried == 0
         fabric.drive.mend()
-        await until(lambda: fabric.shard.core.counts().reservations == 0)
-        assert put_states(await fabric.put(worker, [number])) == [PutState.COMMITTED]
+        await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS] * 4
         await fabric.at_rest()
 
@@ -121,11 +137,10 @@ async def test_a_drive_that_does_not_answer_a_copy_holds_up_no_put() -> None:
     async with assembled(CARRYING) as fabric:
         worker = fabric.worker()
         await fabric.put(worker, FIRST)
-        await assert_got(fabric, worker, FIRST)
         fabric.drive.holds_reads = True
-        number = await put_until_carrying(fabric, worker, 100)
-        for later in range(number, number + 60):
-            assert put_states(await fabric.put(worker, [later])) == [PutState.COMMITTED]
+        number = await put_until_carrying(fabric, worker, FIRST)
+        await put_until_evicted(fabric, worker, number)
+        assert fabric.shard.core.eviction.is_carrying
         fabric.drive.let_go()
-        await until(lambda: fabric.shard.core.counts().reservations == 0)
+        await until_copied(fabric)
         await fabric.at_rest()

@@ -155,7 +155,7 @@ class OwnerMachine(RuleBasedStateMachine):
     @rule()
     def end_carrying(self) -> None:
         assert self.carrying is not None
-        self.shard.core.eviction.end_carry(self.now_s, self.carrying)
+        self.shard.core.eviction.end_carry(self.now_s)
         self.carrying = None
 
     @precondition(lambda self: self.holds)

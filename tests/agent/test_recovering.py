@@ -134,7 +134,7 @@ def test_an_index_too_small_for_all_that_is_listed_keeps_the_newest_in_any_order
         number for number, (is_found, _, _) in zip(numbers, extents(core, numbers), strict=True) if is_found
     }
     assert found == {number for segment in newest for number in blocks[segment]}
-    gone = [int.from_bytes(key.tobytes(), "little") for keys in core.take_evicted() for key in keys]
+    gone = [int.from_bytes(key.tobytes(), "little") for keys in core.eviction.take_evicted() for key in keys]
     assert sorted(gone) == sorted(set(numbers) - found)
     core.begin(0.0, epoch=OwnerEpoch(2))
     core.check()

@@ -214,7 +214,7 @@ class Owner:
     def _part(self) -> None:
         self._is_over = True
         if self._shard is not None:  # what it did last, and told nobody
-            for keys in self._shard.core.take_evicted():
+            for keys in self._shard.core.eviction.take_evicted():
                 self._gone(EventKind.EVICTED, numbers_of(keys))
         for task in self.waiting:
             task.cancel()

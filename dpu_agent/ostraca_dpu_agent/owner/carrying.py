@@ -1,4 +1,4 @@
-"""Carrying blocks forward: copies them out of a segment that is about to be emptied.
+"""Carrying blocks forward: copies them out of a segment that will soon be emptied.
 
 A few MiB at a time, so that readers of the same drive wait for little. Every block is checked by its tag on
 its way, with the seed that the segment's summary holds, so that damage is not carried along. What can't be
@@ -48,7 +48,7 @@ class Carrier:
         self._clock = clock
 
     async def copy(self, carry: Carry) -> None:
-        """Copy these blocks, until all are, or their segment does not wait for them any more."""
+        """Copy these blocks, until all are, or their segment has gone."""
         core, stored = self._shard.core, whole_pages(carry.lengths)
         parts = list(_cut(stored))
         largest = max(int(stored[rows].sum()) for rows in parts)
@@ -57,7 +57,7 @@ class Carrier:
         try:
             seeds, is_listed = await self._seeds(carry, memory.array)
             for rows in parts:
-                if self._shard.is_closed or not core.eviction.is_wanted(carry):
+                if self._shard.is_closed or not core.eviction.is_there(carry):
                     break
                 await self._copy(carry, rows[is_listed[rows]], seeds, memory.array)
             has_ended = True
@@ -110,7 +110,7 @@ class Carrier:
         base = shard.record.offset
         pieces = Pieces(memory, places, base + carry.offsets[rows].astype(np.int64), stored)
         good = np.flatnonzero(await self._drive.submit_read(pieces, check))
-        made = shard.reserve_carried(carry.keys[rows[good]], lengths[good], hold_s=_HOLD_S)
+        made = await shard.reserve_carried(carry.keys[rows[good]], lengths[good], hold_s=_HOLD_S)
         has_space = made.states == PutState.STAGED
         good, offsets, numbers = good[has_space], made.offsets[has_space], made.reservations[has_space]
         target = Pieces(memory, places[good], base + offsets.astype(np.int64), stored[good])

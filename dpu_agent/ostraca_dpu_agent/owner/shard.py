@@ -156,7 +156,31 @@ class OwnedShard:
             return Reservations.none(self.core.index.find(keys) >= 0, Reason.DRIVE_SUSPECT)
         if depths is None:
             depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
-        made = self._reserve(keys, lengths, depths, hold_s)
+        core = self.core
+
+        def reserve(rows: NDArray[np.intp]) -> Reservations:
+            return core.reserve(self._clock(), keys[rows], lengths[rows], hold_s=hold_s, depths=depths[rows])
+
+        return await self._placed(reserve, len(keys), until_s)
+
+    async def reserve_carried(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
+    ) -> Reservations:
+        """Hand out space for copies of blocks that are carried forward, as far as there is any."""
+        if self._drive.refuses_writes:
+            return Reservations.none(np.zeros(len(keys), np.bool_), Reason.DRIVE_SUSPECT)
+
+        def reserve(rows: NDArray[np.intp]) -> Reservations:
+            return self.core.reserve_carried(self._clock(), keys[rows], lengths[rows], hold_s=hold_s)
+
+        return await self._placed(reserve, len(keys), self._clock() + hold_s)
+
+    async def _placed(
+        self, reserve: Callable[[NDArray[np.intp]], Reservations], count: int, until_s: float
+    ) -> Reservations:
+        """Have space handed out; again for those that find none, while a segment is being opened."""
+        made = reserve(np.arange(count))
+        self.wake()
         short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
         while len(short) and self.core.ring.opening is not None:
             written = self._written
@@ -164,29 +188,11 @@ class OwnedShard:
                 await asyncio.wait_for(written.wait(), min(until_s - self._clock(), OPENING_WAIT_S))
             except TimeoutError:
                 break
-            more = self._reserve(keys[short], lengths[short], depths[short], hold_s)
+            more = reserve(short)
+            self.wake()
             made.states[short], made.reasons[short] = more.states, more.reasons
             made.reservations[short], made.offsets[short] = more.reservations, more.offsets
             short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
-        return made
-
-    def _reserve(
-        self,
-        keys: NDArray[np.uint8],
-        lengths: NDArray[np.uint32],
-        depths: NDArray[np.uint32],
-        hold_s: float,
-    ) -> Reservations:
-        made = self.core.reserve(self._clock(), keys, lengths, hold_s=hold_s, depths=depths)
-        self.wake()
-        return made
-
-    def reserve_carried(
-        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
-    ) -> Reservations:
-        """Hand out space for copies of blocks that are carried forward, as far as there is any."""
-        made = self.core.reserve_carried(self._clock(), keys, lengths, hold_s=hold_s)
-        self.wake()
         return made
 
     async def commit(
@@ -347,7 +353,7 @@ class OwnedShard:
                 try:
                     await self._carrier.copy(carry)
                 finally:
-                    self.core.eviction.end_carry(self._clock(), carry)
+                    self.core.eviction.end_carry(self._clock())
                     self.wake()
 
     async def _expire(self) -> None:

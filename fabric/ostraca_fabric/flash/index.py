@@ -216,6 +216,10 @@ class BlockIndex:
         read: NDArray[np.intp] = rows[(lengths & _READ > 0) & (lengths & _LENGTH > 0)]
         return read
 
+    def forget_reads(self, rows: NDArray[np.intp]) -> None:
+        """Clear the read bits of these rows."""
+        self._lengths[rows] &= _LENGTH
+
     def keys(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the blocks' keys, shape (n, 16)."""
         return self._keys[rows].view(np.uint8).reshape(-1, KEY_BYTES)

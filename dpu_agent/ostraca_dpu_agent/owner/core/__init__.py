@@ -3,11 +3,10 @@
 ``ShardCore`` takes calls and the time, and returns decisions and summary pages to write; its caller does the
 I/O and says how it ended. Segments go round::
 
-    FREE -> OPENING -> OPEN -> SEALED -> CARRYING -> DRAINING -> FREE
+    FREE -> OPENING -> OPEN -> SEALED -> DRAINING -> FREE
 
-OPENING waits for an empty summary page of the new generation, OPEN hands out space, CARRYING waits for copies
-of its blocks that are worth it, DRAINING has left the index and waits until nobody reads or writes in it any
-more.
+OPENING waits for an empty summary page of the new generation, OPEN hands out space, DRAINING has left the
+index and waits until nobody reads or writes in it any more.
 """
 
 from __future__ import annotations

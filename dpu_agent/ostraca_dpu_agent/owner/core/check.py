@@ -36,7 +36,6 @@ def _check_ring(core: ShardCore) -> None:
         (ring.current, SegmentState.OPEN),
         (ring.ready, SegmentState.OPEN),
         (ring.opening, SegmentState.OPENING),
-        (ring.carrying, SegmentState.CARRYING),
         *((segment, SegmentState.SEALED) for segment in ring.sealed),
         *((segment, SegmentState.DRAINING) for segment in ring.draining),
         *((segment, SegmentState.FREE) for segment in ring.free),
@@ -63,7 +62,7 @@ def _check_segment(core: ShardCore, segment: Segment) -> None:
     assert segment.entries_used <= geometry.entries_max, "no more entries are handed out than can be listed"
     rows = core.index.rows_of(segment.number)
     rows = rows[core.index.lengths(rows) > 0]
-    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED, SegmentState.CARRYING)
+    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
     assert is_in_use or not len(rows), "only segments in use are in the index"
     is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
     assert not is_idle or not (len(here) or core.pins.on_segment[segment.number]), (

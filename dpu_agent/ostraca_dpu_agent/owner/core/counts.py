@@ -47,7 +47,7 @@ class ShardCounts:
 
     blocks_evicted: int
     blocks_evicted_unread: int
-    """Evicted without having been found once: written for nothing."""
+    """Evicted without having been found in the later half of their round through the ring."""
 
     blocks_beyond_limit: int
     """Found on flash by recovery and not listed: the index may not hold so many."""

@@ -1,13 +1,13 @@
 """Eviction: which segment is emptied next, and what of it is carried forward first.
 
-The oldest segment goes whole. Blocks that were read since they were written may be copied to the segment that
-is being filled before it goes: one bit for each block, which the copy does not inherit, so that it has to be
-read again to be carried again. What carrying may write is a share of what was committed for callers, saved
-up to one segment's worth. It never holds anybody up: when writers need the space, the segment goes with what
-has not been copied yet.
+The oldest segment goes whole. Some time before, it is looked through once: blocks that were read in the later
+half of its round through the ring are copied to where new blocks go. One bit for each block says so; it is
+cleared half-way, and a copy does not inherit it. So what is kept is what was read of late, and flash is not
+worn for blocks that were read soon after they were written and then no more.
 
-While a segment is carried its blocks can be got. A look-up may still be promised blocks in it; then it goes
-back to the sealed ones until the promise has run out.
+What copying may write is a share of what was committed for callers, saved up to a few segments' worth, and
+within the drive's write budget. It never holds anybody up: when writers need the space, a segment goes with
+what has not been copied yet.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.owner.core.answers import Reservations
+from ostraca_dpu_agent.owner.core.segments import SegmentState
 from ostraca_fabric.extent import PAGE_BYTES, Generation
 from ostraca_fabric.outcome import PutState, Reason
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _INDEX_HEADROOM_SHARE = 8
 """A segment is evicted when less than this share of the index is left (and less than one segment can
 list)."""
+
+
+_CREDIT_SEGMENTS = 16
+"""Leave to copy is saved up to so many segments' worth, and to one in so many segments of the shard."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +67,7 @@ class Eviction:
         self._carry_share = carry_share
         self._credit_bytes = 0.0
         self._due: Carry | None = None
+        self._taken: Carry | None = None
         self._evicted: list[NDArray[np.uint8]] = []
 
     @property
@@ -69,20 +75,26 @@ class Eviction:
         """Whether ``take_carry`` would return anything."""
         return self._due is not None
 
+    @property
+    def is_carrying(self) -> bool:
+        """Whether copying was taken and has not ended."""
+        return self._taken is not None
+
     def take_carry(self) -> Carry | None:
         """Take the copying to do now. Whoever takes it ends it with ``end_carry``."""
-        due, self._due = self._due, None
-        return due
+        if self._due is not None:
+            self._due, self._taken = None, self._due
+            return self._taken
+        return None
 
-    def is_wanted(self, carry: Carry) -> bool:
-        """Say whether its segment still waits for the copies. Once it does not, leave the rest."""
-        carrying = self._core.ring.carrying
-        return carrying is not None and carrying.generation == carry.generation
+    def is_there(self, carry: Carry) -> bool:
+        """Say whether its segment is there still. Once it is not, leave the rest."""
+        segment = self._core.ring.segments[carry.segment]
+        return segment.generation == carry.generation and segment.state is SegmentState.SEALED
 
-    def end_carry(self, now_s: float, carry: Carry) -> None:
-        """Let the segment go: everything of it is copied that will be."""
-        if self.is_wanted(carry):
-            self._end_carrying(now_s)
+    def end_carry(self, now_s: float) -> None:
+        """Everything is copied that will be: look for more."""
+        self._taken = None
         self.advance(now_s)
 
     def take_evicted(self) -> list[NDArray[np.uint8]]:
@@ -90,67 +102,54 @@ class Eviction:
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def note_evicted(self, keys: NDArray[np.uint8]) -> None:
+        """Say of blocks that they left the index."""
+        self._evicted.append(keys)
+
     def committed(self, stored_bytes: int) -> None:
         """Count what was committed for callers: a share of it may be carried."""
+        geometry = self._core.geometry
+        segments = max(1, min(_CREDIT_SEGMENTS, geometry.segments // _CREDIT_SEGMENTS))
         earned = self._credit_bytes + self._carry_share * stored_bytes
-        self._credit_bytes = min(earned, float(self._core.geometry.data_bytes))
+        self._credit_bytes = min(earned, float(segments * geometry.data_bytes))
 
     def advance(self, now_s: float) -> None:
-        """Empty segments until enough are free, or nothing more can go."""
-        ring = self._core.ring
-        ring.end_draining(now_s, self._core.pins.on_segment)
-        if ring.carrying is not None and ring.is_pressed:
-            self._end_carrying(now_s)
+        """Empty segments until enough are free, or nothing more can go; look through those that are next."""
+        core, ring = self._core, self._core.ring
         while ring.lacks_free or self._lacks_index_room:
-            segment = ring.take_victim(lambda segment: self._is_promised(segment, now_s))
+            segment = ring.begin_draining(lambda segment: self._is_promised(segment, now_s))
             if segment is None:
                 break
-            self._due = None if ring.is_pressed else self._worth_carrying(segment)
-            if self._due is not None:
-                ring.begin_carrying(segment)
-                break
-            self._drain(segment)
-            ring.end_draining(now_s, self._core.pins.on_segment)
-        if ring.carrying is None and not ring.lacks_free:
-            self._core.promises.lift()
-
-    def _end_carrying(self, now_s: float) -> None:
-        ring = self._core.ring
-        segment = ring.end_carrying()
-        self._due = None
-        if self._is_promised(segment, now_s) or segment.queued or segment.is_writing:
-            ring.give_back(segment)
+            removed = core.index.remove_segment(segment.number)
+            self.note_evicted(removed.keys)
+            core.counted["segments_evicted"] += 1
+            core.counted["blocks_evicted"] += removed.blocks
+            core.counted["blocks_evicted_unread"] += removed.unread
+            ring.end_draining(now_s, core.pins.on_segment)
         else:
-            self._drain(segment)
-
-    def _drain(self, segment: Segment) -> None:
-        core = self._core
-        core.ring.begin_draining(segment)
-        removed = core.index.remove_segment(segment.number)
-        self._evicted.append(removed.keys)
-        core.counted["segments_evicted"] += 1
-        core.counted["blocks_evicted"] += removed.blocks
-        core.counted["blocks_evicted_unread"] += removed.unread
+            core.promises.lift()
+        while (segment := ring.to_age()) is not None:
+            segment.is_aged = True
+            core.index.forget_reads(core.index.rows_of(segment.number))
+        while self._due is None and self._taken is None and self._carry_share:
+            segment = ring.to_look_through()
+            if segment is None:
+                break
+            segment.is_looked_through = True
+            self._due = self._worth_carrying(segment)
 
     def _worth_carrying(self, segment: Segment) -> Carry | None:
-        """Choose what to copy, as far as the credit goes, and spend it."""
+        """Choose what to copy, as far as the credit and the drive's write budget go."""
         index = self._core.index
+        may_write_bytes = min(self._credit_bytes, self._core.spending.level_bytes)
         rows = index.read_rows_of(segment.number)
         rows = rows[np.argsort(index.offsets(rows))]
-        stored = _stored_bytes(index.lengths(rows))
-        rows = rows[np.cumsum(stored) <= self._credit_bytes]
+        rows = rows[np.cumsum(_stored_bytes(index.lengths(rows))) <= may_write_bytes]
         if not len(rows):
             return None
-        lengths = index.lengths(rows)
+        lengths, keys, tags = index.lengths(rows), index.keys(rows), index.tags(rows)
         self._credit_bytes -= int(_stored_bytes(lengths).sum())
-        return Carry(
-            segment.number,
-            segment.generation,
-            index.keys(rows),
-            index.tags(rows),
-            index.offsets(rows),
-            lengths,
-        )
+        return Carry(segment.number, segment.generation, keys, tags, index.offsets(rows), lengths)
 
     def _is_promised(self, segment: Segment, now_s: float) -> bool:
         core = self._core
@@ -161,7 +160,7 @@ class Eviction:
         # Evicting a segment whose writers are still at work would make room, and fail them.
         core = self._core
         ring = core.ring
-        if ring.carrying is not None or not ring.sealed or ring.sealed[0].held:
+        if not ring.sealed or ring.sealed[0].held:
             return False
         headroom = min(ring.entries_max, core.index.blocks_max // _INDEX_HEADROOM_SHARE)
         return core.index.room - len(core.reservations) < headroom
@@ -187,6 +186,7 @@ def reserve_carried(
             end_s, keys[taken], lengths[taken], offsets, segments, is_carried=True
         )
         made.offsets[taken], states[taken], reasons[taken] = offsets, PutState.STAGED, Reason.NONE
+        core.spending.spend(int(_stored_bytes(lengths[taken]).sum()))
     return made
 
 

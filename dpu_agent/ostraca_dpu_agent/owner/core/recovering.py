@@ -102,5 +102,5 @@ def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
 def _leave_out(core: ShardCore, keys: NDArray[np.uint8]) -> None:
     """Count blocks that the index has no room for, and say that they are gone."""
     if len(keys):
-        core.evicted.append(np.ascontiguousarray(keys))
+        core.eviction.note_evicted(np.ascontiguousarray(keys))
         core.counted["blocks_beyond_limit"] += len(keys)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,15 @@ _FREE_SHARE = 16
 
 _ONE_FREE_OF = 3
 
+_OPEN_MAX = 2
+
+_AGED_AT = 0.45
+"""Where, on a sealed segment's way to being looked through, reads of its blocks begin to count."""
+
+_LOOKED_THROUGH_SHARE = 32
+"""One in so many segments has been looked through for what to keep before it is evicted: so much may be
+written at once, with no time to look."""
+
 
 _NEVER_WRITTEN = Generation(0)
 
@@ -53,9 +63,6 @@ class SegmentState(Enum):
 
     SEALED = "sealed"
     """Full; its blocks can be got. Commits of its last reservations still come in."""
-
-    CARRYING = "carrying"
-    """Next to go. Its blocks can be got, and those that are worth it are copied to the current segment."""
 
     DRAINING = "draining"
     """Out of the index; waits for pins and reservations on it to end."""
@@ -90,6 +97,12 @@ class Segment:
     is_broken: bool = False
     """Writing its summary failed: nothing more is listed in this generation."""
 
+    is_aged: bool = False
+    """It came to the middle of the ring, where reads so far are forgotten."""
+
+    is_looked_through: bool = False
+    """What is worth keeping of it was copied, or is being copied, to where new blocks go."""
+
     is_short: bool = False
     """A block did not fit into what is left of it."""
 
@@ -114,7 +127,6 @@ class Ring:
         self.current: Segment | None = None
         self.ready: Segment | None = None
         self.opening: Segment | None = None
-        self.carrying: Segment | None = None
         self.draining: list[Segment] = []
         self.entries_max = min(
             self.geometry.entries_max, -(-blocks_max // min(_LISTED_IN, self.geometry.segments))
@@ -126,6 +138,8 @@ class Ring:
         self._count = 0
         one_free = int(self.geometry.segments >= _ONE_FREE_OF)
         self._spare = min(free_segments, max(one_free, self.geometry.segments // _FREE_SHARE))
+        self._look_ahead = self._spare + max(one_free, self.geometry.segments // _LOOKED_THROUGH_SHARE)
+        self._aged_behind = int(_AGED_AT * max(0, self.geometry.segments - _OPEN_MAX - self._look_ahead))
         self._earlier_pins_end_s = earlier_pins_end_s
         self.free: deque[Segment] = deque()
         self.unlisted_up_to = 0
@@ -175,17 +189,18 @@ class Ring:
     @property
     def lacks_free(self) -> bool:
         """Whether a segment should be evicted to have one free in time."""
-        return self._coming + (self.carrying is not None) < max(self._spare, int(self.needs_next))
+        coming = len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
+        return coming < max(self._spare, int(self.needs_next))
 
-    @property
-    def is_pressed(self) -> bool:
-        """Whether writers will have no space soon, unless a segment goes at once."""
-        return self.needs_next and not self._coming
+    def to_look_through(self) -> Segment | None:
+        """Return a sealed segment that will soon be evicted and was not looked through for what to keep."""
+        nearest = max(0, self._look_ahead - len(self.free))
+        return next((each for each in islice(self.sealed, nearest) if not each.is_looked_through), None)
 
-    @property
-    def _coming(self) -> int:
-        """Segments that are empty, or will be without anybody doing anything."""
-        return len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
+    def to_age(self) -> Segment | None:
+        """Return a sealed segment that has come to where its reads so far are forgotten."""
+        place = len(self.sealed) - 1 - self._aged_behind
+        return self.sealed[place] if place >= 0 and not self.sealed[place].is_aged else None
 
     def begin_opening(self) -> Segment | None:
         """Take a free segment into its next generation, when it is time and one is free."""
@@ -254,8 +269,8 @@ class Ring:
             self.sealed.append(self.current)
             self.current = None
 
-    def take_victim(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
-        """Choose the oldest sealed segment of those that nobody *is_kept* for, to be carried or drained.
+    def begin_draining(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
+        """Take the oldest sealed segment out of use of those that nobody *is_kept* for.
 
         None when there is none, while commits to it are being written, and while a younger one than the
         oldest has writers still at work.
@@ -266,29 +281,9 @@ class Ring:
         if segment.held and segment is not self.sealed[0]:
             return None
         self.sealed.remove(segment)
-        return segment
-
-    def begin_carrying(self, segment: Segment) -> None:
-        """Let a victim be copied from."""
-        assert self.carrying is None, "one segment at a time"
-        segment.state, self.carrying = SegmentState.CARRYING, segment
-
-    def end_carrying(self) -> Segment:
-        """Return the segment that was copied from, a victim again."""
-        segment, self.carrying = self.carrying, None
-        assert segment is not None, "no segment is carried"
-        return segment
-
-    def give_back(self, segment: Segment) -> None:
-        """Put a victim back to the sealed ones, by its age."""
-        segment.state = SegmentState.SEALED
-        older = sum(other.generation < segment.generation for other in self.sealed)
-        self.sealed.insert(older, segment)
-
-    def begin_draining(self, segment: Segment) -> None:
-        """Take a victim out of use."""
         segment.state = SegmentState.DRAINING
         self.draining.append(segment)
+        return segment
 
     def end_draining(self, now_s: float, pins: NDArray[np.int64]) -> None:
         """Free the segments that nobody reads or writes in any more."""

@@ -23,9 +23,9 @@ class ShardSettings:
     when puts are declined for lack of space while readers hold long pins. A shard gives up at most one in
     sixteen of its segments for it, or one of a few."""
 
-    carry_share: float = 0.1
-    """Bytes of blocks read since they were written that eviction may copy forward, for each byte committed.
-    0: none."""
+    carry_share: float = 0.12
+    """Bytes that eviction may copy forward for each byte committed, of blocks that were read of late. Flash
+    wears by as much more. 0 lets everything go with its segment."""
 
     pin_max_s: float = 30.0
     """The longest pin. A stopped reader can hold a segment back for this long."""

@@ -368,8 +368,8 @@ class ShardCore:
     def _advance(self, now_s: float) -> None:
         """Free what has drained, evict and open ahead of need."""
         ring = self.ring
+        ring.end_draining(now_s, self.pins.on_segment)
         if self.is_recovering or not self.is_writable:
-            ring.end_draining(now_s, self.pins.on_segment)
             return
         self.eviction.advance(now_s)
         if now_s >= self._open_after_s and self._opening_due is None:

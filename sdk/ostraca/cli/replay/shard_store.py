@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca.cli.replay.outcome import Written
+from ostraca_dpu_agent.owner.core import Carry
 from ostraca_dpu_agent.owner.shard import core_of
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_fabric.errors import UsageError
@@ -139,15 +140,40 @@ class ShardStore:
             left = left[is_short]
 
     def _settle(self, now_s: float) -> bool:
-        """End all writes that are due, and those that become due by it; say whether there were any."""
+        """End all writes and copies that are due, and those that become due by it; say whether there were
+        any.
+        """
+        has_written = self._end_writes(now_s)
+        while (carry := self.core.eviction.take_carry()) is not None:
+            self._copy(now_s, carry)
+            self.core.eviction.end_carry(now_s)
+            has_written |= self._end_writes(now_s)
+        self.core.eviction.take_evicted()
+        return has_written
+
+    def _end_writes(self, now_s: float) -> bool:
         has_written = False
         while self.core.has_writes_due:
             for write in self.core.writes_due():
                 self.written.summary_bytes += sum(len(pages) for _, pages in write.pieces)
                 self.core.written(now_s, write, is_ok=True)
                 has_written = True
-        self.core.take_evicted()
         return has_written
+
+    def _copy(self, now_s: float, carry: Carry) -> None:
+        """Copy what is worth it out of a segment that goes; waits for space as a put does."""
+        left = np.arange(len(carry))
+        while len(left):
+            made = self.core.reserve_carried(now_s, carry.keys[left], carry.lengths[left], hold_s=_HOLD_S)
+            is_staged = made.states == PutState.STAGED
+            staged, count = made.reservations[is_staged], int(is_staged.sum())
+            tags, seeds = carry.tags[left[is_staged]], np.zeros(count, np.uint64)
+            self.core.commit(now_s, staged, tags, seeds, epoch=_EPOCH)
+            self.written.carried_blocks += count
+            self.written.carried_bytes += count * self._plan.block_bytes
+            if not self._end_writes(now_s):
+                break
+            left = left[made.reasons == Reason.NO_SPACE]
 
     def _note_declined(self, reasons: NDArray[np.uint8]) -> None:
         for reason, count in Counter(reasons.tolist()).items():
