@@ -250,6 +250,7 @@ def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None, now_s: float) -
         evicted_blocks=counts.blocks_evicted,
         is_failing=owned.is_failing,
         recovered=recovered_share(owned.core),
+        carried_blocks=counts.blocks_carried,
         written_bytes=spending.written_bytes,
         written_bytes_per_day=spending.bytes_per_day,
         budget_bytes_per_day=spending.budget_bytes_per_day,

@@ -198,6 +198,13 @@ SHARD_EVICTED = Metric(
     ("shard",),
     "Blocks that went with their segment to make room.",
 )
+SHARD_CARRIED = Metric(
+    "ostraca_shard_carried_blocks",
+    _C,
+    "blocks",
+    ("shard",),
+    "Blocks read of late that were copied to a newer segment before theirs was evicted.",
+)
 SHARD_WRITTEN = Metric(
     "ostraca_shard_written_bytes",
     _C,
@@ -334,6 +341,7 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
             (SHARD_USED, shard.used_bytes),
             (SHARD_SIZE, shard.size_bytes),
             (SHARD_EVICTED, shard.evicted_blocks),
+            (SHARD_CARRIED, shard.carried_blocks),
             (SHARD_WRITTEN, shard.written_bytes),
             (SHARD_SCRUBBED, shard.scrubbed_bytes),
             (SHARD_SCRUBS, shard.scrub_passes),

@@ -26,6 +26,9 @@ class ShardStatus(msgspec.Struct, frozen=True):
     recovered: float = 1.0
     """The share of its segments whose summaries have been read; below 1 it stores nothing yet."""
 
+    carried_blocks: int = 0
+    """Copied forward out of segments that were to be evicted, since this agent began to own it."""
+
     written_bytes: int = 0
     """Handed out to writers, and written as summaries, since this agent began to own it."""
 

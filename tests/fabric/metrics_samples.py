@@ -57,6 +57,7 @@ STATUS = AgentStatus(
             1 << 30,
             2 << 30,
             evicted_blocks=5,
+            carried_blocks=3,
             is_failing=False,
             blocks_max=1 << 20,
             index_bytes=48 << 20,
