@@ -23,7 +23,7 @@ from ostraca_fabric.outcome import Ack
 if TYPE_CHECKING:
     from ostraca.results import GetResult, LookupResult, PutResult
     from ostraca_fabric.chain import Chain
-    from ostraca_fabric.status import AgentCounters
+    from ostraca_fabric.status import AgentCounters, AgentStatus
 
 MIB = 1 << 20
 _HASH_BYTES = 32
@@ -74,7 +74,11 @@ class Workload:
 
     def counters(self) -> AgentCounters:
         """Return what the agent has counted."""
-        return self._client.status().counters
+        return self.status().counters
+
+    def status(self) -> AgentStatus:
+        """Return what the agent believes."""
+        return self._client.status()
 
     def new_chain(self) -> Chain:
         """Name a batch of blocks that nobody has put."""
