@@ -118,7 +118,9 @@ async def test_blocks_that_could_not_be_flushed_are_declined() -> None:
         worker = fabric.worker()
         await fabric.ready()
         fabric.drive.has_volatile_cache = fabric.drive.fails_flushes = True
-        assert reasons_of(await fabric.put(worker, [1])) == [Reason.DRIVE_ERROR]
+        (reason,) = reasons_of(await fabric.put(worker, [1]))
+        # The flush before the next segment's opening page may fail first, and then nothing more is written.
+        assert reason in (Reason.DRIVE_ERROR, Reason.DRIVE_SUSPECT)
         assert reasons_of(await fabric.get(worker, [1])) == [Reason.NOT_FOUND]
 
 
