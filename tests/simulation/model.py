@@ -64,6 +64,9 @@ class Model:
         """Segments of which the present owner may have seen something else than is there."""
 
         self._left: set[int] = set()
+        self._left_lately: list[Block] = []
+        """What left the index since a recovery began."""
+
         self._reported: dict[int, tuple[Listed, int]] = {}
         self._versions = 0
 
@@ -137,13 +140,19 @@ class Model:
         for number in numbers:
             self._left.add(number)
             self.departures[number] += 1
-            self.must.pop(number, None)
+            block = self.must.pop(number, None)
+            if block is not None:
+                self._left_lately.append(block)
             if kind is EventKind.DROPPED:
                 if number not in self._reported:
                     raise ViolationError(f"block {number} was dropped, and nobody had reported it")
                 self.unreadable(*self._reported[number])
 
     # -------------------------------------------------------------------------------- what owners believe
+
+    def recovering(self) -> None:
+        """An owner begins to recover."""
+        self._left_lately.clear()
 
     def taken_over(self, owner: Owner, mishaps: int) -> None:
         """An owner has recovered; there were so many mishaps when it began."""
@@ -156,6 +165,10 @@ class Model:
             if found is None or found.tag != block.tag:
                 self._lost(owner, block, found)
         self._left.clear()
+        oldest = min((each.generation for each in listed.values()), default=0)
+        for block in self._left_lately:
+            if block.number not in listed and self._is_newer(owner, block, oldest):
+                raise ViolationError(f"block {block.number} was left out, and older ones are listed")
         for number, each in listed.items():
             self.found(each, is_recovering=False)
             self.listing_is_true(each)
@@ -216,6 +229,11 @@ class Model:
         ):
             raise ViolationError(f"block {block.number} was committed, and no page on flash lists it")
         self.excused["a spoilt listing"] += 1
+
+    def _is_newer(self, owner: Owner, block: Block, generation: int) -> bool:
+        """Say whether a page that an owner believes lists a block in a segment newer than *generation*."""
+        copies = [copy for copy in self._copies(block) if not copy.is_spoilt]
+        return any(generation < copy.generation == owner.generation_of(copy.segment) for copy in copies)
 
     def _is_superseded(self, copy: _Copy) -> bool:
         """Say whether a page of a newer generation lies there by a fault: a late one, of an opening."""

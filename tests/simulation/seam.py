@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import ShardRecord
+from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.ids import FabricId, OwnerEpoch
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.testing.simulated_drive import SimulatedDrive
@@ -35,6 +37,14 @@ class Listed(NamedTuple):
     offset: int
     length: int
     generation: int
+
+
+def _one_by_one(part: RecoveredAreas) -> Iterator[RecoveredAreas]:
+    """Cut what was recovered as a shard of many segments is: in the order on flash."""
+    for some in in_slices(part):
+        for segment in sorted(some.segments, key=lambda segment: segment.number):
+            yield replace(some, segments=(segment,), areas=1)
+        yield replace(some, segments=(), areas=some.areas - len(some.segments))
 
 
 class _Told(EventRing):
@@ -98,7 +108,7 @@ class Owner:
         )
         async with aclosing(read_summaries(self.drive, self.record, superblock)) as parts:
             async for part in parts:
-                for some in in_slices(part):
+                for some in _one_by_one(part):
                     core.take_in(some)
                     await asyncio.sleep(0)
         self._shard.begin(OwnerEpoch(max(epoch_above, core.highest_epoch) + 1))

@@ -255,6 +255,7 @@ class World:
         self.flash.fence()
         for _ in range(_OPEN_TRIES):
             mishaps = len(self.flash.mishaps)
+            self.model.recovering()
             owner = Owner(self._path(), self.record, FABRIC, settings=self.setup.owner, gone=self.model.gone)
             self.owner = owner
             try:
