@@ -266,8 +266,8 @@ class Model:
                 is_spoilt = page in self.flash.unreadable or bool(should_be)
                 if entry in there and (is_spoilt or _is_whole(there, self._seed)):
                     found.append(_Copy(segment, _generation(there), is_spoilt))
-                if entry in should_be:
-                    found.append(_Copy(segment, _generation(should_be), is_spoilt))
+                held = (should_be, *self.flash.covered.get(page, ()))
+                found += [_Copy(segment, _generation(each), is_spoilt) for each in held if entry in each]
         return found
 
     def _spoilt_generations(self, segment: int) -> list[int]:

@@ -76,6 +76,9 @@ class SimulatedFlash:
         self.owed: dict[int, bytes] = {}
         """Pages, by number, that a fault of the drive has changed: what they should hold."""
 
+        self.covered: dict[int, list[bytes]] = {}
+        """What a page that is owed something has held since then, until another fault."""
+
         self.unreadable: set[int] = set()
         self.mishaps: list[Mishap] = []
         """Everything that befell, in order."""
@@ -173,7 +176,7 @@ class SimulatedFlash:
             self._owe(begin, before, Befell.LATE, where=is_late)
         if self.owed or self.unreadable:
             for page in (np.flatnonzero(~is_late) + rows.start).tolist():
-                self.owed.pop(page, None)
+                self._pay(page)
                 self.unreadable.discard(page)
         self._newest[rows] = np.maximum(self._newest[rows], number)
         self._landed.append((begin, end))
@@ -250,9 +253,16 @@ class SimulatedFlash:
         if where is not None:
             differs &= where
         for row in np.flatnonzero(differs).tolist():
-            self.owed.setdefault(begin // PAGE_BYTES + row, wanted[row].tobytes())
+            page, content = begin // PAGE_BYTES + row, wanted[row].tobytes()
+            if self.owed.setdefault(page, content) is not content:
+                self.covered.setdefault(page, []).append(content)
         if differs.any():
             self._note(kind, begin, begin + len(should_be))
+
+    def _pay(self, page: int) -> None:
+        """A page holds what it should again."""
+        self.owed.pop(page, None)
+        self.covered.pop(page, None)
 
     def _in_part(self, old: NDArray[np.uint8], new: NDArray[np.uint8], unit: int) -> NDArray[np.uint8]:
         """Return old bytes of which none, all, the first, or any units are new."""
@@ -284,7 +294,7 @@ class SimulatedFlash:
         self._cache(elsewhere, data, is_submitter_alive)
         self._owe(elsewhere, before, Befell.MISDIRECTED)
         for row, page in enumerate(range(begin // PAGE_BYTES, (begin + len(data)) // PAGE_BYTES)):
-            self.owed.pop(page, None)  # what is owed there is newer now
+            self._pay(page)  # what is owed there is newer now
             self._owe(page * PAGE_BYTES, data[row * PAGE_BYTES : (row + 1) * PAGE_BYTES], Befell.MISDIRECTED)
 
     def _age(self) -> None:
