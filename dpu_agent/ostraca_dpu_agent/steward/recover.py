@@ -12,7 +12,7 @@ import numpy as np
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
-from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.recovery import PLACES_FIRST, places_wanted, recover
 from ostraca_fabric.flash.superblock import decode_superblock
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.ports.drive import Pieces
@@ -80,14 +80,9 @@ async def read_summaries(
     try:
         for first in range(0, geometry.segments, at_once):
             numbers = np.arange(first, min(first + at_once, geometry.segments))
-            places = (numbers - first) * geometry.summary_bytes
-            offsets = np.array(
-                [record.offset + geometry.summary_offset(number) for number in numbers.tolist()]
-            )
-            lengths = np.full(len(numbers), geometry.summary_bytes, np.uint32)
-            good = await _read(reader, Pieces(memory.array, places, offsets, lengths))
-            lost += len(good) - int(np.count_nonzero(good))
             areas = memory.array[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
+            good = await _read_areas(reader, record, superblock, numbers, areas)
+            lost += len(good) - int(np.count_nonzero(good))
             if good.all():
                 yield await asyncio.to_thread(recover, superblock, numbers, areas)
             elif good.any():
@@ -149,6 +144,30 @@ class _Reader:
             memory.leak()
         else:
             memory.close()
+
+
+async def _read_areas(
+    reader: _Reader,
+    record: ShardRecord,
+    superblock: Superblock,
+    numbers: NDArray[np.intp],
+    areas: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Read of each summary area what it holds into its row of *areas*; say which could be read."""
+    geometry, memory = superblock.geometry, areas.reshape(-1)
+    memory[:] = 0
+    starts = np.array([record.offset + geometry.summary_offset(number) for number in numbers.tolist()])
+    good = np.ones(len(numbers), np.bool_)
+    places_read = np.zeros(len(numbers), np.intp)
+    wanted = np.full(len(numbers), min(PLACES_FIRST, geometry.summary_pages), np.intp)
+    while (more := np.flatnonzero(good & (wanted > places_read))).size:
+        done = places_read[more] * PAGE_BYTES
+        lengths = ((wanted[more] - places_read[more]) * PAGE_BYTES).astype(np.uint32)
+        pieces = Pieces(memory, more * geometry.summary_bytes + done, starts[more] + done, lengths)
+        good[more] = await _read(reader, pieces)
+        places_read[more] = wanted[more]
+        wanted = await asyncio.to_thread(places_wanted, superblock, numbers, areas, places_read)
+    return good
 
 
 async def _read(reader: _Reader, pieces: Pieces) -> NDArray[np.bool_]:

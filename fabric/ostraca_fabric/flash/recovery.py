@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric.extent import Generation, generation_parts
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE
+from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
 from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
 from ostraca_fabric.ids import OwnerEpoch
 
@@ -61,8 +61,38 @@ class RecoveredAreas:
     entries_refused: int
 
 
+PLACES_FIRST = TAIL_SLOTS + 1
+"""Pages of a summary area to read before asking ``places_wanted``."""
+
+
+def places_wanted(
+    superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np.uint8], places_read: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Say of each of these summary areas how many of its pages have to be read, from the beginning.
+
+    The first *places_read* of each were, at least ``PLACES_FIRST``; the rest of a row of *areas* is zero. The
+    newest tail says how many full pages there are. All are wanted where that may not be so: a tail slot is
+    damaged, or a full page lies where the tail says that there is none yet. Ask again after reading more.
+    """
+    pages = areas.view(PAGE)
+    shown = pages[:, : int(places_read.max(initial=PLACES_FIRST))]
+    states = page_states(superblock.identity, numbers, shown)
+    newest = np.where(states == PageState.GOOD, shown["generation"], np.uint64(0)).max(axis=1, initial=0)
+    is_current = (states == PageState.GOOD) & (shown["generation"] == newest[:, None])
+    tails = np.where(is_current[:, :TAIL_SLOTS], shown["page"][:, :TAIL_SLOTS].astype(np.intp), 0)
+    behind = TAIL_SLOTS + tails.max(axis=1)
+    is_behind_read = behind < places_read
+    lies_behind = is_current[np.arange(len(numbers)), np.minimum(behind, shown.shape[1] - 1)]
+    is_doubtful = (states[:, :TAIL_SLOTS] == PageState.DAMAGED).any(axis=1) | (is_behind_read & lies_behind)
+    wanted: NDArray[np.intp] = np.where(is_doubtful, pages.shape[1], np.minimum(behind + 1, pages.shape[1]))
+    return wanted
+
+
 def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np.uint8]) -> RecoveredAreas:
-    """Read the summary areas of these segments, in rising order: one row of bytes in *areas* for each."""
+    """Read the summary areas of these segments, in rising order: one row of bytes in *areas* for each.
+
+    Pages that ``places_wanted`` does not want may be zeroes.
+    """
     geometry = superblock.geometry
     assert areas.shape == (len(numbers), geometry.summary_bytes), "one summary area for each segment"
     pages = areas.view(PAGE)

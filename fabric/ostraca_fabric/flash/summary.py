@@ -1,9 +1,9 @@
 """Summary pages: the lists of committed blocks at the head of each segment.
 
 A page has 96 bytes of header and 50 entries of 80 bytes. Full pages are written once, at their own place; the
-partly filled one behind them, the *tail*, alternates between two slots with a rising sequence, so that a torn
-write of one slot leaves the other. A page's checksum covers all of it but itself, under a seed of the shard's
-own.
+partly filled or empty one behind them, the *tail*, alternates between two slots with a rising sequence, so
+that a torn write of one slot leaves the other. A page's checksum covers all of it but itself, under a seed of
+the shard's own.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class SummaryLog:
             written = self._pages(page, pending[: full_pages * ENTRIES_PER_PAGE])
             pieces.append((self.geometry.page_offset(self.segment, page), written))
         self._tail = pending[full_pages * ENTRIES_PER_PAGE :].copy()
-        if len(self._tail):
-            pieces.append(self._tail_piece(page + full_pages, self._tail))
+        # Also when nothing is left over: recovery sees by the tail how many full pages there are.
+        pieces.append(self._tail_piece(page + full_pages, self._tail))
         self.listed += len(entries)
         return tuple(pieces)
 

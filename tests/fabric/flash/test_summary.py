@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraca_fabric.extent import PAGE_BYTES, Generation, generation
 from ostraca_fabric.flash.geometry import MIB, Geometry
-from ostraca_fabric.flash.recovery import RecoveredAreas, recover
+from ostraca_fabric.flash.recovery import PLACES_FIRST, RecoveredAreas, places_wanted, recover
 from ostraca_fabric.flash.summary import Entries, SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
@@ -52,9 +52,26 @@ class Flash:
         rows = np.frombuffer(areas, np.uint8).reshape(len(chosen), GEOMETRY.summary_bytes)
         return recover(SUPERBLOCK, np.array(chosen, np.intp), rows)
 
-    def listed(self, segment: int = 0) -> tuple[Generation, list[int]] | None:
+    def read_as_wanted(self) -> tuple[RecoveredAreas, int]:
+        """Read no more of each summary area than recovery wants; say also how many pages that were."""
+        count = GEOMETRY.segments
+        numbers, areas = np.arange(count), np.zeros((count, GEOMETRY.summary_bytes), np.uint8)
+        read, wanted = np.zeros(count, np.intp), np.full(count, PLACES_FIRST)
+        while (wanted > read).any():
+            for segment in range(count):
+                begin, end = int(read[segment]) * PAGE_BYTES, int(wanted[segment]) * PAGE_BYTES
+                if end > begin:
+                    at = GEOMETRY.summary_offset(segment)
+                    areas[segment, begin:end] = np.frombuffer(self.bytes[at + begin : at + end], np.uint8)
+            read = np.maximum(read, wanted)
+            wanted = places_wanted(SUPERBLOCK, numbers, areas, read)
+        return recover(SUPERBLOCK, numbers, areas), int(read.sum())
+
+    def listed(
+        self, segment: int = 0, areas: RecoveredAreas | None = None
+    ) -> tuple[Generation, list[int]] | None:
         """Return what recovery finds in a segment: its generation, and the numbers of its blocks."""
-        for found in self.recovered().segments:
+        for found in (areas or self.recovered()).segments:
             if found.number == segment:
                 return found.generation, found.entries["key"][:, :8].copy().view("<u8").ravel().tolist()
         return None
@@ -81,6 +98,9 @@ def test_every_listed_block_is_recovered_in_order(batches: list[int]) -> None:
             flash.write(log.append(blocks(written, wanted)))
             written += wanted
         assert flash.listed() == (generation(epoch=3, count=1), list(range(written)))
+        areas, places = flash.read_as_wanted()
+        assert flash.listed(areas=areas) == flash.listed()
+        assert places == 2 * GEOMETRY.segments + written // 50 + 1 + (GEOMETRY.segments - 1)
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(0, 1 << 30))
@@ -104,6 +124,9 @@ def test_a_torn_group_commit_loses_none_of_the_blocks_listed_before_it(batches: 
     found = flash.listed()
     assert found is not None
     assert set(range(written)) <= set(found[1]) <= set(range(written + last))
+    sparse = flash.listed(areas=flash.read_as_wanted()[0])
+    assert sparse is not None
+    assert set(range(written)) <= set(sparse[1]) <= set(found[1]), "what was answered for is found"
 
 
 def test_a_full_page_is_never_written_again() -> None:
@@ -166,9 +189,22 @@ def test_pages_of_another_shard_or_segment_are_not_believed() -> None:
 
 def test_a_full_page_in_the_place_of_another_is_not_believed() -> None:
     flash, log = Flash(), log_of(0)
-    ((offset, pages),) = log.append(blocks(0, 100))
+    (offset, pages), _ = log.append(blocks(0, 100))
     flash.write(((offset, pages[PAGE_BYTES:] + pages[:PAGE_BYTES]),))
     assert flash.listed() is None
+
+
+def test_a_damaged_tail_takes_no_full_page_along() -> None:
+    for slot in (0, 1):
+        flash, log = Flash(), log_of(0)
+        flash.write(log.opening())
+        for first in range(0, 240, 40):
+            flash.write(log.append(blocks(first, 40)))
+        flash.bytes[GEOMETRY.tail_offset(0, slot) + 9] ^= 1
+        assert flash.listed(areas=flash.read_as_wanted()[0]) == flash.listed()
+        listed = flash.listed()
+        assert listed is not None
+        assert listed[1][:200] == list(range(200))
 
 
 def test_entries_that_reach_out_of_the_data_area_are_refused() -> None:
