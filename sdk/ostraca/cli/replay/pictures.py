@@ -58,7 +58,7 @@ def _fill_hits(axes: Axes, outcomes: Sequence[Outcome], statistics: TraceStatist
     )
     axes.set_xscale("log")
     if len(ticks) <= _LABELS_TICKS_MAX:
-        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+        axes.set_xticks(ticks, [_two_digits(tick) for tick in ticks])
         axes.minorticks_off()
     axes.set_xlabel("capacity, % of the trace's unique blocks")
     axes.set_ylabel("blocks found in an unbroken prefix, %")
@@ -78,10 +78,8 @@ def _fill_writes(axes: Axes, outcomes: Sequence[Outcome], statistics: TraceStati
         axes.plot(*_points(own), "-", color=_COLOURS[OURS], linewidth=1, alpha=0.5, zorder=1)
         if own:
             across, up = (values[-1] for values in _points(own))
-            text = f"{capacity / statistics.unique_blocks:.2g}"
-            axes.annotate(
-                f"{100 * float(text):.3g} %", (across, up), xytext=(5, 5), textcoords="offset points"
-            )
+            text = f"{_two_digits(100 * capacity / statistics.unique_blocks)} %"
+            axes.annotate(text, (across, up), xytext=(5, 5), textcoords="offset points")
     for base, colour in _COLOURS.items():
         found = [outcome for outcome in outcomes if outcome.policy.partition(",")[0] == base]
         if found:
@@ -91,6 +89,11 @@ def _fill_writes(axes: Axes, outcomes: Sequence[Outcome], statistics: TraceStati
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower left")
+
+
+def _two_digits(percent: float) -> str:
+    """Write the first two digits, and never an exponent."""
+    return f"{float(f'{percent:.2g}'):g}"
 
 
 def _points(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
