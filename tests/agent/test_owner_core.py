@@ -162,6 +162,20 @@ def test_a_segment_that_can_not_be_opened_is_tried_again_a_while_later() -> None
     assert shard.reserve([1]).states[0] == STAGED
 
 
+def test_a_segment_whose_summary_failed_to_be_written_is_not_used_again_while_the_write_may_land() -> None:
+    shard = OwnedShard(segments=2)
+    (failed,) = shard.core.writes_due()
+    shard.core.written(shard.now_s, failed, is_ok=False)
+    late_s = shard.settings.late_write_s
+    opened = set()
+    for _ in range(40):
+        shard.pass_time(late_s / 50)
+        opened |= {write.segment for write in shard.core.writes_due()}
+    assert failed.segment not in opened
+    shard.pass_time(late_s)
+    assert shard.core.counts().segments[SegmentState.DRAINING] == 0
+
+
 @pytest.mark.parametrize("segments", [2, 3, 4, 9])
 def test_the_oldest_blocks_make_room_for_the_newest(segments: int) -> None:
     shard = OwnedShard(segments=segments)

@@ -51,6 +51,7 @@ def drawn_setup(dice: random.Random) -> Setup:
     faults = DriveFaults(
         stalls=dice.choice([0.0, 0.0, 0.05]),
         late=dice.choice([0.0, 0.5, 1.0]),
+        late_failures=dice.choice([0.0, 0.5, 1.0]),
         service_s=dice.choice([0.0001, 0.001, 0.003]),
     )
     for kinds in (_MEDIA, _ERRORS):
@@ -172,7 +173,9 @@ class History:
             world.happened["owners stopped"] += 1
             owner, world.owner = world.owner, None
             await owner.close()
-            world.begin_taking_over(earlier_pins_s=world.setup.owner.pin_max_s)
+            # In order or not: a write that failed may land.
+            waits = world.setup.waits_for_late_writes and world.setup.faults.late_failures > 0
+            world.begin_taking_over(earlier_pins_s=world.setup.owner.pin_max_s, waits=waits)
 
     async def _perhaps_wait(self) -> None:
         if self._dice.random() < 0.7:

@@ -167,8 +167,8 @@ class Owner:
         states, reasons = await self.shard.commit(reservations, tags, seeds, epoch=epoch)
         return [(PutState(state), Reason(reason)) for state, reason in zip(states, reasons, strict=True)]
 
-    def release(self, pins: list[int], reservations: NDArray[np.uint64]) -> None:
-        self.shard.core.release(self._clock(), pins, reservations)
+    def release(self, pins: list[int], reservations: NDArray[np.uint64], *, may_land: bool) -> None:
+        self.shard.core.release(self._clock(), pins, reservations, may_land=may_land)
         self.shard.wake()
 
     def report(self, listed: Listed) -> None:

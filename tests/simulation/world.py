@@ -145,7 +145,7 @@ class World:
         given = [blocks[row] for row in rows.tolist()]
         ends = await path.submit_write(self._pieces(given, made.offsets[rows]))
         numbers = made.reservations[rows]
-        self._release([], numbers[~ends])
+        self._release([], numbers[~ends], may_land=True)
         if fate is Fate.RELEASE:
             self._release([], numbers[ends])
         owner = self.owner
@@ -223,9 +223,9 @@ class World:
         offsets = np.array([self.record.offset + each.offset for each in found], np.int64)
         return memory, Pieces(memory, places, offsets, stored.astype(np.uint32))
 
-    def _release(self, pins: list[int], reservations: NDArray[np.uint64]) -> None:
+    def _release(self, pins: list[int], reservations: NDArray[np.uint64], *, may_land: bool = False) -> None:
         if self.owner is not None and self.owner.answers and (pins or len(reservations)):
-            self.owner.release(pins, reservations)
+            self.owner.release(pins, reservations, may_land=may_land)
 
     async def _asking(self, owner: Owner, asked: Coroutine[None, None, _T]) -> _T:
         """Wait for an owner's answer, which never comes when it dies."""

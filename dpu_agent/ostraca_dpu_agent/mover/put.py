@@ -308,10 +308,13 @@ class PutRun:
         """
         has_failed = reasons != Reason.NONE
         self._end(positions[has_failed], PutState.DECLINED, reasons[has_failed])
-        is_free = has_failed.copy()
-        for write in writes.given_up:
-            is_free[write.rows] = False
-        self._space.release(positions[is_free])
+        is_begun = np.zeros(len(positions), np.bool_)
+        for write in writes.begun:
+            is_begun[write.rows] = True
+        self._space.release(positions[has_failed & ~is_begun])
+        for write in writes.begun:
+            if not write.is_given_up:
+                self._space.release(positions[write.rows[has_failed[write.rows]]], may_land=True)
         chosen = positions[~has_failed]
         if self._space.has_run_out:
             self._end(chosen, PutState.DECLINED, Reason.EXPIRED)

@@ -131,11 +131,14 @@ class Space:
             by_owner.setdefault(target.owner, []).append((target, positions[rows]))
         await asyncio.gather(*(self._tell(owner, parts, tags) for owner, parts in by_owner.items()))
 
-    def release(self, positions: Positions) -> None:
-        """Give reservations back under which no write was begun, or every write has ended."""
+    def release(self, positions: Positions, *, may_land: bool = False) -> None:
+        """Give reservations back under which no write was begun, or every write has ended.
+
+        *may_land*: a write under them has failed, and a path may deliver it yet.
+        """
         for target, rows in self.by_target(positions):
             numbers = self._numbers[positions[rows]].tobytes()
-            self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers),)))
+            self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers, may_land),)))
 
     async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
         keys, lengths, depths = self._blocks.keys, self._blocks.lengths, depths_of(self._blocks.spans)

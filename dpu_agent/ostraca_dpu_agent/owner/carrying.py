@@ -115,7 +115,7 @@ class Carrier:
         good, offsets, numbers = good[has_space], made.offsets[has_space], made.reservations[has_space]
         target = Pieces(memory, places[good], base + offsets.astype(np.int64), stored[good])
         written = await self._drive.submit_write(target)
-        shard.core.release(self._clock(), (), numbers[~written])
+        shard.core.release(self._clock(), (), numbers[~written], may_land=True)
         await shard.commit(
             numbers[written], tags[good[written]], chosen_seeds[good[written]], epoch=shard.epoch
         )

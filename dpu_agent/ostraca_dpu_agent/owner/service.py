@@ -115,7 +115,8 @@ class OwnerService:
                 for part in notice.shards:
                     owned = self.shards.get(ShardId(part.shard))
                     if owned is not None:
-                        owned.core.release(self._clock(), part.pins, _numbers(part))
+                        numbers = _numbers(part)
+                        owned.core.release(self._clock(), part.pins, numbers, may_land=part.may_land)
                         owned.wake()
             case Damage():
                 owned = self.shards.get(ShardId(notice.shard))

@@ -458,11 +458,15 @@ class Committed(Message, frozen=True, tag=45):
 
 
 class ShardRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pins and reservations of one shard that are no longer needed. ``reservations``: u64."""
+    """Pins and reservations of one shard that are no longer needed. ``reservations``: u64.
+
+    ``may_land``: a write under them has failed, and a path may deliver it yet.
+    """
 
     shard: str
     pins: tuple[int, ...] = ()
     reservations: bytes = b""
+    may_land: bool = False
 
 
 class Release(Message, frozen=True, tag=46):

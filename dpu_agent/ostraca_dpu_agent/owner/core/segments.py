@@ -88,7 +88,7 @@ class Segment:
     """Reservations on it that are neither committed nor ended."""
 
     quiet_at_s: float = 0.0
-    """From when on no write of an abandoned reservation, and no reader of an earlier owner, is left in it."""
+    """From when on no write that was abandoned or has failed, and no reader of an earlier owner, is left."""
 
     queued: list[NDArray[np.intp]] = field(default_factory=list)
     """Committed reservations for the next summary write."""
@@ -217,14 +217,14 @@ class Ring:
         return segment
 
     def end_opening(self, *, is_ok: bool) -> None:
-        """Make the segment ready, or give it back as free."""
+        """Make the segment ready; or let it drain, because the page that was not written may land yet."""
         segment, self.opening = self.opening, None
         assert segment is not None, "no segment is opening"
         if is_ok:
             segment.state, self.ready = SegmentState.OPEN, segment
         else:
-            segment.state, segment.log = SegmentState.FREE, None
-            self.free.append(segment)
+            segment.state, segment.log = SegmentState.DRAINING, None
+            self.draining.append(segment)
 
     def place(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Hand out room for as many of these, in order, as there is; return their offsets and segments.

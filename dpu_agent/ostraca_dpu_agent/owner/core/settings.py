@@ -34,8 +34,9 @@ class ShardSettings:
     """The longest reservation."""
 
     late_write_s: float = 120.0
-    """How long after an abandoned reservation's end a write of its holder may still reach the drive. The
-    segment is not reused before that: covers the path's time-outs and the longest pause of an agent."""
+    """How long after an abandoned reservation's end, or after a write has failed, it may still reach the
+    drive. The segment is not reused before that: covers the path's time-outs and the longest pause of an
+    agent."""
 
     pins_max: int = 1 << 16
     """Pins held at once. Beyond it nothing is found, which readers take as misses."""

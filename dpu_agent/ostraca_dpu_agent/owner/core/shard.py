@@ -256,6 +256,8 @@ class ShardCore:
         segment, slots = self._writes.pop(write.number)
         segment.is_writing = False
         self.counted["summary_write_failures"] += not is_ok
+        if not is_ok:
+            self._keep_quiet(np.array([segment.number]), now_s)
         if segment is self.ring.opening:
             self.ring.end_opening(is_ok=is_ok)
             if not is_ok:
@@ -281,17 +283,23 @@ class ShardCore:
         """
         self.is_writable = False
 
-    def release(self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64]) -> None:
+    def release(
+        self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64], *, may_land: bool = False
+    ) -> None:
         """End pins and reservations early; unknown or ended ones are ignored.
 
         A released reservation's extent is not handed out again in this generation. The holder says with it
         that no write of its own is under way there any more; one that can't tell lets it run out instead.
+        With *may_land* its writes have failed, and a path may deliver them yet: their segments are not used
+        again for ``late_write_s``.
         """
         self.pins.end(pins)
         slots = self.reservations.slots_of(reservations)
         slots = slots[slots >= 0]
-        if len(slots):
-            self._end_held(slots[self.reservations.states[slots] == HELD])
+        held = slots[self.reservations.states[slots] == HELD]
+        if may_land:
+            self._keep_quiet(self.reservations.segments[held], now_s)
+        self._end_held(held)
         self.expire(now_s)
 
     def expire(self, now_s: float) -> None:
@@ -358,6 +366,12 @@ class ShardCore:
         if segment is self.ring.current:
             self.ring.seal_current()
         return failed
+
+    def _keep_quiet(self, segments: NDArray[np.intp], since_s: float) -> None:
+        """Use segments no more until writes that ended nowhere known by then can't land any more."""
+        for number in distinct(segments).tolist():
+            segment = self.ring.segments[number]
+            segment.quiet_at_s = max(segment.quiet_at_s, since_s + self.settings.late_write_s)
 
     def _end_held(self, slots: NDArray[np.intp]) -> None:
         held = np.bincount(self.reservations.segments[slots])
