@@ -21,6 +21,7 @@ from ostraca_fabric.ids import TenantId
 from ostraca_fabric.labels import label_of, labelled, worker_name
 from ostraca_fabric.wire.messages import (
     Commit,
+    EndSession,
     Explain,
     Explained,
     Get,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Hello,
         OwnerNotice,
         Settled,
+        WorkerNotice,
         WorkerRequest,
     )
 
@@ -207,15 +209,28 @@ class Sessions:
                 message = f"{type(request).__name__} is not answered here"
                 raise UsageError(message)
 
-    def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:  # noqa: ARG002
-        """Take an owner's notice from another agent."""
-        self._neighbours.notice(notice)
+    def on_notice(self, connection: ServerConnection, notice: WorkerNotice | OwnerNotice) -> None:
+        """Take a worker's hint, or an owner's notice from another agent."""
+        if isinstance(notice, EndSession):
+            self._end_session(self._sessions[connection], notice)
+        else:
+            self._neighbours.notice(notice)
 
     def on_close(self, connection: ServerConnection) -> None:
         """Forget a connection; its requests under way end as if cancelled."""
         session = self._sessions.pop(connection)
         session.close()
         self._gone = [each for each in (*self._gone, session) if each.transfers]
+
+    def _end_session(self, session: Session, notice: EndSession) -> None:
+        """Hand a hint on. One that can't be meant is of no use, and nobody waits to be told."""
+        try:
+            volume = session.volume(notice.handle)
+            check_spans(volume, notice.spans, blocks_max=self._settings.blocks_max)
+        except (RefusedError, UsageError) as error:
+            log.debug("%s said that a session ended: %s", session.worker, error)
+        else:
+            self._mover.end_session(volume, notice.spans)
 
     async def _settle_past(self, session: Session, request: SettlePast) -> PastSettled:
         """Wait for the transfers of the client's earlier connections, or until it no longer waits itself."""

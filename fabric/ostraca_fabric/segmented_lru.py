@@ -104,6 +104,16 @@ class SegmentedLru:
         gone = library.ostraca_lru_let_go(*self._at, at(rows), len(rows))
         assert gone == len(rows), "a row was let go of that nobody holds"
 
+    def demote(self, rows: NDArray[np.int64]) -> None:
+        """Take rows that are entered for used once at most: those in protected go to probation's end."""
+        self.uses[rows] = np.minimum(self.uses[rows], 1)
+        protected = np.unique(rows[self._rows["where"][rows] == PROTECTED])
+        if len(protected):
+            uses = self.uses[protected]
+            self.hold(protected)
+            self.uses[protected] = uses  # that was none
+            self.let_go(protected)
+
     def evict(self, wanted_bytes: int) -> NDArray[np.int64]:
         """Take rows out, the first to go first, until they have *wanted_bytes* or all others are held."""
         rows = np.empty(max(0, -(-wanted_bytes // PAGE_BYTES)), np.int64)

@@ -157,17 +157,35 @@ class AsyncVolume:
         )
 
     async def put(
-        self, chain: Chain, *, source: object, deadline_s: float, ack: Ack = Ack.STAGED
+        self,
+        chain: Chain,
+        *,
+        source: object,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
     ) -> PutResult:
         """As ``Volume.put``."""
-        return await self._run(put_job(self.blocking, chain, source=source, deadline_s=deadline_s, ack=ack))
+        return await self._run(
+            put_job(self.blocking, chain, source=source, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
+        )
+
+    def end_session(self, chains: Chain | Sequence[Chain]) -> None:
+        """As ``Volume.end_session``: there is nothing to await."""
+        self.blocking.end_session(chains)
 
     async def put_slots(
-        self, chain: Chain, lease: SlotLease, *, deadline_s: float, ack: Ack = Ack.STAGED
+        self,
+        chain: Chain,
+        lease: SlotLease,
+        *,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
     ) -> PutResult:
         """As ``Volume.put_slots``."""
         with self._client.running():
-            job = put_slots_job(self.blocking, chain, lease, deadline_s=deadline_s, ack=ack)
+            job = put_slots_job(self.blocking, chain, lease, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
         return await self._run(job)
 
     async def _run(self, job: Job[_Result]) -> _Result:

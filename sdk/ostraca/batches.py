@@ -264,10 +264,18 @@ class PutBatch(_SlotBatch):
     _declined = PutState.DECLINED
 
     def __init__(
-        self, target: Target, chain: Chain, lengths: NDArray[np.uint32], *, until_s: float, ack: Ack
+        self,
+        target: Target,
+        chain: Chain,
+        lengths: NDArray[np.uint32],
+        *,
+        until_s: float,
+        ack: Ack,
+        ttl_s: float,
     ) -> None:
         super().__init__(target, chain, lengths, until_s=until_s)
         self._ack = ack
+        self._ttl_s = ttl_s
         self._window_blocks = max(1, target.settings.put_window_bytes // self._slot_bytes)
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
@@ -293,6 +301,7 @@ class PutBatch(_SlotBatch):
             tags=tags,
             slots=slots,
             slot_bytes=self._slot_bytes,
+            ttl_s=self._ttl_s,
         )
         operation = PutOperation(message, until_s=self._until_s)
         self._submit(operation, first, slots)
@@ -303,9 +312,16 @@ class PutFromBatch(PutBatch):
     """A put from caller memory."""
 
     def __init__(
-        self, target: Target, chain: Chain, source: CallerBlocks, *, until_s: float, ack: Ack
+        self,
+        target: Target,
+        chain: Chain,
+        source: CallerBlocks,
+        *,
+        until_s: float,
+        ack: Ack,
+        ttl_s: float,
     ) -> None:
-        super().__init__(target, chain, source.lengths, until_s=until_s, ack=ack)
+        super().__init__(target, chain, source.lengths, until_s=until_s, ack=ack, ttl_s=ttl_s)
         self._source = source
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
@@ -338,8 +354,9 @@ class PutSlotsBatch(PutBatch):
         *,
         until_s: float,
         ack: Ack,
+        ttl_s: float,
     ) -> None:
-        super().__init__(target, chain, lengths, until_s=until_s, ack=ack)
+        super().__init__(target, chain, lengths, until_s=until_s, ack=ack, ttl_s=ttl_s)
         self._slots = slots
         self._begun = 0
 

@@ -20,6 +20,7 @@ from ostraca.core.checks import (
     checked_chains,
     checked_lengths,
     checked_seconds,
+    checked_ttl_s,
 )
 from ostraca.device_blocks import caller_blocks
 from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
@@ -206,17 +207,19 @@ def get_views_job(
     )
 
 
-def put_job(volume: Volume, chain: Chain, *, source: object, deadline_s: float, ack: Ack) -> Job[PutResult]:
+def put_job(
+    volume: Volume, chain: Chain, *, source: object, deadline_s: float, ack: Ack, ttl_s: float | None
+) -> Job[PutResult]:
     """Blocks from caller memory."""
     checked = _chain(volume, chain)
-    until_s, wanted = _until_s(volume, deadline_s), checked_ack(ack)
+    until_s, wanted, kept_s = _until_s(volume, deadline_s), checked_ack(ack), checked_ttl_s(ttl_s)
     blocks = _blocks(volume, source, what="source", count=len(checked), is_written=False)
     return Job(
         "put",
         volume,
         len(checked),
         until_s,
-        lambda target: PutFromBatch(target, checked, blocks, until_s=until_s, ack=wanted),
+        lambda target: PutFromBatch(target, checked, blocks, until_s=until_s, ack=wanted, ttl_s=kept_s),
         lambda outcome, _: PutResult(*outcome),
         lengths=blocks.lengths,
         late=PutState.LATE,
@@ -225,11 +228,17 @@ def put_job(volume: Volume, chain: Chain, *, source: object, deadline_s: float, 
 
 
 def put_slots_job(
-    volume: Volume, chain: Chain, lease: SlotLease, *, deadline_s: float, ack: Ack
+    volume: Volume,
+    chain: Chain,
+    lease: SlotLease,
+    *,
+    deadline_s: float,
+    ack: Ack,
+    ttl_s: float | None,
 ) -> Job[PutResult]:
     """Blocks from leased slots. The lease is over, whatever comes of the job."""
     checked = _chain(volume, chain)
-    until_s, wanted = _until_s(volume, deadline_s), checked_ack(ack)
+    until_s, wanted, kept_s = _until_s(volume, deadline_s), checked_ack(ack), checked_ttl_s(ttl_s)
     if len(lease) != len(checked):
         raise UsageError(
             f"the lease has {len(lease)} slots and the chain {len(checked)} blocks: lease as many"
@@ -240,7 +249,9 @@ def put_slots_job(
         volume,
         len(checked),
         until_s,
-        lambda target: PutSlotsBatch(target, checked, offsets, sizes, until_s=until_s, ack=wanted),
+        lambda target: PutSlotsBatch(
+            target, checked, offsets, sizes, until_s=until_s, ack=wanted, ttl_s=kept_s
+        ),
         lambda outcome, _: PutResult(*outcome),
         never_begun=lambda: volume.arena.give(offsets),
         lengths=sizes,

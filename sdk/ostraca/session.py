@@ -220,6 +220,10 @@ class Session:
         """Tell the agent that nobody waits for a request's answer."""
         self._pump.send([encode(Cancel(request))])
 
+    def tell(self, message: Message) -> None:
+        """Send what is not answered; lost when the connection is."""
+        self._pump.send([encode(message)])
+
     def leave(self, request: int) -> None:
         """The caller waits for this request no longer, and no longer looks at its slots."""
         if not self._arena.is_ours:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca.core.checks import checked_lengths
+from ostraca.hints import tell_session_ended
 from ostraca.jobs import get_job, get_views_job, lookup_job, prefetch_job, put_job, put_slots_job
 from ostraca.questions import ask_explanation
 from ostraca.views import BlockViews, Lent, SlotLease
@@ -134,23 +135,59 @@ class Volume:
             get_views_job(self, chain, lengths=lengths, deadline_s=deadline_s, recompute_s=recompute_s)
         )
 
-    def put(self, chain: Chain, *, source: object, deadline_s: float, ack: Ack = Ack.STAGED) -> PutResult:
+    def put(
+        self,
+        chain: Chain,
+        *,
+        source: object,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
+    ) -> PutResult:
         """Store blocks from caller memory, which is the caller's again when this returns.
 
         Returns when every block is staged, or committed with ``Ack.COMMITTED``, or declined. Blocks that are
         there already cost no write and are EXISTS.
+
+        *ttl_s* is for how long blocks are worth keeping: after that, or up to an eighth later, they are not
+        carried forward when their part of flash is used again, however often they are read. Until then they
+        can be got; nothing is removed early. It holds for blocks that this put stores, not for those that
+        EXIST, and is forgotten when their owner starts anew.
         """
-        return self._client.run(put_job(self, chain, source=source, deadline_s=deadline_s, ack=ack))
+        return self._client.run(
+            put_job(self, chain, source=source, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
+        )
+
+    def end_session(self, chains: Chain | Sequence[Chain]) -> None:
+        """Say that whoever used these blocks will not come back for them.
+
+        That they were read before is no longer a reason to keep them; they can be got until their part of
+        flash is used again. A read from now on counts anew, whoever reads, so that beginnings which others
+        share stay. Name only what is the session's own, as in ``chain[shared:]``, where others read the
+        beginning seldom.
+
+        A hint: it is sent and not answered, never waits, and is lost when no agent is in reach. All shells
+        call it as it is. Raises UsageError, and ClosedError after close.
+        """
+        tell_session_ended(self._client, self, chains)
 
     def put_slots(
-        self, chain: Chain, lease: SlotLease, *, deadline_s: float, ack: Ack = Ack.STAGED
+        self,
+        chain: Chain,
+        lease: SlotLease,
+        *,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
     ) -> PutResult:
         """Store blocks that were written into leased slots.
 
         The lease is over when this is called, whatever comes of the put.
         """
         with self._client.running():
-            return self._client.run(put_slots_job(self, chain, lease, deadline_s=deadline_s, ack=ack))
+            return self._client.run(
+                put_slots_job(self, chain, lease, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
+            )
 
     def slots(self, count: int, *, lengths: int | Sequence[int]) -> SlotLease:
         """Lend *count* slots of the arena to write blocks of these *lengths* into, for ``put_slots``.
@@ -200,9 +237,19 @@ class Volume:
             get_job(self, chain, into=into, deadline_s=deadline_s, recompute_s=recompute_s)
         )
 
-    def submit_put(self, chain: Chain, *, source: object, deadline_s: float, ack: Ack = Ack.STAGED) -> Ticket:
+    def submit_put(
+        self,
+        chain: Chain,
+        *,
+        source: object,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
+    ) -> Ticket:
         """Begin a ``put``. *source* must not change until the ticket is done."""
-        return self._client.submit(put_job(self, chain, source=source, deadline_s=deadline_s, ack=ack))
+        return self._client.submit(
+            put_job(self, chain, source=source, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
+        )
 
     def submit_get_views(
         self,
@@ -218,11 +265,17 @@ class Volume:
         )
 
     def submit_put_slots(
-        self, chain: Chain, lease: SlotLease, *, deadline_s: float, ack: Ack = Ack.STAGED
+        self,
+        chain: Chain,
+        lease: SlotLease,
+        *,
+        deadline_s: float,
+        ack: Ack = Ack.STAGED,
+        ttl_s: float | None = None,
     ) -> Ticket:
         """Begin a ``put_slots``. The lease is over."""
         with self._client.running():
-            job = put_slots_job(self, chain, lease, deadline_s=deadline_s, ack=ack)
+            job = put_slots_job(self, chain, lease, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
         return self._client.submit(job)
 
     # For the SDK's own modules.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,9 +98,11 @@ class OwnedShard:
         self.core.expire(self.now_s)
         self.core.check()
 
-    def reserve(self, numbers: list[int], length: int = 64 << 10, hold_s: float = 5.0) -> Reservations:
+    def reserve(
+        self, numbers: list[int], length: int = 64 << 10, hold_s: float = 5.0, ttl_s: float = math.inf
+    ) -> Reservations:
         lengths = np.full(len(numbers), length, np.uint32)
-        answer = self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s)
+        answer = self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s, ttl_s=ttl_s)
         self.core.check()
         return answer
 
@@ -114,12 +117,12 @@ class OwnedShard:
         assert ((answer.states == PutState.STAGED) == taken).all()
         return [Reason(reason) for reason in answer.reasons]
 
-    def put(self, numbers: list[int], length: int = 64 << 10) -> list[PutState]:
+    def put(self, numbers: list[int], length: int = 64 << 10, ttl_s: float = math.inf) -> list[PutState]:
         """Put blocks, one after another, up to their commit."""
         states = []
         for number in numbers:
             self.settle()
-            answer = self.reserve([number], length)
+            answer = self.reserve([number], length, ttl_s=ttl_s)
             if answer.states[0] == PutState.STAGED:
                 self.commit(answer.reservations, [number])
                 done = self.settle()

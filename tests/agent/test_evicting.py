@@ -191,3 +191,92 @@ def test_a_copy_whose_summary_can_not_be_written_leaves_the_block_where_it_was()
     shard.core.written(shard.now_s, writes[-1], is_ok=False)
     shard.core.check()
     assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=0.0).offsets[0] == place
+
+
+def test_blocks_whose_session_ended_go_and_can_be_got_until_then() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put(FIRST)
+    while shard.core.eviction.take_carry() is None:
+        assert shard.found(FIRST) == FIRST
+        shard.core.eviction.session_ended(keys_of([0, 2, 4, 999]))
+        assert shard.put([next(fresh)]) == [COMMITTED]
+        assert not shard.core.counts().segments_evicted
+    assert shard.found([0, 2, 4]) == [0, 2, 4]
+
+
+def test_of_blocks_that_were_read_alike_those_whose_session_ended_are_left_out() -> None:
+    shard, fresh, ended = shard_of(), count(100), [0, 2, 4]
+    shard.put(FIRST)
+    carry = None
+    while carry is None:
+        shard.found(FIRST)
+        shard.core.eviction.session_ended(keys_of(ended))
+        assert shard.put([next(fresh)]) == [COMMITTED]
+        carry = shard.core.eviction.take_carry()
+    assert numbers_of(carry) == [number for number in FIRST if number not in ended]
+
+
+def test_a_read_after_a_session_ended_counts_anew() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put(FIRST)
+    carry = None
+    while carry is None:
+        shard.found([0, 1, 2])
+        shard.core.eviction.session_ended(keys_of([0, 1, 2]))
+        shard.found([1])
+        assert shard.put([next(fresh)]) == [COMMITTED]
+        carry = shard.core.eviction.take_carry()
+    assert numbers_of(carry) == [1]
+
+
+def test_a_session_that_ends_before_its_blocks_were_copied_is_in_time() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put(FIRST)
+    carry = until_carry(shard, fresh, [1, 2, 3])
+    shard.core.eviction.session_ended(keys_of([1, 3]))
+    assert copy(shard, carry) == [2]
+    gone(shard, fresh, 2)
+    assert shard.found(FIRST) == [2]
+
+
+def test_blocks_whose_time_to_live_has_run_out_are_not_kept_however_often_they_are_read() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put([0, 1], ttl_s=10.0)
+    shard.put([2, 3], ttl_s=1000.0)
+    shard.put([4, 5])
+    shard.pass_time(12.0)
+    assert shard.found([0, 1]) == [0, 1]
+    carry = until_carry(shard, fresh, list(range(6)))
+    assert numbers_of(carry) == [2, 3, 4, 5]
+    copy(shard, carry)
+    gone(shard, fresh, 2)
+    assert shard.found(list(range(6))) == [2, 3, 4, 5]
+
+
+def test_a_copy_lives_no_longer_than_what_it_is_a_copy_of() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put([0, 1], ttl_s=100.0)
+    shard.put([2])
+    shard.pass_time(60.0)
+    copy(shard, until_carry(shard, fresh, [0, 2]))
+    shard.pass_time(60.0)
+    carry = until_carry(shard, fresh, [0, 2])
+    assert numbers_of(carry) == [2]
+
+
+def test_a_segment_used_again_has_no_ends_of_its_earlier_blocks() -> None:
+    shard, fresh = shard_of(), count(100)
+    for number in range(20):
+        shard.put([number], ttl_s=1.0 + number)
+    gone(shard, fresh, 8)
+    shard.pass_time(100.0)
+    shard.put([50], ttl_s=1000.0)
+    assert numbers_of(until_carry(shard, fresh, [50])) == [50]
+
+
+def test_after_a_restart_blocks_have_no_end() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put([0], ttl_s=10.0)
+    shard.restart()
+    shard.pass_time(20.0)
+    assert numbers_of(until_carry(shard, fresh, [0])) == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable
 
@@ -42,6 +43,7 @@ from ostraca_fabric.wire.messages import (
     Reserved,
     Resolve,
     Resolved,
+    SessionEnded,
     ShardCommit,
     ShardKeys,
     ShardRelease,
@@ -226,6 +228,19 @@ async def test_a_hold_that_is_no_time_harms_no_other_reservation(hold_s: float) 
         assert shard.core.counts().reservations == 0
 
 
+@pytest.mark.parametrize("ttl_s", NO_TIMES)
+async def test_a_time_to_live_that_is_no_time_is_none(ttl_s: float) -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        lengths = np.full(1, BLOCK_BYTES, np.uint32).tobytes()
+        wants = (ShardWants(SHARD, key(1), lengths),)
+        made = await answered(fabric.service, Reserve(1, 1.0, 5.0, wants, ttl_s=ttl_s))
+        assert isinstance(made, Reserved)
+        assert made.shards[0].states == bytes([PutState.STAGED])
+        table = fabric.shard.core.reservations
+        assert table.kept_until_s[table.in_flight.find(keys_of([1]))].tolist() == [math.inf]
+
+
 @pytest.mark.parametrize("deadline_s", NO_TIMES)
 @pytest.mark.parametrize("pin_s", NO_TIMES)
 async def test_owners_take_any_times(deadline_s: float, pin_s: float) -> None:
@@ -273,6 +288,8 @@ async def test_a_request_that_is_malformed_in_part_does_nothing_in_the_other_par
         for keys in (key(1) + b"x", key(1)[:15]):
             with pytest.raises(MalformedError):
                 await answered(fabric.service, Resolve(1, 1.0, 1.0, (ShardKeys(SHARD, keys),)))
+            with pytest.raises(MalformedError):
+                fabric.service.notice(SessionEnded((ShardKeys(SHARD, keys),)))
         with pytest.raises(MalformedError):
             await answered(fabric.service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b"", b""),)))
 
@@ -288,6 +305,7 @@ async def test_owners_answer_for_no_keys_with_nothing() -> None:
         assert isinstance(listed, Committed)
         assert (resolved.shards[0].found, made.shards[0].states, listed.shards[0].states) == (b"", b"", b"")
         service.notice(Release((ShardRelease(SHARD, (), b""),)))
+        service.notice(SessionEnded((ShardKeys(SHARD, b""), ShardKeys("e/other/0", key(1)))))
 
 
 async def test_a_shard_that_ends_answers_every_commit_that_waits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 
@@ -93,11 +94,12 @@ class OwnerMachine(RuleBasedStateMachine):
     @rule(
         wanted=WANTED,
         hold_s=st.floats(0.5, 10.0),
+        ttl_s=st.sampled_from([math.inf, math.inf, 1.0, 3.0, 20.0]),
     )
-    def begin_puts(self, wanted: list[tuple[int, int]], hold_s: float) -> None:
-        self.reserve(wanted, hold_s)
+    def begin_puts(self, wanted: list[tuple[int, int]], hold_s: float, ttl_s: float) -> None:
+        self.reserve(wanted, hold_s, ttl_s)
 
-    def reserve(self, wanted: list[tuple[int, int]], hold_s: float) -> None:
+    def reserve(self, wanted: list[tuple[int, int]], hold_s: float, ttl_s: float = math.inf) -> None:
         numbers, lengths = [number for number, _ in wanted], [length for _, length in wanted]
         can_be_got = {number for number, _ in self.listed()}
         answer = self.shard.core.reserve(
@@ -106,6 +108,7 @@ class OwnerMachine(RuleBasedStateMachine):
             np.array(lengths, np.uint32),
             hold_s=hold_s,
             depths=np.arange(len(numbers), dtype=np.uint32),
+            ttl_s=ttl_s,
         )
         if not self.endurance.has_budget:
             assert not {Reason.ADMISSION, Reason.BUDGET} & set(answer.reasons.tolist())
@@ -269,6 +272,12 @@ class OwnerMachine(RuleBasedStateMachine):
             for position in np.flatnonzero(answer.found).tolist() if promises else ():
                 number = numbers[position]
                 self.promised[number] = max(end_s, self.promised.get(number, 0.0))
+
+    @rule(numbers=st.lists(st.integers(0, BLOCKS - 1), max_size=8))
+    def end_session(self, numbers: list[int]) -> None:
+        could_be_got = self.listed()
+        self.shard.core.eviction.session_ended(keys_of(numbers))
+        assert self.listed() == could_be_got
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())

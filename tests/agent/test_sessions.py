@@ -26,9 +26,11 @@ from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.chain import Span
 from ostraca_fabric.connection import ClientConnection, connect
 from ostraca_fabric.errors import ConnectError, MembershipError, TransportError
+from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.wire.messages import (
     ArenaOffer,
+    EndSession,
     Failed,
     Get,
     GetDone,
@@ -236,6 +238,45 @@ async def test_a_lookup_with_a_pin_asks_the_owner_also_for_cached_blocks(tmp_pat
             assert isinstance(done, LookupDone)
             assert list(done.states) == [BlockState.HIT, BlockState.HIT, BlockState.MISS]
             assert fabric.shard.core.counts().pins == pins
+
+
+async def test_when_a_session_ends_owners_and_the_cache_let_go_of_its_blocks_first(tmp_path: Path) -> None:
+    async with wired(tmp_path, cache_bytes=MIB) as wire:
+        fabric, worker = wire.fabric, wire.fabric.worker()
+        await fabric.put(worker, [1, 2])
+        for _ in range(2):
+            await fabric.get(worker, [1, 2])
+            found = await wire.ask(LOOKUP, pin_s=0.1)
+            assert set(found.states) == {BlockState.HIT}
+        keys = derive_keys(fabric.volume.secret, chain_of([1, 2]))
+        index, cache = fabric.shard.core.index, fabric.mover.staging.cache
+        rows = cache._table.find(keys)
+        assert cache._order.uses[rows].tolist() == [2, 2]
+        assert index.is_read(index.find(keys)).tolist() == [True, True]
+        wire.connection.tell(EndSession(0, chain_of([2, 3])))
+        assert set((await wire.ask(LOOKUP)).states) == {BlockState.HIT}, "it can be got all the same"
+        assert cache._order.uses[rows].tolist() == [2, 1]
+        assert index.is_read(index.find(keys)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        EndSession(1, chain_of([1])),
+        EndSession(-1, chain_of([1])),
+        EndSession(1 << 62, chain_of([1])),
+        EndSession(0, ()),
+        EndSession(0, chain_of([1]) * 16384),
+        EndSession(0, (Span(bytes(16), 16, bytes(16), (1,), 0, 0),)),
+    ],
+)
+async def test_a_hint_that_can_not_be_meant_is_passed_over(
+    tmp_path: Path, hint: EndSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with wired(tmp_path) as wire:
+        wire.connection.tell(hint)
+        assert isinstance(await wire.ask(LOOKUP), LookupDone)
+        assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_prefetch_brings_blocks_into_dram_and_claims_no_more_than_fit() -> None:

@@ -44,6 +44,13 @@ class Model:
         while sum(self.bytes[row] for row in self.protected) > PROTECTED_MAX:
             self.probation[self.protected.popitem(last=False)[0]] = None
 
+    def demote(self, rows: list[int]) -> None:
+        for row in rows:
+            self.uses[row] = min(self.uses[row], 1)
+        for row in sorted(set(rows) & self.protected.keys()):
+            del self.protected[row]
+            self.probation[row] = None
+
     def evict(self, wanted_bytes: int) -> list[int]:
         gone = []
         while wanted_bytes > 0 and (self.probation or self.protected):
@@ -59,7 +66,7 @@ def array(rows: list[int]) -> NDArray[np.int64]:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "hold", "let go", "evict", "grow"]),
+        st.sampled_from(["enter", "hold", "let go", "demote", "evict", "grow"]),
         st.lists(st.integers(0, ROWS - 1), max_size=5),
         st.integers(1, 3),
     ),
@@ -88,6 +95,10 @@ def test_rows_give_way_as_two_queues_say(steps: list[tuple[str, list[int], int]]
             rows, held = held[:number], held[number:]
             order.let_go(array(rows))
             model.let_go(rows)
+        elif step == "demote":
+            rows = [row for row in named if row in model.bytes]
+            order.demote(array(rows))
+            model.demote(rows)
         elif step == "evict":
             assert order.evict((number - 1) * 2 * PAGE + 1).tolist() == model.evict(
                 (number - 1) * 2 * PAGE + 1
@@ -123,3 +134,15 @@ def test_the_first_use_of_what_was_prefetched_is_no_second_use() -> None:
         order.hold(row)
         order.let_go(row)
     assert order.evict(2 * PAGE).tolist() == [0, 1]
+
+
+def test_what_is_demoted_goes_before_what_was_used_again_and_a_use_makes_up_for_it() -> None:
+    order, again = SegmentedLru(4, protected_max_bytes=4 * PAGE), array([0, 1, 2])
+    order.enter(again, PAGE, uses=1)
+    order.hold(again)
+    order.let_go(again)
+    order.demote(array([2, 0, 2]))
+    order.hold(array([0]))
+    order.let_go(array([0]))
+    order.check()
+    assert order.evict(3 * PAGE).tolist() == [2, 1, 0]

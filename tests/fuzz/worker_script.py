@@ -100,7 +100,7 @@ class WorkerScript:
 
     def _from_worker(self) -> m.Message:  # noqa: PLR0911 (a kind of message each)
         dice, request = self._dice, self._request()
-        match dice.randrange(12):
+        match dice.randrange(13):
             case 0:
                 return self._opening(request)
             case 1 | 2 | 3:
@@ -116,7 +116,16 @@ class WorkerScript:
                 tags = self._tags(spans, lengths)
                 ack = dice.choice((1, 2, 2, 0, -1, 1 << 40))
                 return m.Put(
-                    request, self._handle(), self._time(), ack, spans, lengths, tags, slots, slot_bytes
+                    request,
+                    self._handle(),
+                    self._time(),
+                    ack,
+                    spans,
+                    lengths,
+                    tags,
+                    slots,
+                    slot_bytes,
+                    self._time(),
                 )
             case 8:
                 at = dice.choice(("", "", "agent-0", "agent-1", "\n", "n" * 1000))
@@ -127,6 +136,8 @@ class WorkerScript:
                 name = dice.choice(("v", "v", "", "n" * 1000))
                 explain = m.Explain(request, self._time(), name, self._spans())
                 return dice.choice((m.Status(request), explain))
+            case 11:
+                return m.EndSession(self._handle(), self._spans())
             case _:
                 return m.Ping(dice.choice((request, *WHOLE_NUMBERS)))
 
@@ -182,7 +193,7 @@ class WorkerScript:
         memory = np.zeros(BLOCK_BYTES, np.uint8)
         return tags_of(memory, np.zeros(count, np.int64), sizes, seeds).tobytes()
 
-    def _from_agent(self) -> m.Message:
+    def _from_agent(self) -> m.Message:  # noqa: PLR0911 (a kind of message each)
         """Say what another agent might, about shards that are here and that are not.
 
         Agents trust each other with their shards, so what would undo another's work is said of shards that
@@ -190,14 +201,15 @@ class WorkerScript:
         """
         dice, request, shard = self._dice, self._request(), self._dice.choice(SHARDS)
         keys, count = dice.randbytes(16 * dice.choice((0, 1, 5))), dice.choice((0, 1, 5))
-        match dice.randrange(7):
+        match dice.randrange(8):
             case 0 | 1:
                 keys += dice.choice((b"", b"", b"x"))
                 return m.Resolve(request, self._time(), self._time(), (m.ShardKeys(shard, keys),) * count)
             case 2:
                 lengths = np.full(count, dice.choice((0, 1, (1 << 32) - 1)), np.uint32).tobytes()
                 depths = dice.choice((b"", lengths, bytes(len(lengths)), lengths[:-1]))
-                return m.Reserve(request, self._time(), 0.01, (m.ShardWants(shard, keys, lengths, depths),))
+                wants = (m.ShardWants(shard, keys, lengths, depths),)
+                return m.Reserve(request, self._time(), 0.01, wants, ttl_s=self._time())
             case 3:
                 numbers = np.full(count, dice.choice((0, 1 << 63)), np.uint64).tobytes()
                 tags, seeds = bytes(16 * count), bytes(8 * dice.choice((count, count, 1)))
@@ -206,6 +218,9 @@ class WorkerScript:
                 pins = (dice.choice(WHOLE_NUMBERS[-6:]),) * count
                 return m.Release((m.ShardRelease(SHARDS[2], pins, bytes(8 * count)),))
             case 5:
+                keys += dice.choice((b"", b"", b"x"))
+                return m.SessionEnded((m.ShardKeys(shard, keys),) * count)
+            case 6:
                 tenant, name = dice.choice((self._tenant, "other", "")), dice.choice(("v", "v", "w", "\n"))
                 incarnation = dice.choice((1, 1, *WHOLE_NUMBERS))
                 return m.PrefetchFor(request, self._time(), tenant, name, incarnation, self._spans())

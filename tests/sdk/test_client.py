@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, MIB, SETTINGS, hashes
-from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.sdk.scripted_agent import LIMITS, AgentConnection, ScriptedAgent, agent_at
 from tests.stalls import Stopwatch
 
 import ostraca
@@ -22,7 +22,7 @@ from ostraca import BlockState, PutState, Reason
 from ostraca.dial import chosen_addresses
 from ostraca.shells.done import Done
 from ostraca_fabric.adapters.nixl_runtime import PACKAGES
-from ostraca_fabric.wire.messages import Failed, Get, Message, OpenVolume, Prefetch
+from ostraca_fabric.wire.messages import EndSession, Failed, Get, Message, OpenVolume, Prefetch, Put
 
 FAR_S = 30.0
 
@@ -229,6 +229,11 @@ def test_other_arguments_that_cannot_be_meant_are_refused(volume: ostraca.Volume
         volume.get(chain, into=memory(1), deadline_s=FAR_S, recompute_s=-1)
     with pytest.raises(ostraca.UsageError, match="ack"):
         volume.put(chain, source=memory(1), deadline_s=FAR_S, ack=9)  # type: ignore[arg-type]
+    for wrong in (0, -1.0, float("nan"), float("inf"), True, "60"):
+        with pytest.raises(ostraca.UsageError, match=r"ttl_s is .*: pass for how many seconds"):
+            volume.put(chain, source=memory(1), deadline_s=FAR_S, ttl_s=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ostraca.UsageError, match=r"volume\.chain"):
+        volume.end_session([bytes(32)])  # type: ignore[list-item]
     with pytest.raises(ostraca.UsageError, match=r"volume\.chain"):
         volume.get([bytes(32)], into=memory(1), deadline_s=FAR_S)  # type: ignore[arg-type]
 
@@ -442,6 +447,8 @@ def test_a_closed_client_says_so(client: ostraca.Client, volume: ostraca.Volume)
         client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES)
     with pytest.raises(ostraca.ClosedError, match="connect again"):
         volume.lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+    with pytest.raises(ostraca.ClosedError, match="connect again"):
+        volume.end_session(volume.chain(hashes(1)))
     assert "closed" in repr(client)
 
 
@@ -529,3 +536,42 @@ def test_a_prefetch_names_the_agent_that_is_to_have_the_blocks(
     for wrong in ("", 7, b"agent-7"):
         with pytest.raises(ostraca.UsageError, match="id of an agent"):
             volume.prefetch(chain, deadline_s=FAR_S, at=wrong)  # type: ignore[arg-type]
+
+
+def test_a_put_says_for_how_long_its_blocks_are_worth_keeping(
+    agent: ScriptedAgent, volume: ostraca.Volume
+) -> None:
+    chain = volume.chain(hashes(20))  # of more than one request
+    assert volume.put(chain, source=memory(20), deadline_s=FAR_S, ttl_s=90).accepted == 20
+    lease = volume.slots(1, lengths=BLOCK_BYTES)
+    volume.put_slots(volume.chain(hashes(1, "slots")), lease, deadline_s=FAR_S, ttl_s=0.5)
+    volume.put(volume.chain(hashes(1, "other")), source=memory(1), deadline_s=FAR_S)
+    assert [message.ttl_s for message in agent.seen if isinstance(message, Put)] == [90, 90, 0.5, 0]
+
+
+def test_the_end_of_a_session_is_told_of_all_its_blocks_and_nobody_waits(agent: ScriptedAgent) -> None:
+    settings = replace(SETTINGS, batch_blocks_max=4096)
+    with ostraca.connect(agent.address, settings=settings) as client:
+        volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        named = hashes(2500)
+        chains = [volume.chain(named, rank=rank)[500:] for rank in range(2)]
+        volume.end_session(chains)
+        volume.end_session(chains[0][:0])
+        volume.lookup(chains[0][:1], deadline_s=FAR_S)  # what comes behind them is answered as ever
+        told = [message for message in agent.seen if isinstance(message, EndSession)]
+    spans = [span for message in told for span in message.spans]
+    assert {message.handle for message in told} == {0}
+    for rank in range(2):
+        assert b"".join(span.hashes for span in spans if span.rank == rank) == b"".join(named[500:])
+    assert all(sum(map(len, message.spans)) <= LIMITS.blocks_max for message in told)
+    assert len(told) == 4
+
+
+def test_without_an_agent_in_reach_the_end_of_a_session_is_told_to_nobody(tmp_path: Path) -> None:
+    with agent_at(tmp_path / "agent.sock") as agent:
+        client = ostraca.connect(agent.address, settings=SETTINGS)
+        volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+    with client:
+        watch = Stopwatch()
+        volume.end_session(volume.chain(hashes(3)))
+        assert watch.took_s < 0.1

@@ -83,6 +83,7 @@ def put() -> Put:
         tags=bytes(48),
         slots=SLOTS,
         slot_bytes=4096,
+        ttl_s=60.0,
     )
 
 

@@ -114,6 +114,11 @@ class BlockCache:
         """End a use of each of these blocks."""
         self._order.let_go(rows)
 
+    def demote(self, keys: NDArray[np.uint8]) -> None:
+        """Let those of these blocks that are here go before blocks that were used again."""
+        rows = self._table.find(keys)
+        self._order.demote(rows[rows >= 0])
+
     def put(self, offer: Offer, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int64]:
         """Keep the blocks offered, which lie at *offsets*, as far as there is room for them beside those in
         use; returns the slots this frees: of blocks that go, and of those not kept.

@@ -13,7 +13,14 @@ import numpy as np
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardKeys, ShardRelease
+from ostraca_fabric.wire.messages import (
+    Release,
+    Resolve,
+    Resolved,
+    SessionEnded,
+    ShardKeys,
+    ShardRelease,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,6 +164,15 @@ class Locator:
         located.pins.clear()
         for owner, releases in by_owner.items():
             self._owners.tell(owner, Release(tuple(releases)))
+
+    def session_ended(
+        self, routes: Routes, volume: ServedVolume, spans: Sequence[Span], keys: NDArray[np.uint8]
+    ) -> None:
+        """Tell the owners of these blocks that whoever used them will not come back for them."""
+        parts, _ = routes.by_owner(volume.placement_secret, spans)
+        for owner, shard_parts in parts.items():
+            named = (ShardKeys(part.shard, keys[part.positions].tobytes()) for part in shard_parts)
+            self._owners.tell(owner, SessionEnded(tuple(named)))
 
     async def _ask(
         self,

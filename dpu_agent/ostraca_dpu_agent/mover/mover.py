@@ -22,6 +22,7 @@ from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.request import Clocked
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.explain import EventKind
+from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
@@ -29,7 +30,7 @@ from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.messages import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.chain import Span
     from ostraca_fabric.ids import AgentId, DriveId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
@@ -138,6 +140,12 @@ class Mover:
         """Bring blocks into the DRAM cache, with staging that counts for *holder*."""
         run = PrefetchRun(self, volume, request, holder=holder, stopped=stopped)
         return await self._bounded("prefetch", request, run.run)
+
+    def end_session(self, volume: ServedVolume, spans: Sequence[Span]) -> None:
+        """Let go of these blocks before others, here and with their owners: a hint, of which nobody hears."""
+        keys = derive_keys(volume.secret, spans)
+        self.staging.cache.demote(keys)
+        self.locator.session_ended(self.routes(), volume, spans, keys)
 
     async def explain(self, volume: ServedVolume, request: Explain) -> Explained:
         """Say what is known of one block."""

@@ -68,7 +68,14 @@ class PutRun:
         self._states = np.full(count, PutState.LATE, np.uint8)
         self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
         self._is_moving = np.zeros(count, np.bool_)
-        self._space = Space(mover.owners, self._blocks, self._end, clock=mover.clock, hold_s=mover.hold_s)
+        self._space = Space(
+            mover.owners,
+            self._blocks,
+            self._end,
+            clock=mover.clock,
+            hold_s=mover.hold_s,
+            ttl_s=request.ttl_s,
+        )
         self._moving: set[Lease] = set()
         self._waiting: list[Queue] = []
         self._unchecked = 0

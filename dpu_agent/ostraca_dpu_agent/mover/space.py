@@ -61,14 +61,22 @@ class Space:
     """Where the blocks of one put go. *end* is told what becomes of blocks: positions, states, reasons."""
 
     def __init__(
-        self, owners: Owners, blocks: Blocks, end: End, *, clock: Callable[[], float], hold_s: float
+        self,
+        owners: Owners,
+        blocks: Blocks,
+        end: End,
+        *,
+        clock: Callable[[], float],
+        hold_s: float,
+        ttl_s: float,
     ) -> None:
-        """Hold nothing yet."""
+        """Hold nothing yet. *ttl_s* is the put's."""
         self._owners = owners
         self._blocks = blocks
         self._end = end
         self._clock = clock
         self._hold_s = hold_s
+        self._ttl_s = ttl_s
         self._until_s = 0.0
         self._targets: list[Target] = []
         self._target = np.full(len(blocks), -1, np.intp)
@@ -152,7 +160,9 @@ class Space:
             for part in parts
         )
         try:
-            answer = await self._owners.ask(owner, Reserve(0, within_s, self._hold_s, wants))
+            answer = await self._owners.ask(
+                owner, Reserve(0, within_s, self._hold_s, wants, ttl_s=self._ttl_s)
+            )
         except (TimeoutError, ConnectError):
             answer = None
         given = answer.shards if isinstance(answer, Reserved) else ()

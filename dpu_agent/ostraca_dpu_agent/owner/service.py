@@ -29,6 +29,7 @@ from ostraca_fabric.wire.messages import (
     Reserved,
     Resolve,
     Resolved,
+    SessionEnded,
     ShardCommitted,
     ShardExtents,
     ShardReservations,
@@ -118,6 +119,11 @@ class OwnerService:
                         numbers = _numbers(part)
                         owned.core.release(self._clock(), part.pins, numbers, may_land=part.may_land)
                         owned.wake()
+            case SessionEnded():
+                for named in notice.shards:
+                    owned = self.shards.get(ShardId(named.shard))
+                    if owned is not None:
+                        owned.core.eviction.session_ended(_rows(named.keys))
             case Damage():
                 owned = self.shards.get(ShardId(notice.shard))
                 if owned is not None:
@@ -164,6 +170,7 @@ class OwnerService:
             keys,
             lengths,
             depths=depths,
+            ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
             hold_s=_seconds(request.hold_s),
             within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
         )

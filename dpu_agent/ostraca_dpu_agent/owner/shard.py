@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +145,7 @@ class OwnedShard:
         hold_s: float,
         within_s: float,
         depths: NDArray[np.uint32] | None = None,
+        ttl_s: float = math.inf,
     ) -> Reservations:
         """Hand out space; waits for a segment that is just being opened, at most *within_s*, before that for
         the end of a recovery, but not for long, and for nothing else.
@@ -159,7 +161,9 @@ class OwnedShard:
         core = self.core
 
         def reserve(rows: NDArray[np.intp]) -> Reservations:
-            return core.reserve(self._clock(), keys[rows], lengths[rows], hold_s=hold_s, depths=depths[rows])
+            return core.reserve(
+                self._clock(), keys[rows], lengths[rows], hold_s=hold_s, depths=depths[rows], ttl_s=ttl_s
+            )
 
         return await self._placed(reserve, len(keys), until_s)
 

@@ -31,6 +31,7 @@ from ostraca_fabric.wire.messages import (
     Refused,
     Settled,
     Welcome,
+    WorkerNotice,
     WorkerRequest,
 )
 
@@ -116,7 +117,7 @@ class ClientConnection(FramedConnection):
         finally:
             del self._pending[request.request]
 
-    def tell(self, notice: OwnerNotice) -> None:
+    def tell(self, notice: WorkerNotice | OwnerNotice) -> None:
         """Send what needs no answer; it is lost when the connection is closed."""
         with suppress(ConnectError):
             self.send(notice)

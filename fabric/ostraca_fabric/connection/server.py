@@ -40,6 +40,7 @@ from ostraca_fabric.wire.messages import (
     AnswerToAgent,
     Cancel,
     Damage,
+    EndSession,
     Failed,
     Hello,
     OwnerNotice,
@@ -47,13 +48,16 @@ from ostraca_fabric.wire.messages import (
     Pong,
     Refused,
     Release,
+    SessionEnded,
     Welcome,
+    WorkerNotice,
     WorkerRequest,
 )
 
 log = logging.getLogger(__name__)
 
 Request = WorkerRequest | AgentRequest
+Notice = WorkerNotice | OwnerNotice
 Answer = AgentAnswer | AnswerToAgent
 
 _ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
@@ -81,7 +85,7 @@ class Handler(Protocol):
         stop early.
         """
 
-    def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:
+    def on_notice(self, connection: ServerConnection, notice: Notice) -> None:
         """Take what needs no answer."""
 
     def on_close(self, connection: ServerConnection) -> None:
@@ -217,13 +221,13 @@ class ServerConnection(FramedConnection):
         with suppress(ConnectError):
             self.send(self.welcome)
 
-    def _on_request(self, message: Request | OwnerNotice | Cancel) -> None:
+    def _on_request(self, message: Request | Notice | Cancel) -> None:
         match message:
             case Ping(request):
                 self._say(Pong(request))
             case Cancel(request):
                 self._cancel(request)
-            case Release() | Damage():
+            case Release() | Damage() | SessionEnded() | EndSession():
                 self._on_notice(message)
             case _:
                 self._begin(message)
@@ -234,7 +238,7 @@ class ServerConnection(FramedConnection):
         if cancelled is not None and not cancelled.done():
             cancelled.set_result(None)
 
-    def _on_notice(self, notice: OwnerNotice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         try:
             self._server.handler.on_notice(self, notice)
         except ProtocolError:

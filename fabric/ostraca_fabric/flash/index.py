@@ -31,8 +31,13 @@ BUCKET_SLOTS = 16
 LOAD_MAX = 0.78
 BLOCKS_MAX = 1 << 31
 
-_READ = np.uint32(1 << 31)  # in a row's length, whose own bits end far below
-_LENGTH = np.uint32((1 << 31) - 1)
+# No block is longer than a segment: a row's length has bits to spare, one for "was read", three for a mark.
+_READ = np.uint32(1 << 31)
+_LENGTH = np.uint32((1 << 28) - 1)
+_MARK_SHIFT = np.uint32(28)
+MARKS = 8
+"""A row's mark is a number below this. What it means is its user's to say."""
+
 _MIX_FIRST = np.uint64(0x9E3779B97F4A7C15)
 _MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
 _NO_CHUNK = -1
@@ -145,6 +150,10 @@ class BlockIndex:
         """Return the blocks' lengths in bytes."""
         return self._lengths[rows] & _LENGTH
 
+    def marks(self, rows: NDArray[np.intp]) -> NDArray[np.uint32]:
+        """Return what the blocks were marked with."""
+        return (self._lengths[rows] & ~_READ) >> _MARK_SHIFT
+
     def tags(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the blocks' tags, shape (n, 16)."""
         return self._tags[rows].view(np.uint8).reshape(-1, KEY_BYTES)
@@ -157,10 +166,12 @@ class BlockIndex:
         lengths: NDArray[np.uint32],
         *,
         segment: int | NDArray[np.intp],
+        marks: NDArray[np.uint32] | None = None,
     ) -> NDArray[np.uint8]:
         """List blocks of one segment, or each of its own; return an ``Insertion`` for each.
 
-        Offsets are whole pages, lengths 1 to 2**31 - 1. At the limit the first blocks of the batch are taken.
+        Offsets are whole pages, lengths 1 to 2**28 - 1, *marks* below MARKS and 0 without any. At the limit
+        the first blocks of the batch are taken.
         """
         assert not len(lengths) or 0 < int(lengths.min()) <= int(lengths.max()) <= int(_LENGTH)
         assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
@@ -176,7 +187,7 @@ class BlockIndex:
         self._keys[rows] = _words(keys)[new]
         self._tags[rows] = _words(tags)[new]
         self._pages[rows] = offsets[new] // PAGE_BYTES
-        self._lengths[rows] = lengths[new]
+        self._lengths[rows] = lengths[new] if marks is None else lengths[new] | marks[new] << _MARK_SHIFT
         library.ostraca_index_place(*self._table, at(rows), len(rows))
         self._used += len(new)
         self._blocks += len(new)
@@ -210,15 +221,19 @@ class BlockIndex:
         return removed
 
     def read_rows_of(self, segment: int) -> NDArray[np.intp]:
-        """Return the rows of a segment's blocks that were read since they were listed."""
+        """Return the rows of a segment's blocks that were read since they were listed, or forgotten."""
         rows = self.rows_of(segment)
-        lengths = self._lengths[rows]
-        read: NDArray[np.intp] = rows[(lengths & _READ > 0) & (lengths & _LENGTH > 0)]
+        read: NDArray[np.intp] = rows[self.is_read(rows) & (self._lengths[rows] & _LENGTH > 0)]
         return read
+
+    def is_read(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Say of each of these rows whether its read bit is set."""
+        set_bits: NDArray[np.bool_] = self._lengths[rows] & _READ > 0
+        return set_bits
 
     def forget_reads(self, rows: NDArray[np.intp]) -> None:
         """Clear the read bits of these rows."""
-        self._lengths[rows] &= _LENGTH
+        self._lengths[rows] &= ~_READ
 
     def keys(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the blocks' keys, shape (n, 16)."""

@@ -10,6 +10,7 @@
 #define CHUNK_ROWS 8
 #define NO_CHUNK (-1)
 #define READ_BIT 0x80000000u
+#define LENGTH_BITS 0x0fffffffu
 
 /* Keys ahead whose buckets, and then whose rows, are asked for: enough to have ten misses under way. */
 #define BUCKETS_AHEAD 16
@@ -194,7 +195,7 @@ PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths,
             continue;
         int64_t row = rows[each];
         offsets[each] = row < 0 ? 0 : row_pages[row] * page_bytes;
-        lengths[each] = row < 0 ? 0 : row_lengths[row] & ~READ_BIT;
+        lengths[each] = row < 0 ? 0 : row_lengths[row] & LENGTH_BITS;
         if (row < 0) {
             memset(tags + TAG_BYTES * each, 0, TAG_BYTES);
             continue;

@@ -32,6 +32,7 @@ from ostraca_fabric.wire.messages import (
     Status,
     StatusDone,
     Welcome,
+    WorkerNotice,
     WorkerRequest,
 )
 
@@ -79,8 +80,8 @@ _DECODE_ANY = msgspec.msgpack.Decoder(AnyMessage).decode
 HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="someone who has not said Hello")
 """What an agent accepts first."""
 
-FROM_WORKER: MessageDecoder[WorkerRequest | Cancel] = MessageDecoder(
-    WorkerRequest | Cancel, sender="a worker"
+FROM_WORKER: MessageDecoder[WorkerRequest | WorkerNotice | Cancel] = MessageDecoder(
+    WorkerRequest | WorkerNotice | Cancel, sender="a worker"
 )
 FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
     AgentRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"

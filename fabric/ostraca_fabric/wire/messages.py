@@ -215,6 +215,9 @@ class Put(Message, frozen=True, tag=17):
     tags: bytes
     slots: bytes
     slot_bytes: int
+    ttl_s: float = 0.0
+    """After so long the blocks are not worth carrying forward when their segment is evicted; 0 when nobody
+    knows."""
 
 
 class PutDone(Message, frozen=True, tag=18):
@@ -328,6 +331,15 @@ class Explained(Message, frozen=True, tag=31):
     body: bytes
 
 
+class EndSession(Message, frozen=True, tag=32):
+    """Whoever used these blocks will not come back for them. A hint, not answered: blocks read before are not
+    carried forward for it when their segment is evicted.
+    """
+
+    handle: int
+    spans: Spans
+
+
 # --- mover to owner
 # --------------------------------------------------------------------------------------------------
 
@@ -400,6 +412,8 @@ class Reserve(Message, frozen=True, tag=42):
     hold_s: float
     shards: tuple[ShardWants, ...]
     label: str = ""
+    ttl_s: float = 0.0
+    """As in ``Put``, of all these blocks."""
 
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -507,6 +521,12 @@ class Inspected(Message, frozen=True, tag=49):
     body: bytes
 
 
+class SessionEnded(Message, frozen=True, tag=51):
+    """What ``EndSession`` says, of these keys. Not answered."""
+
+    shards: tuple[ShardKeys, ...]
+
+
 # --- agent to agent
 # --------------------------------------------------------------------------------------------------
 
@@ -527,6 +547,7 @@ class PrefetchFor(Message, frozen=True, tag=50):
 
 
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | Status | Explain
+WorkerNotice = EndSession
 AgentAnswer = (
     VolumeOpened
     | LookupDone
@@ -541,7 +562,7 @@ AgentAnswer = (
 )
 OwnerRequest = Resolve | Reserve | Commit | Inspect
 OwnerAnswer = Resolved | Reserved | Committed | Inspected | Failed
-OwnerNotice = Release | Damage
+OwnerNotice = Release | Damage | SessionEnded
 AgentRequest = OwnerRequest | PrefetchFor
 AnswerToAgent = OwnerAnswer | PrefetchDone
 
@@ -550,6 +571,7 @@ AnyMessage = (
     | Welcome
     | Refused
     | WorkerRequest
+    | WorkerNotice
     | AgentAnswer
     | GetProgress
     | Cancel

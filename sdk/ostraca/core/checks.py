@@ -41,6 +41,19 @@ def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
     return seconds
 
 
+def checked_ttl_s(ttl_s: object) -> float:
+    """Return how long blocks are worth keeping, 0 for None: nobody knows. Raises UsageError."""
+    if ttl_s is None:
+        return 0.0
+    seconds = math.nan if isinstance(ttl_s, bool) or not isinstance(ttl_s, Real) else float(ttl_s)
+    if not 0 < seconds < math.inf:
+        raise UsageError(
+            f"ttl_s is {ttl_s!r}: pass for how many seconds the blocks are worth keeping, above 0, or None "
+            "where nobody knows"
+        )
+    return seconds
+
+
 def checked_chain(chain: object, *, hash_bytes: int) -> Chain:
     """Return a chain that belongs to a volume whose layout has hashes of this length. Raises UsageError."""
     if not isinstance(chain, Chain):

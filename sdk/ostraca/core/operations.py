@@ -308,6 +308,7 @@ def put_message(  # noqa: PLR0913 (as the message)
     tags: bytes,
     slots: NDArray[np.int64],
     slot_bytes: int,
+    ttl_s: float,
 ) -> Put:
     """Say which blocks to take from which slots."""
     return Put(
@@ -320,4 +321,5 @@ def put_message(  # noqa: PLR0913 (as the message)
         tags,
         slots.astype(columns.U64).tobytes(),
         slot_bytes,
+        ttl_s,
     )

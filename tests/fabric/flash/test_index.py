@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.flash.index import BlockIndex, Insertion
+from ostraca_fabric.flash.index import MARKS, BlockIndex, Insertion
 
 SEGMENTS = 4
 
@@ -92,6 +92,27 @@ def test_a_block_removed_alone_is_gone_and_can_come_back() -> None:
     assert insert(index, [2]) == [Insertion.TAKEN]
     assert index.remove_segment(0).blocks == 3
     assert index.room == 10
+
+
+def test_reads_and_marks_are_kept_apart_from_the_longest_lengths() -> None:
+    index = BlockIndex(blocks_max=100, segments=1)
+    numbers, longest = list(range(MARKS)), 256 << 20
+    keys, marks = keys_of(numbers), np.arange(MARKS, dtype=np.uint32)
+    lengths = np.array([longest - 1 - number for number in numbers], np.uint32)
+    index.insert(keys, keys, np.zeros(MARKS, np.uint64), lengths, segment=0, marks=marks)
+    rows = index.find(keys)
+    for _ in range(2):
+        assert (index.marks(rows) == marks).all()
+        assert (index.lengths(rows) == lengths).all()
+        assert (index.read(rows)[1] == lengths).all()
+    assert index.is_read(rows).all()
+    assert sorted(index.read_rows_of(0)) == sorted(rows)
+    index.forget_reads(rows[:3])
+    assert index.is_read(rows).tolist() == [False] * 3 + [True] * 5
+    assert (index.marks(rows) == marks).all()
+    index.check()
+    removed = index.remove_segment(0)
+    assert (removed.unread, removed.block_bytes) == (3, int(lengths.sum(dtype=np.uint64)))
 
 
 def test_an_empty_batch_is_nothing() -> None:

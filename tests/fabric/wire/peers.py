@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tests.fabric.wire.samples import LAYOUT
 
 from ostraca_fabric.connection import ConnectionSettings, ServerConnection
-from ostraca_fabric.connection.server import Answer, Request
+from ostraca_fabric.connection.server import Answer, Notice, Request
 from ostraca_fabric.errors import MalformedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.ids import AgentId, StartId, TenantId
 from ostraca_fabric.wire.address import UnixAddress, parse_address
@@ -24,7 +24,6 @@ from ostraca_fabric.wire.messages import (
     LookupDone,
     Message,
     OpenVolume,
-    OwnerNotice,
     Refused,
     Resolve,
     Resolved,
@@ -61,7 +60,7 @@ class Answering:
     def __init__(self) -> None:
         self.opened: list[ServerConnection] = []
         self.closed: list[ServerConnection] = []
-        self.notices: list[OwnerNotice] = []
+        self.notices: list[Notice] = []
         self.began = asyncio.Event()
         self.release = asyncio.Event()
 
@@ -94,7 +93,7 @@ class Answering:
                 await connection.cancelled(request.request)
         return VolumeOpened(request.request, 1, 1)
 
-    def on_notice(self, connection: ServerConnection, notice: OwnerNotice) -> None:
+    def on_notice(self, connection: ServerConnection, notice: Notice) -> None:
         self.notices.append(notice)
         if getattr(notice, "shard", "") == "bug":
             raise ZeroDivisionError

@@ -36,6 +36,7 @@ from ostraca_fabric.wire.messages import (
     Release,
     Resolve,
     Resolved,
+    SessionEnded,
     Status,
     VolumeOpened,
 )
@@ -315,7 +316,11 @@ async def test_an_agents_connection_serves_owners_requests_and_notices(
     server: Server, handler: Answering
 ) -> None:
     connection = await connect(server.address, WorkerHandshake(AGENT, "", "a2", TOKEN).hello)
-    notices: list[Release | Damage] = [Release(()), Damage("bug", bytes(16), 0, 1, 1, bytes(16), seed=0)]
+    notices: list[Release | Damage | SessionEnded] = [
+        Release(()),
+        Damage("bug", bytes(16), 0, 1, 1, bytes(16), seed=0),
+        SessionEnded(()),
+    ]
     for notice in notices:
         connection.tell(notice)
     assert await connection.ask(Resolve(5, 1.0, 1.0, ()), 5.0) == Resolved(5, ())

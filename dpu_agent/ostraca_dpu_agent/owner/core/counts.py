@@ -47,7 +47,8 @@ class ShardCounts:
 
     blocks_evicted: int
     blocks_evicted_unread: int
-    """Evicted without having been found in the later half of their round through the ring."""
+    """Evicted without having been found in the later half of their round through the ring, or since whoever
+    used them said that their session ended."""
 
     blocks_beyond_limit: int
     """Found on flash by recovery and not listed: the index may not hold so many."""

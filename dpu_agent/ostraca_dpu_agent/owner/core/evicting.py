@@ -7,7 +7,8 @@ worn for blocks that were read soon after they were written and then no more.
 
 What copying may write is a share of what was committed for callers, saved up to a few segments' worth, and
 within the drive's write budget. It never holds anybody up: when writers need the space, a segment goes with
-what has not been copied yet.
+what has not been copied yet. Nothing is copied whose time to live has run out (``lifetimes``), or that was
+not read again since somebody said that its session ended.
 """
 
 from __future__ import annotations
@@ -106,6 +107,14 @@ class Eviction:
         """Say of blocks that they left the index."""
         self._evicted.append(keys)
 
+    def session_ended(self, keys: NDArray[np.uint8]) -> None:
+        """Take back that these blocks were read: whoever read them will not come back for them.
+
+        None of them goes for it before its segment does, and reading one again makes it worth keeping again.
+        """
+        rows = self._core.index.find(keys)
+        self._core.index.forget_reads(rows[rows >= 0])
+
     def committed(self, stored_bytes: int) -> None:
         """Count what was committed for callers: a share of it may be carried."""
         geometry = self._core.geometry
@@ -121,6 +130,7 @@ class Eviction:
             if segment is None:
                 break
             removed = core.index.remove_segment(segment.number)
+            core.lifetimes.forget(segment.number)
             self.note_evicted(removed.keys)
             core.counted["segments_evicted"] += 1
             core.counted["blocks_evicted"] += removed.blocks
@@ -136,13 +146,14 @@ class Eviction:
             if segment is None:
                 break
             segment.is_looked_through = True
-            self._due = self._worth_carrying(segment)
+            self._due = self._worth_carrying(now_s, segment)
 
-    def _worth_carrying(self, segment: Segment) -> Carry | None:
+    def _worth_carrying(self, now_s: float, segment: Segment) -> Carry | None:
         """Choose what to copy, as far as the credit and the drive's write budget go."""
         index = self._core.index
         may_write_bytes = min(self._credit_bytes, self._core.spending.level_bytes)
         rows = index.read_rows_of(segment.number)
+        rows = rows[self._core.lifetimes.ends_s(segment.number, index.marks(rows)) > now_s]
         rows = rows[np.argsort(index.offsets(rows))]
         rows = rows[np.cumsum(_stored_bytes(index.lengths(rows))) <= may_write_bytes]
         if not len(rows):
@@ -175,15 +186,24 @@ def reserve_carried(
     made = Reservations(states, reasons, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
     if not core.is_writable:
         return made
-    wanted = np.flatnonzero(core.index.find(keys) >= 0)  # one that was dropped meanwhile stays so
+    rows = core.index.find(keys)
+    wanted = np.flatnonzero(rows >= 0)  # one that was dropped meanwhile stays so
+    wanted = wanted[core.index.is_read(rows[wanted])]  # its session may have ended
     wanted = core.reservations.not_in_flight(keys, wanted, reasons)
     wanted = wanted[: min(core.reservations.room, max(0, core.index.room - len(core.reservations)))]
     offsets, segments = core.ring.place(_stored_bytes(lengths[wanted]))
     taken = wanted[: len(offsets)]
     if len(taken):
         end_s = now_s + min(hold_s, core.settings.hold_max_s)
+        there = core.ring.segment_of(core.index.offsets(rows[taken]))
         made.reservations[taken] = core.reservations.add(
-            end_s, keys[taken], lengths[taken], offsets, segments, is_carried=True
+            end_s,
+            keys[taken],
+            lengths[taken],
+            offsets,
+            segments,
+            kept_until_s=core.lifetimes.ends_s(there, core.index.marks(rows[taken])),
+            is_carried=True,
         )
         made.offsets[taken], states[taken], reasons[taken] = offsets, PutState.STAGED, Reason.NONE
         core.spending.spend(int(_stored_bytes(lengths[taken]).sum()))
@@ -205,7 +225,12 @@ def listed(core: ShardCore, slots: NDArray[np.intp], segment: int) -> None:
         core.counted["blocks_carried"] += int(is_carried.sum())
         core.counted["bytes_carried"] += carried_bytes
     insertions = index.insert(
-        table.keys[slots], table.tags[slots], table.offsets[slots], table.lengths[slots], segment=segment
+        table.keys[slots],
+        table.tags[slots],
+        table.offsets[slots],
+        table.lengths[slots],
+        segment=segment,
+        marks=core.lifetimes.marks(segment, table.kept_until_s[slots]),
     )
     assert not insertions.any(), "room was kept, and nobody else could write these keys"
     core.counted["blocks_committed"] += int(np.count_nonzero(~is_carried))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.owner.core.lifetimes import NO_END_S
 from ostraca_fabric.flash.summary import entries_of
 from ostraca_fabric.key_table import KeyTable, first_of_each
 from ostraca_fabric.outcome import Reason
@@ -135,6 +136,7 @@ class ReservationTable:
         self.lengths = np.zeros(slots, np.uint32)
         self.segments = np.zeros(slots, np.intp)
         self.is_carried = np.zeros(slots, np.bool_)
+        self.kept_until_s = np.zeros(slots, np.float64)
         self.ends_s = np.zeros(slots, np.float64)
         self.in_flight = KeyTable(self.keys)
         """The slot of each key that someone is writing."""
@@ -174,11 +176,13 @@ class ReservationTable:
         offsets: NDArray[np.uint64],
         segments: NDArray[np.intp],
         *,
+        kept_until_s: float | NDArray[np.float64] = NO_END_S,
         is_carried: bool = False,
     ) -> NDArray[np.uint64]:
         """Hold space for blocks whose keys are not in flight; return the reservations' numbers.
 
-        *is_carried*: for copies of blocks that the shard has.
+        *kept_until_s*: the blocks' ends, as ``lifetimes`` has them; *is_carried*: for copies of blocks that
+        the shard has.
         """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
@@ -191,6 +195,7 @@ class ReservationTable:
         self.states[slots] = HELD
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
         self.segments[slots], self.ends_s[slots], self.is_carried[slots] = segments, end_s, is_carried
+        self.kept_until_s[slots] = kept_until_s
         is_new = self.in_flight.enter(slots)
         assert is_new.all(), "a key that someone is writing was reserved again"
         heapq.heappush(self._batches, (end_s, self._count, numbers))

@@ -19,6 +19,7 @@ from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
 from ostraca_dpu_agent.owner.core.evicting import Eviction, listed, reserve_carried
 from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
+from ostraca_dpu_agent.owner.core.lifetimes import NO_END_S, Lifetimes, end_of
 from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
 from ostraca_dpu_agent.owner.core.resolving import resolved
 from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
@@ -79,6 +80,7 @@ class ShardCore:
             blocks_max=self.index.blocks_max,
             earlier_pins_end_s=earlier_pins_end_s,
         )
+        self.lifetimes = Lifetimes(geometry.segments)
         self.pins = Pins(geometry.segments)
         self.promises = Promises(geometry.segments)
         self.reservations = ReservationTable(settings.reservations_max)
@@ -138,11 +140,13 @@ class ShardCore:
         *,
         hold_s: float,
         depths: NDArray[np.uint32] | None = None,
+        ttl_s: float = NO_END_S,
     ) -> Reservations:
         """Hand out space, in the order asked and adjacent where one segment holds it, for *hold_s* at most.
 
-        *depths* in their chains, where they are known, say which blocks matter most. The holder writes within
-        the reservation, then commits or releases it.
+        *depths* in their chains, where they are known, say which blocks matter most; *ttl_s* from now on the
+        blocks are no longer worth carrying forward. The holder writes within the reservation, then commits or
+        releases it.
         """
         self.expire(now_s)
         count = len(keys)
@@ -155,7 +159,10 @@ class ShardCore:
         reasons[wanted[len(placed) :]] = Reason.NO_SPACE
         if len(taken):
             end_s = now_s + min(hold_s, self.settings.hold_max_s)
-            numbers[taken] = self.reservations.add(end_s, keys[taken], lengths[taken], placed, segments)
+            kept_until_s = end_of(now_s, ttl_s)
+            numbers[taken] = self.reservations.add(
+                end_s, keys[taken], lengths[taken], placed, segments, kept_until_s=kept_until_s
+            )
             offsets[taken], states[taken] = placed, PutState.STAGED
             self.counted["blocks_reserved"] += len(taken)
             self.spending.spend(int(sizes[taken].sum()))
