@@ -49,6 +49,9 @@ def _check_ring(core: ShardCore) -> None:
         segment.generation for segment in (*ring.sealed, ring.current, ring.ready, ring.opening) if segment
     ]
     assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
+    looked = [segment.is_looked_through for segment in ring.sealed]
+    assert looked == sorted(looked, reverse=True), "segments are looked through in order"
+    assert sum(looked) == ring.looked_through, "those looked through are counted"
     generations = [segment.generation for segment in ring.segments]
     assert generations == ring.generations.tolist(), "a segment's generation is what readers are told"
     assert ring.ready is None or not ring.ready.entries_used, "a segment that waits is empty"

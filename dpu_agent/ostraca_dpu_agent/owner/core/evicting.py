@@ -142,10 +142,9 @@ class Eviction:
             segment.is_aged = True
             core.index.forget_reads(core.index.rows_of(segment.number))
         while self._due is None and self._taken is None and self._carry_share:
-            segment = ring.to_look_through()
+            segment = ring.look_through()
             if segment is None:
                 break
-            segment.is_looked_through = True
             self._due = self._worth_carrying(now_s, segment)
 
     def _worth_carrying(self, now_s: float, segment: Segment) -> Carry | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,6 +127,9 @@ class Ring:
         self.ready: Segment | None = None
         self.opening: Segment | None = None
         self.draining: list[Segment] = []
+        self.looked_through = 0
+        """How many of the sealed, the oldest, were looked through."""
+
         self.entries_max = min(
             self.geometry.entries_max, -(-blocks_max // min(_LISTED_IN, self.geometry.segments))
         )
@@ -192,10 +194,15 @@ class Ring:
         coming = len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
         return coming < max(self._spare, int(self.needs_next))
 
-    def to_look_through(self) -> Segment | None:
-        """Return a sealed segment that will soon be evicted and was not looked through for what to keep."""
-        nearest = max(0, self._look_ahead - len(self.free))
-        return next((each for each in islice(self.sealed, nearest) if not each.is_looked_through), None)
+    def look_through(self) -> Segment | None:
+        """Take a sealed segment that will soon be evicted, to look for what to keep of it; each once."""
+        # Asked at every call, and there may be hundreds: those looked through stand before the others.
+        if self.looked_through >= min(self._look_ahead - len(self.free), len(self.sealed)):
+            return None
+        segment = self.sealed[self.looked_through]
+        segment.is_looked_through = True
+        self.looked_through += 1
+        return segment
 
     def to_age(self) -> Segment | None:
         """Return a sealed segment that has come to where its reads so far are forgotten."""
@@ -281,6 +288,7 @@ class Ring:
         if segment.held and segment is not self.sealed[0]:
             return None
         self.sealed.remove(segment)
+        self.looked_through -= segment.is_looked_through
         segment.state = SegmentState.DRAINING
         self.draining.append(segment)
         return segment
