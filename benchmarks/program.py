@@ -50,19 +50,22 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run scripts, print one table, write JSON and plots; return the exit code."""
+    """Run scripts, print one table, write JSON and plots; return the exit code.
+
+    A script that fails takes nothing along of what the others measured.
+    """
     options = _options(argv)
     out: Path | None = options.out or (None if options.short else RESULTS)
     figures: dict[str, list[Figure]] = {}
-    with tempfile.TemporaryDirectory(prefix="ostraca-bench-", dir=options.dir) as directory:
-        conditions = Conditions(Path(directory), is_short=options.short)
-        for name in options.names or NAMES:
-            print(f"{name}: {_summary(name)}", file=sys.stderr, flush=True)
+    names = options.names or NAMES
+    for name in names:
+        print(f"{name}: {_summary(name)}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="ostraca-bench-", dir=options.dir) as directory:
+            conditions = Conditions(Path(directory), is_short=options.short)
             try:
                 figures[name] = importlib.import_module(f"benchmarks.{name}").run(conditions)
             except (OstracaError, OSError) as error:
-                print(f"{name} failed: {error}", file=sys.stderr)
-                return 1
+                print(f"{name} failed: {error}", file=sys.stderr, flush=True)
     everything = [figure for found in figures.values() for figure in found]
     console = Console()
     if not console.is_terminal:  # a file or a pipe has no width that the table should be squeezed into
@@ -70,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(_table(everything, is_short=options.short))
     if out is not None:
         _write(figures, out)
-    return 0
+    return 0 if len(figures) == len(names) else 1
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

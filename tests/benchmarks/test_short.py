@@ -1,6 +1,7 @@
 """Every benchmark runs. What it measures here means nothing and is not looked at."""
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,27 @@ def test_a_benchmark_runs_and_leaves_figures_values_and_a_plot(name: str, tmp_pa
     assert all(len(each["values"]) == len(each["limit_values"]) == each["rounds"] for each in values)
     assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<?xml")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_fails_takes_nothing_along_of_what_others_measured(tmp_path: Path) -> None:
+    def forbid_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+
+    command = [sys.executable, "-m", "benchmarks", "d4", "s9", "--short", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=forbid_large_files,
+    )
+    assert done.returncode == 1
+    assert "d4 failed:" in done.stderr
+    summary = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [figure["row"] for figure in summary["figures"]] == ROWS["s9"]
 
 
 @pytest.mark.slow
