@@ -170,6 +170,10 @@ class AgentSettings:
     turn_s: float = 1.0
     """How often the steward looks again when nothing has changed."""
 
+    open_again_s: float = 30.0
+    """How long a shard is left alone that could not be opened because its drive failed a read. Each try reads
+    all of its summaries."""
+
     drain_s: float = 10.0
     """How long an orderly stop waits for puts already acknowledged as staged."""
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.agent.assembly import ENCLOSURE, SETTINGS, SHARD, assembled, put_states, until
+from tests.agent.assembly import ENCLOSURE, SETTINGS, SHARD, HeldDrive, assembled, put_states, until
 
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.outcome import PutState
+
+
+async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
+    drive = HeldDrive()
+    drive.fail_reads(0, 8192)
+    async with assembled(replace(SETTINGS, turn_s=0.02, open_again_s=0.2), drive=drive) as fabric:
+        assert fabric.service.shards == {}
+        drive.mend()
+        await until(lambda: ShardId(SHARD) in fabric.service.shards)
+        await fabric.ready()
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
 
 
 async def test_a_claim_that_is_lost_ends_service_and_a_store_that_fails_is_asked_again(

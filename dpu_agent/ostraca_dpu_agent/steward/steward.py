@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
@@ -13,7 +14,7 @@ from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
 from ostraca_fabric.drive_health import Condition
-from ostraca_fabric.errors import MembershipError, OstracaError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.tasks import Tasks
 
@@ -59,7 +60,9 @@ class Steward:
         self._drives = drives
         self._open_drive = open_drive
         self._clock = clock
-        self._failed: dict[ShardId, int] = {}
+        self._failed: dict[ShardId, tuple[int, float]] = {}
+        """The placement epoch in which a shard could not be opened, and when to try again in it."""
+
         self._tasks = Tasks(f"steward of {agent.id}")
         self._recoveries: dict[ShardId, asyncio.Task[None]] = {}
         self._recovering = asyncio.Lock()
@@ -100,7 +103,11 @@ class Steward:
         """Return what this agent sees now."""
         fabric_map = self._membership.map
         placement = fabric_map.placement_epoch
-        self._failed = {shard: epoch for shard, epoch in self._failed.items() if epoch == placement}
+        self._failed = {
+            shard: (epoch, again_at_s)
+            for shard, (epoch, again_at_s) in self._failed.items()
+            if epoch == placement and self._clock() < again_at_s
+        }
         return Observed(
             map=fabric_map,
             agent=self._agent.id,
@@ -239,7 +246,10 @@ class Steward:
         )
 
     def _fail(self, record: ShardRecord, error: OstracaError) -> None:
-        """Leave a shard alone until the map changes, or only until its drive answers again."""
+        """Leave a shard alone until the map changes; or only for a while, or until its drive answers again,
+        where that was the trouble.
+        """
         if not self._drives[record.drive].refuses_reads:
-            self._failed[record.id] = self._membership.map.placement_epoch
+            waits_s = self._settings.open_again_s if isinstance(error, DriveError) else math.inf
+            self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + waits_s
         log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
