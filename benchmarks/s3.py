@@ -78,7 +78,7 @@ def run(conditions: Conditions) -> list[Figure]:
 
 async def _recovered(shard: BigShard) -> Recovery:
     membership = MemoryMembership(FABRIC)
-    await membership.put_enclosure(shard.record())
+    await membership.put_enclosures([shard.record()])
     agent = AgentRecord(AgentId("agent"), StartId(bytes(16)), ())
     await membership.join(agent)
     owner = OwnerService(time.monotonic, EventRing(agent.id, 16, time.monotonic))

@@ -18,6 +18,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     ├── DriveError               a drive did not do what it was asked
     ├── FormatError              what lies on flash isn't ours to use
     └── MembershipError          the membership store can't be reached or refused
+        └── PlacementBusyError   too many placement epochs are still asked
 """
 
 from __future__ import annotations
@@ -109,3 +110,7 @@ class FormatError(OstracaError):
 
 class MembershipError(OstracaError):
     """The membership store can't be reached, or refused a change."""
+
+
+class PlacementBusyError(MembershipError):
+    """As many placement epochs as may be are still asked: blocks of the oldest would be lost to look-ups."""

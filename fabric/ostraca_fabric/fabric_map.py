@@ -1,6 +1,7 @@
 """The fabric map: an immutable snapshot of who and what is in the fabric.
 
 Agents place blocks, route requests and report status from it alone. Nothing in it says what a block holds.
+Grants are not in it: only a shard's owner and its successor look at those.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from ostraca_fabric.volume import BLOCK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ostraca_fabric.ids import (
         AgentId,
@@ -88,6 +89,40 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """The segments of a shard that an owner epoch may write.
+
+    It outlives the claim, and the process: what its holder has begun to write may land after both are gone.
+    A successor retires it when nothing can land any more.
+    """
+
+    epoch: OwnerEpoch
+    agent: AgentId
+    start: StartId
+    """Who holds it."""
+
+    segments: tuple[int, ...] = ()
+    """Numbers of segments, rising."""
+
+    is_closed: bool = False
+    """The holder has handed the shard over in order: it hands out nothing any more, and all that it handed
+    out has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """The weights of a placement epoch that is over, and whose blocks are still looked up."""
+
+    epoch: PlacementEpoch
+    weights: Mapping[EnclosureId, Mapping[ShardId, int]]
+    """Of enclosures and shards with weight; the others had none."""
+
+
+EARLIER_PLACEMENTS_MAX = 3
+"""Placement epochs that are asked beside the current one. Each costs a look-up another place to ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class FabricMap:
     """One state of the fabric."""
 
@@ -97,6 +132,8 @@ class FabricMap:
     agents: Mapping[AgentId, AgentRecord] = field(default_factory=dict)
     enclosures: Mapping[EnclosureId, EnclosureRecord] = field(default_factory=dict)
     claims: Mapping[ShardId, Claim] = field(default_factory=dict)
+    earlier_placements: tuple[PlacementRecord, ...] = ()
+    """Those still asked, the newest first: ``EARLIER_PLACEMENTS_MAX`` at most. Their shards may be gone."""
 
     def owner(self, shard: ShardId) -> AgentId | None:
         """Return the agent that owns a shard."""
@@ -107,3 +144,12 @@ class FabricMap:
         """Return every shard, by id."""
         found = [shard for enclosure in self.enclosures.values() for shard in enclosure.shards]
         return tuple(sorted(found, key=lambda shard: shard.id))
+
+
+def weights_of(enclosures: Iterable[EnclosureRecord]) -> dict[EnclosureId, dict[ShardId, int]]:
+    """Return what placement among these depends on: each enclosure's shards that have weight."""
+    weights = {
+        enclosure.id: {shard.id: shard.weight for shard in enclosure.shards if shard.weight > 0}
+        for enclosure in enclosures
+    }
+    return {enclosure: shards for enclosure, shards in weights.items() if shards}

@@ -349,7 +349,7 @@ async def assembled(
     """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
     drive = drive or HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
-    await membership.put_enclosure(drive.record(*others))
+    await membership.put_enclosures([drive.record(*others)])
     owners = LoopbackOwners()
     agent = _agent(0, settings, addresses, membership, owners, (drive, *others), transport)
     await agent.join()

@@ -118,7 +118,7 @@ async def test_an_owner_says_what_its_index_had_no_room_for(
     drive = GuardedDrive(file, HealthSettings(), lambda: 0.0)
     limited = replace(AgentSettings(), owner=OwnerSettings(blocks_per_shard_max=1024))
     membership = MemoryMembership(FABRIC)
-    await membership.put_enclosure(big.record())
+    await membership.put_enclosures([big.record()])
     me = AgentRecord(AgentId("agent-0"), StartId(bytes(16)), ())
     await membership.join(me)
     owner = OwnerService(lambda: 0.0, EventRing("agent-0", 16, lambda: 0.0))

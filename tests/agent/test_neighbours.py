@@ -113,7 +113,7 @@ async def test_an_agent_that_knows_another_incarnation_of_the_volume_brings_noth
             (replace(record, incarnation=2), "incarnation 2, not 1"),
             (replace(record, name="w"), "no volume"),
         ):
-            fabric.membership._volumes = {(known.tenant, known.name): known}
+            fabric.membership.store.volumes = {(known.tenant, known.name): known}
             outcome = await prefetch(fabric, worker, 4)
             assert outcome == {(BlockState.DECLINED, Reason.UNKNOWN_VOLUME)}
             answer = await fabric.owners.ask(AgentId("agent-1"), for_guests())

@@ -215,7 +215,7 @@ async def test_a_membership_store_that_refuses_is_said_so_and_not_a_bug(tmp_path
         def keep(_volumes: object) -> None:
             raise MembershipError("the disk is full")
 
-        wire.fabric.membership._keep = keep
+        wire.fabric.membership.store.keep = keep
         assert await wire.refused(OpenVolume(0, "w", LAYOUT, BLOCK_BYTES, create=True)) == "membership"
         assert await wire.refused(OpenVolume(0, "w", LAYOUT, BLOCK_BYTES, create=False)) == "unknown_volume"
 
@@ -314,7 +314,7 @@ async def test_a_worker_that_vanishes_in_mid_put_leaves_nothing_held(tmp_path: P
 
 async def test_volumes_beyond_the_most_are_refused(tmp_path: Path) -> None:
     async with wired(tmp_path) as wire:
-        wire.fabric.membership._volumes_max = 2
+        wire.fabric.membership.store.volumes_max = 2
         opened = OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True)
         assert isinstance(await wire.ask(opened, name="w"), VolumeOpened)
         assert await wire.refused(opened, name="x") == "membership"

@@ -28,7 +28,7 @@ def asked(name: str = "v", block_bytes: int = BLOCK_BYTES) -> OpenVolume:
 async def fabric_of(*enclosures: EnclosureRecord) -> tuple[MemoryMembership, Volumes]:
     membership = MemoryMembership(FABRIC)
     for each in enclosures:
-        await membership.put_enclosure(each)
+        await membership.put_enclosures([each])
     return membership, Volumes(membership, bytes(32))
 
 
@@ -53,7 +53,7 @@ async def test_a_shard_that_nothing_is_placed_on_does_not_count() -> None:
 async def test_a_volume_stays_open_to_workers_when_a_shard_with_smaller_segments_is_added() -> None:
     membership, volumes = await fabric_of(enclosure("a", BLOCK_BYTES))
     before = await volumes.open(TENANT, asked())
-    await membership.put_enclosure(enclosure("b", 4096))
+    await membership.put_enclosures([enclosure("b", 4096)])
     assert await volumes.open(TENANT, asked()) == before
     with pytest.raises(UsageError, match="b/d/0"):
         await volumes.open(TENANT, asked("another"))

@@ -6,7 +6,18 @@ import asyncio
 
 import pytest
 
-from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, EnclosureRecord, ShardRecord
+from ostraca_fabric.errors import PlacementBusyError
+from ostraca_fabric.fabric_map import (
+    EARLIER_PLACEMENTS_MAX,
+    AgentRecord,
+    Claim,
+    DriveRecord,
+    EnclosureRecord,
+    Grant,
+    PlacementRecord,
+    ShardRecord,
+    weights_of,
+)
 from ostraca_fabric.ids import (
     AgentId,
     EnclosureId,
@@ -18,7 +29,7 @@ from ostraca_fabric.ids import (
     shard_id,
 )
 from ostraca_fabric.layout import Layout
-from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.membership import Claimed, Membership
 from ostraca_fabric.volume import VolumeRecord
 
 A, B = AgentId("agent-a"), AgentId("agent-b")
@@ -39,6 +50,18 @@ def enclosure(name: str = "enclosure-0", *, weight: int = 1 << 30) -> EnclosureR
 SHARD: ShardId = enclosure().shards[0].id
 
 
+async def claimed(
+    store: Membership, name: AgentId, start: StartId = FIRST, *, at_least: int = NONE_BEFORE
+) -> Claimed:
+    made = await store.claim(SHARD, name, start, epoch_at_least=OwnerEpoch(at_least))
+    assert made is not None
+    return made
+
+
+def claim_of(name: AgentId, made: Claimed) -> Claim:
+    return Claim(name, FIRST, made.epoch)
+
+
 class MembershipContract:
     @pytest.fixture
     def store(self) -> Membership:
@@ -56,39 +79,134 @@ class MembershipContract:
         assert A in store.map.agents
 
     async def test_a_shard_has_one_owner(self, store: Membership) -> None:
-        await store.put_enclosure(enclosure())
+        await store.put_enclosures([enclosure()])
         await store.join(agent(A))
         await store.join(agent(B))
-        epoch = await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
-        assert epoch is not None
+        epoch = (await claimed(store, A)).epoch
         assert await store.claim(SHARD, B, FIRST, epoch_at_least=NONE_BEFORE) is None
         assert store.map.owner(SHARD) == A
+        assert store.map.claims == {SHARD: Claim(A, FIRST, epoch)}
 
-    async def test_the_same_process_claiming_again_keeps_its_epoch(self, store: Membership) -> None:
+    async def test_a_claim_begins_with_a_grant_of_nothing(self, store: Membership) -> None:
         await store.join(agent(A))
-        epoch = await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
-        assert await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE) == epoch
+        made = await claimed(store, A)
+        assert made.own == Grant(made.epoch, A, FIRST)
+        assert made.earlier == ()
+
+    async def test_the_same_process_claiming_again_keeps_its_epoch_and_its_grant(
+        self, store: Membership
+    ) -> None:
+        await store.join(agent(A))
+        first = await claimed(store, A)
+        assert await claimed(store, A) == first
+        assert await store.grant(SHARD, claim_of(A, first), (2, 1))
+        await store.release(SHARD, A, FIRST)
+        again = await claimed(store, A)
+        assert again == Claimed(first.epoch, (Grant(first.epoch, A, FIRST, (1, 2)),))
+
+    async def test_a_process_whose_lease_ran_out_goes_on_if_nobody_came_between(
+        self, store: Membership
+    ) -> None:
+        await store.join(agent(A))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0,))
+        await store.leave(A, FIRST)
+        await store.join(agent(A))
+        assert (await claimed(store, A)).epoch == first.epoch
+
+    async def test_a_process_that_somebody_came_after_begins_anew(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0,))
+        await store.release(SHARD, A, FIRST)
+        second = await claimed(store, B)
+        await store.grant(SHARD, claim_of(B, second), (1,))
+        await store.release(SHARD, B, FIRST)
+        third = await claimed(store, A)
+        assert third.epoch > second.epoch > first.epoch
+        assert [grant.segments for grant in third.grants] == [(0,), (1,), ()]
 
     async def test_each_new_owner_has_a_higher_epoch(self, store: Membership) -> None:
         await store.join(agent(A))
         await store.join(agent(B))
-        first = await store.claim(SHARD, A, FIRST, epoch_at_least=OwnerEpoch(7))
-        assert first is not None
-        assert first >= 7
+        first = await claimed(store, A, at_least=7)
+        assert first.epoch >= 7
         await store.release(SHARD, A, FIRST)
-        second = await store.claim(SHARD, B, FIRST, epoch_at_least=NONE_BEFORE)
-        assert second is not None
-        assert second > first
+        assert (await claimed(store, B)).epoch > first.epoch
+
+    async def test_an_epoch_below_what_is_asked_for_is_not_kept(self, store: Membership) -> None:
+        await store.join(agent(A))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0,))
+        await store.release(SHARD, A, FIRST)
+        again = await claimed(store, A, at_least=first.epoch + 5)
+        assert again.epoch == first.epoch + 5
+        assert again.earlier == (Grant(first.epoch, A, FIRST, (0,)),)
 
     async def test_a_restarted_agent_has_lost_its_claims(self, store: Membership) -> None:
         await store.join(agent(A))
-        first = await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
+        first = await claimed(store, A)
         await store.join(agent(A, SECOND))
         assert store.map.owner(SHARD) is None
-        second = await store.claim(SHARD, A, SECOND, epoch_at_least=NONE_BEFORE)
-        assert first is not None
-        assert second is not None
-        assert second > first
+        assert (await claimed(store, A, SECOND)).epoch > first.epoch
+
+    async def test_a_grant_outlives_claim_and_agent(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        first = await claimed(store, A)
+        assert await store.grant(SHARD, claim_of(A, first), (3, 0))
+        await store.leave(A, FIRST)
+        second = await claimed(store, B)
+        assert second.earlier == (Grant(first.epoch, A, FIRST, (0, 3)),)
+
+    async def test_a_grant_of_no_segment_is_forgotten_with_its_claim(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        await claimed(store, A)
+        await store.leave(A, FIRST)
+        assert (await claimed(store, B)).earlier == ()
+
+    async def test_nobody_is_granted_what_may_still_be_written(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0, 1))
+        await store.leave(A, FIRST)
+        second = claim_of(B, await claimed(store, B))
+        assert not await store.grant(SHARD, second, (1, 2))
+        assert await store.grant(SHARD, second, (2,))
+        assert await store.grant(SHARD, second, (1, 2), retired=frozenset({first.epoch}))
+        await store.release(SHARD, B, FIRST)
+        assert (await claimed(store, B)).grants == (Grant(second.epoch, B, FIRST, (1, 2)),)
+
+    async def test_who_has_lost_the_claim_is_granted_nothing(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        first = claim_of(A, await claimed(store, A))
+        await store.release(SHARD, A, FIRST)
+        assert not await store.grant(SHARD, first, (0,))
+        await claimed(store, B)
+        assert not await store.grant(SHARD, first, (0,))
+
+    async def test_a_closed_grant_is_known_as_such_and_not_gone_on_with(self, store: Membership) -> None:
+        await store.join(agent(A))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0,))
+        await store.close_grant(SHARD, claim_of(A, first))
+        await store.release(SHARD, A, FIRST)
+        again = await claimed(store, A)
+        assert again.epoch > first.epoch
+        assert again.earlier == (Grant(first.epoch, A, FIRST, (0,), is_closed=True),)
+        await store.close_grant(SHARD, claim_of(B, first))  # of nobody
+
+    async def test_an_agent_is_confirmed_while_its_record_stands(self, store: Membership) -> None:
+        assert not await store.confirm(A, FIRST)
+        await store.join(agent(A))
+        assert await store.confirm(A, FIRST)
+        assert not await store.confirm(A, SECOND)
+        await store.join(agent(A, SECOND))
+        assert not await store.confirm(A, FIRST)
 
     async def test_who_is_not_in_the_fabric_claims_nothing(self, store: Membership) -> None:
         assert await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE) is None
@@ -102,14 +220,46 @@ class MembershipContract:
     async def test_the_placement_epoch_rises_with_weights_and_with_nothing_else(
         self, store: Membership
     ) -> None:
-        await store.put_enclosure(enclosure())
+        await store.put_enclosures([enclosure()])
         before = store.map.placement_epoch
         await store.join(agent(A))
         await store.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
-        await store.put_enclosure(enclosure())
+        await store.put_enclosures([enclosure()])
         assert store.map.placement_epoch == before
-        await store.put_enclosure(enclosure(weight=0))
+        await store.put_enclosures([enclosure(weight=0)])
         assert store.map.placement_epoch == before + 1
+
+    async def test_enclosures_put_together_make_one_placement_epoch(self, store: Membership) -> None:
+        before = store.map.placement_epoch
+        await store.put_enclosures([enclosure("a"), enclosure("b")])
+        assert set(store.map.enclosures) == {EnclosureId("a"), EnclosureId("b")}
+        assert store.map.placement_epoch == before + 1
+        assert store.map.earlier_placements == ()  # of no weight: nothing was placed
+
+    async def test_the_placement_before_is_asked_for_a_while(self, store: Membership) -> None:
+        await store.put_enclosures([enclosure("a")])
+        before = store.map
+        await store.put_enclosures([enclosure("b")])
+        record = PlacementRecord(before.placement_epoch, weights_of([enclosure("a")]))
+        assert list(store.map.earlier_placements) == [record]
+        await store.retire_placement(before.placement_epoch)
+        await store.retire_placement(before.placement_epoch)
+        assert not store.map.earlier_placements
+
+    async def test_one_placement_too_many_waits_or_is_forced(self, store: Membership) -> None:
+        for number in range(EARLIER_PLACEMENTS_MAX + 1):
+            await store.put_enclosures([enclosure(f"e{number}")])
+        epochs = [record.epoch for record in store.map.earlier_placements]
+        assert epochs == sorted(epochs, reverse=True)
+        assert len(epochs) == EARLIER_PLACEMENTS_MAX
+        before = store.map
+        with pytest.raises(PlacementBusyError, match=f"epoch {epochs[-1]}"):
+            await store.put_enclosures([enclosure("more")])
+        assert store.map.enclosures == before.enclosures
+        await store.put_enclosures([enclosure("e0")])  # no weight changes
+        await store.put_enclosures([enclosure("more")], force=True)
+        after = [record.epoch for record in store.map.earlier_placements]
+        assert after == [before.placement_epoch, *epochs[:-1]]
 
     async def test_a_watcher_sees_the_newest_map(self, store: Membership) -> None:
         changes = store.changes()

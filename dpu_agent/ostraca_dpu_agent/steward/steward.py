@@ -241,9 +241,10 @@ class Steward:
             )
 
     async def _claim(self, record: ShardRecord, epoch_at_least: OwnerEpoch) -> OwnerEpoch | None:
-        return await self._membership.claim(
+        claimed = await self._membership.claim(
             record.id, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
         )
+        return None if claimed is None else claimed.epoch
 
     def _fail(self, record: ShardRecord, error: OstracaError) -> None:
         """Leave a shard alone until the map changes; or only for a while, or until its drive answers again,

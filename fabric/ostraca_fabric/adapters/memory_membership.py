@@ -1,24 +1,31 @@
 """Membership in memory: the whole fabric is one process.
 
-It keeps the rules of the port exactly, so that what works over it works over etcd. A process that ends takes
-it along; what must outlive it (volume records) is handed to a keeper before it is answered.
+It keeps the rules of the port exactly, so that what works over it works over etcd. No lease ever runs out: an
+agent that shares the process cannot die alone. A process that ends takes the store along; what must outlive
+it (volume records) is handed to a keeper before it is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.fabric_map import Claim, FabricMap
-from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
+from ostraca_fabric.adapters.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-    from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
-    from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, StartId, TenantId
+    from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap
+    from ostraca_fabric.ids import (
+        AgentId,
+        FabricId,
+        OwnerEpoch,
+        PlacementEpoch,
+        ShardId,
+        StartId,
+        TenantId,
+    )
+    from ostraca_fabric.ports.membership import Claimed
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -33,137 +40,99 @@ class MemoryMembership:
         keep: Callable[[tuple[VolumeRecord, ...]], None] | None = None,
         volumes_max: int = 4096,
     ) -> None:
-        """Begin empty but for *volumes*; *keep* stores all volume records whenever one is added, and may
-        raise.
-
-        Beyond *volumes_max* none is added: each costs memory for good, and all are stored with each new one.
-        """
-        self._map = FabricMap(fabric, revision=1, placement_epoch=PlacementEpoch(1))
-        self._volumes = {(record.tenant, record.name): record for record in volumes}
-        self._keep = keep
-        self._volumes_max = volumes_max
-        self._epochs: dict[ShardId, OwnerEpoch] = {}
+        """Begin as ``MemoryStore`` does."""
+        self.store = MemoryStore(fabric, volumes=volumes, keep=keep, volumes_max=volumes_max)
         self._changed = asyncio.Event()
 
     @property
     def map(self) -> FabricMap:
         """The current map."""
-        return self._map
+        return self.store.map
 
     async def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the current map, then each newer one, the newest always."""
         seen = -1
         while True:
             changed = self._changed
-            if self._map.revision != seen:
-                seen = self._map.revision
-                yield self._map
+            if self.map.revision != seen:
+                seen = self.map.revision
+                yield self.map
             else:
                 await changed.wait()
 
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent; one of the same id with another start id loses its claims."""
-        known = self._map.agents.get(agent.id)
-        claims = self._map.claims
-        if known is not None and known.start != agent.start:
-            claims = self._without_claims_of(agent.id)
-        self._publish(agents={**self._map.agents, agent.id: agent}, claims=claims)
+        self.store.join(agent)
+        self._say_changed()
 
     async def leave(self, agent: AgentId, start: StartId) -> None:
         """Withdraw an agent and its claims."""
-        known = self._map.agents.get(agent)
-        if known is None or known.start != start:
-            return
-        agents = {name: record for name, record in self._map.agents.items() if name != agent}
-        self._publish(agents=agents, claims=self._without_claims_of(agent))
+        self.store.leave(agent, start)
+        self._say_changed()
 
-    async def put_enclosure(self, enclosure: EnclosureRecord) -> None:
-        """Add or replace an enclosure; the placement epoch rises when shards or weights change."""
-        before = self._map.enclosures.get(enclosure.id)
-        rises = before is None or _weights(before) != _weights(enclosure)
-        self._publish(
-            enclosures={**self._map.enclosures, enclosure.id: enclosure},
-            placement_epoch=PlacementEpoch(self._map.placement_epoch + rises),
-        )
+    async def confirm(self, agent: AgentId, start: StartId) -> bool:
+        """Say whether an agent's record stands."""
+        return self.store.has(agent, start)
+
+    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
+        """Add or replace enclosures; the placement epoch rises when shards or weights change."""
+        self.store.put_enclosures(enclosures, force=force)
+        self._say_changed()
+
+    async def retire_placement(self, epoch: PlacementEpoch) -> None:
+        """Let an earlier placement epoch be asked no longer."""
+        self.store.retire_placement(epoch)
+        self._say_changed()
 
     async def claim(
         self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
-    ) -> OwnerEpoch | None:
+    ) -> Claimed | None:
         """Make the agent the shard's owner if it has none."""
-        held = self._map.claims.get(shard)
-        if held is not None:
-            return held.epoch if (held.agent, held.start) == (agent, start) else None
-        joined = self._map.agents.get(agent)
-        if joined is None or joined.start != start:
-            return None
-        epoch = OwnerEpoch(max(self._epochs.get(shard, 0) + 1, epoch_at_least))
-        self._epochs[shard] = epoch
-        self._publish(claims={**self._map.claims, shard: Claim(agent, start, epoch)})
-        return epoch
+        claimed = self.store.claim(shard, agent, start, epoch_at_least=epoch_at_least)
+        self._say_changed()
+        return claimed
+
+    async def grant(
+        self,
+        shard: ShardId,
+        claim: Claim,
+        segments: Sequence[int],
+        *,
+        retired: frozenset[OwnerEpoch] = frozenset(),
+    ) -> bool:
+        """Make *segments* all that this owner epoch may write."""
+        return self.store.grant(shard, claim, segments, retired=retired)
+
+    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+        """Say that nothing is under way under this grant any more."""
+        self.store.close_grant(shard, claim)
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back; not an error when it is not held."""
-        held = self._map.claims.get(shard)
-        if held is not None and (held.agent, held.start) == (agent, start):
-            self._publish(claims={name: claim for name, claim in self._map.claims.items() if name != shard})
+        self.store.release(shard, agent, start)
+        self._say_changed()
 
     async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
         """Return a volume's record."""
-        return self._volumes.get((tenant, name))
+        return self.store.volumes.get((tenant, name))
 
     async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
         """Yield all volumes, the oldest first, and again whenever one was added."""
         seen = None
         while True:
             changed = self._changed
-            if self._volumes is not seen:
-                seen = self._volumes
+            if self.store.volumes is not seen:
+                seen = self.store.volumes
                 yield tuple(seen.values())
             else:
                 await changed.wait()
 
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
         """Store the record unless the volume exists; return what is stored."""
-        at = (record.tenant, record.name)
-        if at not in self._volumes:
-            if len(self._volumes) >= self._volumes_max:
-                message = (
-                    f"the fabric has {self._volumes_max} volumes, which is the most it keeps: use one of them"
-                )
-                raise MembershipError(message)
-            after = {**self._volumes, at: record}
-            if self._keep is not None:
-                self._keep(tuple(after.values()))
-            self._volumes = after
-            self._say_changed()
-        return self._volumes[at]
-
-    def _without_claims_of(self, agent: AgentId) -> dict[ShardId, Claim]:
-        return {shard: claim for shard, claim in self._map.claims.items() if claim.agent != agent}
-
-    def _publish(
-        self,
-        *,
-        agents: Mapping[AgentId, AgentRecord] | None = None,
-        enclosures: Mapping[EnclosureId, EnclosureRecord] | None = None,
-        claims: Mapping[ShardId, Claim] | None = None,
-        placement_epoch: PlacementEpoch | None = None,
-    ) -> None:
-        before = self._map
-        self._map = replace(
-            before,
-            revision=before.revision + 1,
-            agents=before.agents if agents is None else agents,
-            enclosures=before.enclosures if enclosures is None else enclosures,
-            claims=before.claims if claims is None else claims,
-            placement_epoch=before.placement_epoch if placement_epoch is None else placement_epoch,
-        )
+        stored = self.store.create_volume(record)
         self._say_changed()
+        return stored
 
     def _say_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-def _weights(enclosure: EnclosureRecord) -> dict[ShardId, int]:
-    return {shard.id: shard.weight for shard in enclosure.shards}

@@ -177,15 +177,17 @@ class EmbeddedFabric:
     async def _start(self, state: FabricState) -> None:
         plan = self._plan
         membership = MemoryMembership(state.fabric, volumes=state.volumes, keep=state.keep_volumes)
-        for number in range(plan.enclosures):
-            enclosure = FileEnclosure(
+        enclosures = (
+            FileEnclosure(
                 EnclosureId(f"enclosure-{number}"),
                 plan.directory / f"enclosure-{number}",
                 fabric=state.fabric,
                 drives=plan.drives,
                 drive_bytes=plan.drive_bytes,
             )
-            await membership.put_enclosure(enclosure.prepare())
+            for number in range(plan.enclosures)
+        )
+        await membership.put_enclosures([enclosure.prepare() for enclosure in enclosures])
         self._transports = _transports(plan.transports)
         if self._wrap is not None:
             self._transports = {name: self._wrap(each) for name, each in self._transports.items()}
