@@ -115,18 +115,20 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> 
         first, geometry = int(np.argmax(core.ring.generations > 0)), core.geometry
         fabric.drive.holds_reads = True
         number = await put_until_carrying(fabric, worker, FIRST)
+        current = core.ring.current
+        assert current is not None
         match broken:
             case "summary":
                 fabric.drive.fail_reads(geometry.summary_offset(first), geometry.summary_bytes)
             case "read":
                 fabric.drive.fail_reads(geometry.data_offset(first), geometry.data_bytes)
             case _:
-                current = core.ring.current
-                assert current is not None
                 fabric.drive.fail_writes(geometry.data_offset(current.number) + current.bytes_used, 4096)
         fabric.drive.let_go()
         await until_copied(fabric)
         assert core.counts().blocks_carried == 0
+        is_quiet_later = current.quiet_at_s > time.monotonic() + 60
+        assert is_quiet_later == (broken == "write"), "a path may deliver a write that failed"
         fabric.drive.mend()
         await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS] * 4

@@ -176,6 +176,27 @@ def test_a_segment_whose_summary_failed_to_be_written_is_not_used_again_while_th
     assert shard.core.counts().segments[SegmentState.DRAINING] == 0
 
 
+@pytest.mark.parametrize("may_land", [False, True])
+def test_a_segment_where_a_write_failed_is_not_used_again_while_the_write_may_land(
+    may_land: bool,
+) -> None:
+    shard = OwnedShard(segments=3)
+    shard.settle()
+    ring, failed = shard.core.ring, shard.reserve([1])
+    (number,) = ring.segment_of(failed.offsets).tolist()
+    generation = int(ring.generations[number])
+    shard.core.release(shard.now_s, [], failed.reservations, may_land=may_land)
+    assert shard.put([1]) == [COMMITTED], "the block itself need not wait"
+    shard.put(list(range(100, 300)))
+    assert (int(ring.generations[number]) == generation) == may_land
+    shard.pass_time(shard.settings.late_write_s - 1.0)
+    shard.put(list(range(300, 350)))
+    assert (int(ring.generations[number]) == generation) == may_land
+    shard.pass_time(1.0)
+    assert shard.put(list(range(350, 400))) == [COMMITTED] * 50
+    assert int(ring.generations[number]) > generation
+
+
 @pytest.mark.parametrize("segments", [2, 3, 4, 9])
 def test_the_oldest_blocks_make_room_for_the_newest(segments: int) -> None:
     shard = OwnedShard(segments=segments)
