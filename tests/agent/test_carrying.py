@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.agent.assembly import (
     BLOCK_BYTES,
+    FAR_S,
     SETTINGS,
     SLOT_BYTES,
     Assembly,
@@ -25,10 +26,17 @@ from tests.agent.assembly import (
 )
 
 from ostraca_dpu_agent.settings import OwnerSettings
+from ostraca_fabric.breaker import BreakerSettings
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState
 
 CARRYING = replace(SETTINGS, owner=OwnerSettings(carry_share=1.0))
+WARY = replace(
+    CARRYING,
+    health=replace(SETTINGS.health, breaker=BreakerSettings(failures_max=1, open_s=2 * FAR_S)),
+)
+"""One write that fails holds off all others for the rest of a test."""
+
 FIRST = [0, 1, 2, 3]
 
 
@@ -57,6 +65,11 @@ async def put_until_evicted(fabric: Assembly, worker: MemoryWorker, number: int)
 
 def keys_of_blocks(fabric: Assembly, numbers: list[int]) -> NDArray[np.uint8]:
     return derive_keys(fabric.volume.secret, chain_of(numbers))
+
+
+def used_of(fabric: Assembly) -> list[tuple[int, int]]:
+    """Return what was handed out of each segment: bytes, and reservations."""
+    return [(segment.bytes_used, segment.entries_used) for segment in fabric.shard.core.ring.segments]
 
 
 async def assert_got(fabric: Assembly, worker: MemoryWorker, numbers: list[int]) -> None:
@@ -132,6 +145,28 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> 
         fabric.drive.mend()
         await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS] * 4
+        await fabric.at_rest()
+
+
+async def test_nothing_is_copied_to_a_drive_that_writes_are_held_off_from() -> None:
+    async with assembled(WARY) as fabric:
+        worker, core = fabric.worker(), fabric.shard.core
+        await fabric.put(worker, FIRST)
+        fabric.drive.holds_reads = True
+        number = await put_until_carrying(fabric, worker, FIRST)
+        await until(lambda: core.ring.ready is not None and not core.has_writes_due)
+        for segment in range(core.geometry.segments):
+            fabric.drive.fail_writes(core.geometry.data_offset(segment), core.geometry.data_bytes)
+        assert put_states(await fabric.put(worker, [number])) == [PutState.DECLINED]
+        fabric.drive.mend()
+        assert fabric.mover.drives[fabric.drive.id].refuses_writes
+        assert core.eviction.is_carrying
+        used, spent_bytes = used_of(fabric), core.spending.written_bytes
+        fabric.drive.let_go()
+        await until_copied(fabric)
+        assert (used_of(fabric), core.spending.written_bytes) == (used, spent_bytes), "no space was taken"
+        assert core.counts().blocks_carried == 0
+        await assert_got(fabric, worker, FIRST)
         await fabric.at_rest()
 
 
