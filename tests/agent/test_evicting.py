@@ -12,11 +12,15 @@ from tests.agent.owned_shard import OwnedShard, key, keys_of, seeds_of, tag_of
 from ostraca_dpu_agent.owner.core import Carry, ShardSettings
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState
+from ostraca_fabric.policies.endurance import DAY_S, EnduranceSettings
 
 COMMITTED = PutState.COMMITTED
 PER_SEGMENT = 15
 BLOCK_BYTES = 64 << 10
 FIRST = list(range(PER_SEGMENT))
+PLENTY_BYTES = 20 * BLOCK_BYTES
+SCARCE = EnduranceSettings(rated_dwpd=1e5, burst_s=1.0, first_touch_reserve=0.0, retry_s=0.0)
+"""A budget that takes only blocks it has heard of before, and those while it is above zero."""
 
 
 def shard_of(segments: int = 8, carry_share: float = 1.0) -> OwnedShard:
@@ -62,6 +66,19 @@ def gone(shard: OwnedShard, fresh: Iterator[int], segments: int) -> None:
     until = shard.core.counts().segments_evicted + segments
     while shard.core.counts().segments_evicted < until:
         assert shard.put([next(fresh)]) == [COMMITTED]
+
+
+def scarce() -> OwnedShard:
+    return OwnedShard(segments=8, settings=ShardSettings(carry_share=1.0, endurance=SCARCE))
+
+
+def put_at_level(shard: OwnedShard, number: int, level_bytes: float) -> None:
+    """Wait until so much may be written, and put a block when it is wanted for the second time."""
+    spending = shard.core.spending
+    bytes_per_s = spending.budget_bytes_per_day / DAY_S
+    shard.pass_time((level_bytes - spending.level_bytes) / bytes_per_s)
+    assert shard.put([number]) == [PutState.DECLINED]
+    assert shard.put([number]) == [COMMITTED]
 
 
 def test_blocks_that_are_read_outlive_their_segment_and_others_go() -> None:
@@ -121,6 +138,32 @@ def test_what_is_carried_is_at_most_a_share_of_what_is_committed(carry_share: fl
     counts = shard.core.counts()
     assert counts.bytes_carried <= carry_share * counts.bytes_committed
     assert counts.bytes_carried >= 0.5 * carry_share * counts.bytes_committed, "the share is made use of"
+
+
+def test_copies_are_spent_from_the_write_budget() -> None:
+    shard, fresh, carry = scarce(), count(), None
+    while carry is None:
+        put_at_level(shard, next(fresh), PLENTY_BYTES)
+        shard.found([0, 1, 2])
+        carry = shard.core.eviction.take_carry()
+    spending, copied_bytes = shard.core.spending, 3 * BLOCK_BYTES
+    written_bytes, level_bytes = spending.written_bytes, spending.level_bytes
+    made = shard.core.reserve_carried(shard.now_s, carry.keys, carry.lengths, hold_s=5.0)
+    assert made.states.tolist() == [PutState.STAGED] * 3
+    assert spending.written_bytes == written_bytes + copied_bytes
+    assert spending.level_bytes == pytest.approx(level_bytes - copied_bytes)
+
+
+@pytest.mark.parametrize("left_blocks", [-1, 0, 2])
+def test_no_more_is_copied_than_writers_leave_of_the_write_budget(left_blocks: int) -> None:
+    shard, fresh, carried = scarce(), count(), list[int]()
+    while not shard.core.counts().segments_evicted:
+        put_at_level(shard, next(fresh), (left_blocks + 1.5) * BLOCK_BYTES)
+        shard.found([0, 1, 2])
+        carry = shard.core.eviction.take_carry()
+        if carry is not None:
+            carried += numbers_of(carry)
+    assert carried == [0, 1][: max(0, left_blocks)]
 
 
 def test_writers_who_need_the_space_are_not_held_up_by_copies() -> None:
