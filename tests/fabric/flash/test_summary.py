@@ -207,6 +207,28 @@ def test_a_damaged_tail_takes_no_full_page_along() -> None:
         assert listed[1][:200] == list(range(200))
 
 
+def test_a_tail_that_never_arrived_takes_no_full_page_along() -> None:
+    flash, log = Flash(), log_of(0)
+    flash.write(log.opening())
+    flash.write(log.append(blocks(0, 30)))
+    full_pages, _ = log.append(blocks(30, 150))
+    flash.write((full_pages,))
+    assert flash.listed() == (generation(epoch=3, count=1), list(range(150)))
+    assert flash.listed(areas=flash.read_as_wanted()[0]) == flash.listed()
+
+
+def test_a_damaged_tail_and_a_damaged_full_page_take_no_other_page_along() -> None:
+    flash, log = Flash(), log_of(0)
+    flash.write(log.opening())
+    flash.write(log.append(blocks(0, 30)))
+    full_pages, tail = log.append(blocks(30, 150))
+    flash.write((full_pages, tail))
+    flash.bytes[tail[0] + 200] ^= 1  # it still bears the name of its shard
+    flash.bytes[GEOMETRY.page_offset(0, 0) + 200] ^= 1
+    assert flash.listed() == (generation(epoch=3, count=1), [*range(30), *range(50, 150)])
+    assert flash.listed(areas=flash.read_as_wanted()[0]) == flash.listed()
+
+
 def test_entries_that_reach_out_of_the_data_area_are_refused() -> None:
     flash, entries = Flash(), blocks(0, 6)
     end = (GEOMETRY.summary_offset(0) + GEOMETRY.segment_bytes) // PAGE_BYTES
