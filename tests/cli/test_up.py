@@ -247,3 +247,49 @@ def test_a_rating_gives_the_drives_a_write_budget(tmp_path: Path) -> None:
         code, words = refused(tmp_path, "--dwpd", wrong)
         assert code == 2
         assert "is no rating: write drive writes per day" in words
+
+
+def test_settings_reach_the_agents_from_file_environment_and_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.toml").write_text('[owner]\nblocks_per_shard_max = 2048\nhold_s = "20s"\n')
+    monkeypatch.setenv("OSTRACA_AGENT_MEMORY_CACHE_BYTES", "64MiB")
+    options = ("--capacity", "384MiB", "--transport", "inline", "--settings", str(tmp_path / "agent.toml"))
+    with up(tmp_path / "f", *options, "--set", "owner.endurance.rated_dwpd=0.5") as (process, line):
+        with ostraca.connect(_address(line)) as client:
+            status = client.status()
+        assert {shard.blocks_max for shard in status.shards} == {2048}
+        assert {shard.budget_bytes_per_day for shard in status.shards} == {96 * MIB}
+        assert status.cache_bytes == 64 * MIB
+        assert interrupt(process)[0] == 0
+
+
+def test_settings_in_effect_are_printed_with_where_they_come_from_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["up", "--dir", str(tmp_path / "new"), "--print-settings", "--dwpd", "0.5", "--agents", "2"]
+    assert main([*argv, "--set", "owner.hold_s=20"]) == 0
+    shown = capsys.readouterr().out
+    assert "# From --set; the default is 30.0.\nhold_s = 20.0\n" in shown
+    assert "# From --dwpd; the default is 0.0.\nrated_dwpd = 0.5\n" in shown
+    assert '# The default is "512MiB".\ncache_bytes = "256MiB"\n' in shown
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "shown.toml").write_text(shown)
+    assert main([*argv[:-4], "--agents", "2", "--settings", str(tmp_path / "shown.toml")]) == 0
+    again = capsys.readouterr().out
+    assert [line for line in again.splitlines() if " = " in line] == [
+        line for line in shown.splitlines() if " = " in line
+    ]
+
+
+def test_wrong_settings_are_bad_usage_and_all_are_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ostraca.cli", "up", "--dir", str(tmp_path / "new")]
+    command += ["--set", "owner.hold=1", "--set", "events_max=some"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "ostraca: 2 things are wrong with the settings:",
+        "  --set owner.hold=1: there is no setting owner.hold; the nearest is owner.hold_s",
+        "  --set: events_max: 'some' can't be its value: write a whole number of 0 or more",
+    ]
+    assert not (tmp_path / "new").exists()

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ostraca.cli.state import FabricShape, FabricState
 from ostraca_dpu_agent.agent import Agent
-from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
+from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.inline_transport import InlineTransport
@@ -84,16 +84,28 @@ class FabricPlan:
     machine, and not the process alone. Files are not flushed by default: a disk may take milliseconds for it,
     and each group commit waits for two."""
 
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    """Of each agent, but for what is said above: caches, staging, endurance and blocks of a shard."""
+
     def __post_init__(self) -> None:
-        """Refuse counts that make no fabric."""
+        """Refuse counts that make no fabric, and settings that are of no use."""
         if min(self.agents, self.enclosures, self.drives) < 1:
             message = "a fabric needs at least one agent, one enclosure and one drive"
             raise UsageError(message)
-        self.owner_settings()
+        self.agent_settings()
 
-    def owner_settings(self) -> OwnerSettings:
-        """Return how agents keep their shards. Raises UsageError for what is of no use."""
-        return OwnerSettings(endurance=self.endurance, blocks_per_shard_max=self.blocks_per_shard_max)
+    def agent_settings(self) -> AgentSettings:
+        """Return the settings of each agent. Raises UsageError for what is of no use."""
+        given = self.settings
+        return replace(
+            given,
+            memory=replace(
+                given.memory, staging_bytes=self.staging_bytes, cache_bytes=self.dram_bytes // self.agents
+            ),
+            owner=replace(
+                given.owner, endurance=self.endurance, blocks_per_shard_max=self.blocks_per_shard_max
+            ),
+        )
 
     @property
     def drive_bytes(self) -> int:
@@ -193,12 +205,7 @@ class EmbeddedFabric:
             self._transports = {name: self._wrap(each) for name, each in self._transports.items()}
         tokens = {TenantId(_TENANT): (state.worker_token(),)} if plan.addresses else {}
         owners = LoopbackOwners()
-        settings = AgentSettings(
-            memory=MemorySettings(
-                staging_bytes=plan.staging_bytes, cache_bytes=plan.dram_bytes // plan.agents
-            ),
-            owner=plan.owner_settings(),
-        )
+        settings = plan.agent_settings()
         for number in range(plan.agents):
             addresses = (f"unix://{plan.directory.resolve()}/agent-{number}.sock",)
             agent = Agent(

@@ -14,26 +14,32 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
+from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca.places import TOKEN_FILE, agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostraca.cli.embedded import FabricPlan
     from ostraca_fabric.status import AgentStatus
 
 log = logging.getLogger(__name__)
 
+AGENT_PREFIX = "OSTRACA_AGENT_"
+"""What the environment variables that set an agent's settings begin with."""
+
 READY = "ready: "
 """What the ready line begins with."""
 
 _OUR_LOGGERS = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
 _TRANSPORTS = ("nixl", "inline")
+_DRAM_BYTES = 512 << 20
 _LEFT_AT_ONCE = 130
 
 
@@ -61,22 +67,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dram",
         type=size_argument,
-        default="512MiB",
         metavar="SIZE",
-        help="DRAM caches of all agents together; 0 for none (default: 512MiB)",
+        help="DRAM caches of all agents together; 0 for none (default: 512MiB, unless settings have "
+        "memory.cache_bytes)",
     )
     parser.add_argument(
         "--blocks-per-shard",
         type=count_argument,
-        default=1 << 20,
         metavar="N",
         help="let the index of a drive list N blocks at most, which takes 48 bytes of memory each; beyond it "
-        "the oldest blocks go, though the drive is not full (default: %(default)s)",
+        "the oldest blocks go, though the drive is not full (default: owner.blocks_per_shard_max, 1048576)",
     )
     parser.add_argument(
         "--dwpd",
         type=_dwpd_argument,
-        default=0.0,
         metavar="N",
         help="write no more than a drive rated for N drive writes per day lasts with, and decline puts of "
         "what is least worth it (default: write everything)",
@@ -100,6 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="flush drives before a block is called committed, so that a power cut does not lose it; slower "
         "by two flushes of the disk below DIR for each group of puts",
     )
+    add_settings_options(parser)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -120,26 +125,15 @@ def _dwpd_argument(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     _log_to_stderr(is_verbose=options.verbose)
-    from ostraca.cli.embedded import FabricPlan
-    from ostraca_fabric.policies.endurance import EnduranceSettings
     from ostraca_fabric.wire.address import parse_address
 
     parse_address(
         f"unix://{agent_socket(options.dir, options.agents - 1)}"
     )  # or raise before anything is made
-    plan = FabricPlan(
-        directory=options.dir,
-        agents=options.agents,
-        enclosures=options.enclosures,
-        drives=options.drives,
-        capacity_bytes=options.capacity,
-        dram_bytes=options.dram,
-        transports=_transports(options.transport),
-        addresses=_tcp_addresses(options.listen),
-        endurance=EnduranceSettings(rated_dwpd=options.dwpd),
-        blocks_per_shard_max=options.blocks_per_shard,
-        flushes=options.flush,
-    )
+    plan, origins = _plan(options)
+    if options.print_settings:
+        print(as_toml(plan.agent_settings(), origins), end="")
+        return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         has_ended = runner.run(_serve(plan))
     if not has_ended:
@@ -151,6 +145,39 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+def _plan(options: argparse.Namespace) -> tuple[FabricPlan, Mapping[str, str]]:
+    """Return what was asked for, and where its agents' settings were given. Raises UsageError."""
+    from ostraca.cli.embedded import FabricPlan
+    from ostraca_dpu_agent.settings import AgentSettings
+
+    loaded = load(AgentSettings, sources_of(options), prefix=AGENT_PREFIX)
+    memory, owner = loaded.settings.memory, loaded.settings.owner
+    dram_bytes, blocks, dwpd = options.dram, options.blocks_per_shard, options.dwpd
+    if dram_bytes is None:
+        is_set = "memory.cache_bytes" in loaded.origins
+        dram_bytes = memory.cache_bytes * options.agents if is_set else _DRAM_BYTES
+    plan = FabricPlan(
+        directory=options.dir,
+        agents=options.agents,
+        enclosures=options.enclosures,
+        drives=options.drives,
+        capacity_bytes=options.capacity,
+        dram_bytes=dram_bytes,
+        staging_bytes=memory.staging_bytes,
+        transports=_transports(options.transport),
+        addresses=_tcp_addresses(options.listen),
+        endurance=owner.endurance if dwpd is None else replace(owner.endurance, rated_dwpd=dwpd),
+        blocks_per_shard_max=owner.blocks_per_shard_max if blocks is None else blocks,
+        flushes=options.flush,
+        settings=loaded.settings,
+    )
+    flags = {"memory.cache_bytes": "--dram", "owner.blocks_per_shard_max": "--blocks-per-shard"}
+    flags["owner.endurance.rated_dwpd"] = "--dwpd"
+    given = zip(flags.items(), (options.dram, blocks, dwpd), strict=True)
+    by_flag = {name: flag for (name, flag), value in given if value is not None}
+    return plan, {**loaded.origins, **by_flag}
 
 
 async def _serve(plan: FabricPlan) -> bool:

@@ -1,0 +1,119 @@
+"""One setting's value, as people write it and as it is written back. Pure.
+
+Times are seconds, or a number with a unit (``200ms``, ``5min``, ``6h``); sizes are bytes, or a number with a
+unit (``64MiB``); rates are sizes a second. Nothing may be negative.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING
+
+from ostraca.cli.settings.fields import Unit
+from ostraca.cli.sizes import parse_size
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    from ostraca.cli.settings.fields import Setting
+
+Value = int | float | bool | str | tuple[str, ...]
+
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)")
+_NUMBER_ALONE = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BOOLS = {"true": True, "false": False}
+_SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+_HOW = {
+    Unit.SECONDS: "write seconds, or a number with a unit, as in 0.5, 200ms or 6h",
+    Unit.BYTES: "write bytes, or a number with a unit, as in 64MiB",
+    Unit.BYTES_PER_SECOND: "write bytes a second, or a number with a unit, as in 20MB",
+    Unit.SHARE: "write a part of 1, as in 0.25",
+}
+_HOW_TYPE = {
+    int: "write a whole number of 0 or more",
+    float: "write a number of 0 or more",
+    bool: "write true or false",
+    str: "write a text",
+    tuple: "write a list of texts",
+}
+
+
+def read_value(setting: Setting, raw: object) -> Value:
+    """Return the value that *raw* says, a text or what TOML made of it. Raises UsageError with how to write
+    it.
+    """
+    try:
+        value = _of_text(setting, raw) if isinstance(raw, str) else _of_toml(setting, raw)
+    except (ValueError, OverflowError):  # UsageError is one
+        value = None
+    if value is None:
+        how = _HOW.get(setting.unit, _HOW_TYPE[setting.type])
+        if setting.unit is Unit.SECONDS and setting.type is int:
+            how = "write whole seconds"
+        raise UsageError(f"{shown_value(raw)} can't be its value: {how}")
+    return value
+
+
+def write_value(setting: Setting, value: Value) -> str:
+    """Return a value as TOML, in units that lose nothing."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(json.dumps, value))}]"
+    if setting.unit is Unit.BYTES and value:
+        for size, name in _SIZES:
+            if value % size == 0:
+                return f'"{int(value) // size}{name}"'
+    return repr(value)
+
+
+def shown_value(raw: object) -> str:
+    """Return a value of the wrong kind as it can stand in a message."""
+    text = repr(raw)
+    return text if len(text) <= 64 else f"{text[:60]}..."  # noqa: PLR2004 (a line of a message)
+
+
+def _of_text(setting: Setting, text: str) -> Value | None:
+    if setting.type is str:
+        return text
+    if setting.type is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if setting.type is bool:
+        return _BOOLS.get(text.strip().lower())
+    if setting.unit in (Unit.BYTES, Unit.BYTES_PER_SECOND) and not _NUMBER_ALONE.fullmatch(text.strip()):
+        return _checked(setting, parse_size(text))
+    return _number(setting, text.strip())
+
+
+def _number(setting: Setting, text: str) -> int | float | None:
+    found = _NUMBER.fullmatch(text)
+    units = _SECONDS if setting.unit is Unit.SECONDS else {"": 1.0}
+    if found is None or found[2].lower() not in units:
+        return None
+    if setting.type is int and not found[2]:
+        return int(found[1])
+    return _checked(setting, float(found[1]) * units[found[2].lower()])
+
+
+def _of_toml(setting: Setting, raw: object) -> Value | None:
+    if setting.type is tuple:
+        is_texts = isinstance(raw, list) and all(isinstance(each, str) for each in raw)
+        return tuple(raw) if is_texts and isinstance(raw, list) else None
+    if isinstance(raw, bool):
+        return raw if setting.type is bool else None
+    if setting.type in (int, float) and isinstance(raw, int | float):
+        return _checked(setting, raw)
+    return None
+
+
+def _checked(setting: Setting, number: float) -> int | float | None:
+    if not (math.isfinite(number) and number >= 0):
+        return None
+    if setting.type is float:
+        return float(number)
+    return int(number) if number == int(number) else None
