@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
+from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca.places import TOKEN_FILE, agent_socket, default_directory, directory_argument
@@ -37,7 +38,6 @@ AGENT_PREFIX = "OSTRACA_AGENT_"
 READY = "ready: "
 """What the ready line begins with."""
 
-_OUR_LOGGERS = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
 _TRANSPORTS = ("nixl", "inline")
 _DRAM_BYTES = 512 << 20
 _LEFT_AT_ONCE = 130
@@ -105,12 +105,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "by two flushes of the disk below DIR for each group of puts",
     )
     add_settings_options(parser)
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="log every request by its label, and what else is of use in debugging",
-    )
+    add_log_options(parser)
 
 
 def _dwpd_argument(text: str) -> float:
@@ -124,7 +119,7 @@ def _dwpd_argument(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _log_to_stderr(is_verbose=options.verbose)
+    log_to_stderr(options, agent="agent-0" if options.agents == 1 else "")
     from ostraca_fabric.wire.address import parse_address
 
     parse_address(
@@ -264,17 +259,6 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop
-
-
-def _log_to_stderr(*, is_verbose: bool) -> None:
-    from ostraca_fabric.labels import LabelFilter
-
-    before = "%(asctime)s %(name)s: " if is_verbose else ""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(LabelFilter())
-    logging.basicConfig(format=f"{before}%(label)s%(message)s", level=logging.WARNING, handlers=[handler])
-    for name in _OUR_LOGGERS:
-        logging.getLogger(name).setLevel(logging.DEBUG if is_verbose else logging.INFO)
 
 
 COMMAND = Command(
