@@ -23,7 +23,7 @@ from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
-from ostraca_fabric.connection import serve
+from ostraca_fabric.connection import SOCKETS, serve
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.volume_copy import VolumeCopy
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
-    from ostraca_fabric.connection import Server
+    from ostraca_fabric.connection import Network, Server
     from ostraca_fabric.fabric_map import DriveRecord, FabricMap
     from ostraca_fabric.ids import AgentId, DriveId
     from ostraca_fabric.ports.drive import Drive
@@ -68,16 +68,18 @@ class Agent:
         transports: Mapping[str, Transport],
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
+        network: Network = SOCKETS,
     ) -> None:
         """Make the parts; memory is mapped here, nothing is reachable before ``start``.
 
-        *transports* in order of preference; *clock* is monotonic, in seconds.
+        *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens.
         """
         self.id = agent
         self.start_id = StartId(secrets.token_bytes(ID_BYTES))
         self._settings = settings
         self._addresses = tuple(addresses)
         self._access = access
+        self._network = network
         self._membership = membership
         self._owners = owners
         self._transports = transports
@@ -158,7 +160,10 @@ class Agent:
             transports=tuple(self._transports),
         )
         for address in self._addresses:
-            self._servers.append(await serve(address, self._sessions, handshake, self._settings.connections))
+            server = await serve(
+                address, self._sessions, handshake, self._settings.connections, network=self._network
+            )
+            self._servers.append(server)
         log.info("%s listens at %s", self.id, ", ".join(self.addresses))
 
     @property

@@ -1,7 +1,8 @@
-"""One stream socket, without blocking: what waits to be sent on it, and receiving where a reader wants it.
+"""One stream, without blocking: what waits to be sent on it, and receiving where a reader wants it.
 
-Neither knows what a message means nor when the socket is ready: the agent's end asks its event loop, the
-worker's its pump.
+Neither knows what a message means nor when there is room: the agent's end asks its event loop, the worker's
+its pump. Bytes leave through an ``Exit``: a socket, which takes blocks from where they lie, or something that
+takes copies of them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ostraca_fabric.native import at, library
 
@@ -21,6 +23,78 @@ if TYPE_CHECKING:
 
     from ostraca_fabric.wire.frames import BulkFrame, FrameReader
     from ostraca_fabric.wire.passage import Passage
+
+
+class Exit(Protocol):
+    """Where bytes leave, without waiting."""
+
+    def send(self, frame: bytes | bytearray) -> int:
+        """Take what there is room for of a frame; return how many bytes that was, and 0 for no room.
+
+        Raises OSError when the connection is broken.
+        """
+
+    def send_blocks(
+        self, head: bytearray, sent_bytes: int, blocks: Passage | None, bytes_max: int
+    ) -> tuple[int, int]:
+        """Take what there is room for of a head behind its first *sent_bytes*, and of what is left of the
+        blocks behind it.
+
+        Return how many bytes were offered, about *bytes_max* at most, and how many were taken. Raises OSError
+        when the connection is broken.
+        """
+
+
+class SocketExit:
+    """A socket, which need not be non-blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, frame: bytes | bytearray) -> int:
+        """Take what the socket takes of a frame."""
+        try:
+            return self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+
+    def send_blocks(
+        self, head: bytearray, sent_bytes: int, blocks: Passage | None, bytes_max: int
+    ) -> tuple[int, int]:
+        """Take what the socket takes, from where it lies."""
+        left_bytes = len(head) - sent_bytes
+        head_bytes = min(left_bytes, bytes_max)
+        passage, passed_bytes, offered = None, 0, head_bytes
+        if blocks is not None and left_bytes <= bytes_max:
+            passage, passed_bytes = blocks.address, blocks.passed_bytes
+            offered += min(bytes_max, blocks.left_bytes)
+        begin = at(head) + sent_bytes
+        sent = library.ostraca_send(
+            self._socket.fileno(), begin, head_bytes, passage, passed_bytes, bytes_max
+        )
+        if sent >= 0:
+            return offered, sent
+        error = _error(sent)
+        if isinstance(error, BlockingIOError):
+            return offered, 0
+        raise error
+
+
+class CopyingExit(ABC):
+    """What takes bytes, and not where they lie: an encrypting end, a transport of the event loop."""
+
+    @abstractmethod
+    def send(self, frame: bytes | bytearray) -> int:
+        """Take what there is room for of a frame; as ``Exit`` says."""
+
+    def send_blocks(
+        self, head: bytearray, sent_bytes: int, blocks: Passage | None, bytes_max: int
+    ) -> tuple[int, int]:
+        """Take what there is room for, of a copy."""
+        copy = head[sent_bytes : sent_bytes + bytes_max]
+        if blocks is not None and len(head) - sent_bytes <= bytes_max:
+            copy += blocks.copied(bytes_max)
+        return len(copy), self.send(copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +106,7 @@ class _Waiting:
 
 
 class Outbox:
-    """What waits to be sent on one socket: messages, and bulk frames, whose blocks stay where they are.
+    """What waits to be sent on one stream: messages, and bulk frames, whose blocks stay where they are.
 
     Messages keep their order, and bulk frames theirs; messages go before bulk frames that have not begun, so
     they wait for one frame at most. Who must say something behind a transfer's bytes says it once they are
@@ -58,7 +132,7 @@ class Outbox:
         """Whether nothing waits."""
         return not (self._head or self._messages or self._bulk)
 
-    def send(self, sock: socket.socket, frame: bytes | bytearray) -> bool:
+    def send(self, way_out: Exit, frame: bytes | bytearray) -> bool:
         """Send a message's frame, at once where nothing waits; tell whether nothing does now.
 
         Raises OSError when the connection is broken.
@@ -66,10 +140,7 @@ class Outbox:
         if not self.is_empty:
             self._messages += frame
             return False
-        try:
-            sent = sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            sent = 0
+        sent = way_out.send(frame)
         if sent < len(frame):
             self._head += frame
             self._sent_bytes = sent
@@ -81,13 +152,13 @@ class Outbox:
             self._bulk.append(_Waiting(frame, on_sent if frame is frames[-1] else None))
             self._bulk_bytes += 2 * len(frame.header)
 
-    def write(self, descriptor: int, bytes_max: int) -> bool:
-        """Give the socket what it takes, about *bytes_max* at most; tell whether nothing is left.
+    def write(self, way_out: Exit, bytes_max: int) -> bool:
+        """Give what there is room for, about *bytes_max* at most; tell whether nothing is left.
 
         Raises OSError when the connection is broken.
         """
         while bytes_max > 0 and self._begin():
-            offered, sent = self._send(descriptor, bytes_max)
+            offered, sent = way_out.send_blocks(self._head, self._sent_bytes, self._blocks, bytes_max)
             self._count(sent)
             bytes_max -= sent
             if sent < offered:
@@ -117,25 +188,8 @@ class Outbox:
             self._blocks, self._on_sent = waiting.frame.blocks, waiting.on_sent
         return bool(self._head)
 
-    def _send(self, descriptor: int, bytes_max: int) -> tuple[int, int]:
-        """Return how many bytes were offered to the socket, and how many it took."""
-        left_bytes = len(self._head) - self._sent_bytes
-        head_bytes = min(left_bytes, bytes_max)
-        passage, passed_bytes, offered = None, 0, head_bytes
-        if self._blocks is not None and left_bytes <= bytes_max:
-            passage, passed_bytes = self._blocks.address, self._blocks.passed_bytes
-            offered += min(bytes_max, self._blocks.left_bytes)
-        head = at(self._head) + self._sent_bytes
-        sent = library.ostraca_send(descriptor, head, head_bytes, passage, passed_bytes, bytes_max)
-        if sent >= 0:
-            return offered, sent
-        error = _error(sent)
-        if isinstance(error, BlockingIOError):
-            return offered, 0
-        raise error
-
     def _count(self, sent: int) -> None:
-        """Note what the socket took, and end what is through."""
+        """Note what was taken, and end what is through."""
         of_head = min(sent, len(self._head) - self._sent_bytes)
         self._sent_bytes += of_head
         if self._blocks is not None:

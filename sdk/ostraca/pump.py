@@ -27,7 +27,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ProtocolError, TransportError
-from ostraca_fabric.stream import Outbox, receive
+from ostraca_fabric.stream import Outbox, SocketExit, receive
 from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.frames import BulkEnd
 
@@ -68,6 +68,7 @@ class Pump:
         unsent_bytes_max: int,
     ) -> None:
         self._socket = sock
+        self._exit = SocketExit(sock)
         self._unsent_bytes_max = unsent_bytes_max
         self._reader = reader
         self._end = end
@@ -102,7 +103,7 @@ class Pump:
                 return
             try:
                 for frame in frames:
-                    self._outbox.send(self._socket, frame)
+                    self._outbox.send(self._exit, frame)
             except OSError as error:
                 self._sending_failed(error)
             if not self._outbox.is_empty:
@@ -186,7 +187,7 @@ class Pump:
     def _write(self) -> bool:
         """Give the socket what it takes; tell whether nothing is left. The lock is held."""
         try:
-            return self._outbox.write(self._socket.fileno(), _BYTES_PER_CALL)
+            return self._outbox.write(self._exit, _BYTES_PER_CALL)
         except OSError as error:
             self._sending_failed(error)
             return True

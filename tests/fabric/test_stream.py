@@ -13,13 +13,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.fabric.wire.bulk import bulk_start
 
-from ostraca_fabric.stream import Outbox, receive
+from ostraca_fabric.stream import CopyingExit, Outbox, SocketExit, receive
 from ostraca_fabric.wire.frames import HEADER_BYTES, BulkEnd, BulkFrame, FrameReader, bulk_frames, encode
 from ostraca_fabric.wire.messages import Pong
 from ostraca_fabric.wire.passage import Passage
 
 MEMORY_BYTES = 1 << 20
 NOBODY_WAKES_S = 60
+
+
+class Copying(CopyingExit):
+    """Sends copies, as an encrypting end does."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._plain = SocketExit(sock)
+
+    def send(self, frame: bytes | bytearray) -> int:
+        return self._plain.send(frame)
 
 
 class Memory:
@@ -90,6 +100,7 @@ def test_whatever_the_socket_takes_and_gives_at_once_everything_arrives_whole_an
     with ours, theirs:
         theirs.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, dice.choice((1, 1 << 20)))
+        way_out = dice.choice((SocketExit, Copying))(ours)
         is_sent = False
         while not is_sent or len(memory.seen) < len(messages) or waiting or memory.reader.landing:
             if waiting and dice.random() < 0.3:
@@ -98,8 +109,8 @@ def test_whatever_the_socket_takes_and_gives_at_once_everything_arrives_whole_an
                 expected |= is_there
                 outbox.add_bulk(frames, functools.partial(gone.append, transfer))
             if messages and dice.random() < 0.3:
-                outbox.send(ours, messages.pop(0))
-            is_sent = outbox.write(ours.fileno(), dice.choice((1, 5000, 1 << 20))) and not messages
+                outbox.send(way_out, messages.pop(0))
+            is_sent = outbox.write(way_out, dice.choice((1, 5000, 1 << 20))) and not messages
             memory.receive(theirs, dice.choice((1, 5000, 1 << 20)))
             memory.receive(theirs, 1 << 20)
     said = [each for each in memory.seen if isinstance(each, bytes)]
@@ -114,11 +125,11 @@ def test_a_long_message_that_the_socket_takes_in_parts_arrives_whole(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     outbox, messages = Outbox(), [random.Random(seed).randbytes(100_000) for seed in (1, 2)]
-    assert outbox.send(pair[0], b"short")
-    assert not outbox.send(pair[0], messages[0])
-    assert not outbox.send(pair[0], messages[1])
+    assert outbox.send(SocketExit(pair[0]), b"short")
+    assert not outbox.send(SocketExit(pair[0]), messages[0])
+    assert not outbox.send(SocketExit(pair[0]), messages[1])
     came = bytearray()
-    while not outbox.write(pair[0].fileno(), 1 << 20):
+    while not outbox.write(SocketExit(pair[0]), 1 << 20):
         came += pair[1].recv(1 << 20)
     while len(came) < 200_005:
         came += pair[1].recv(1 << 20)
@@ -137,12 +148,12 @@ def test_frames_of_a_transfer_that_have_not_begun_can_be_dropped(
         lengths=np.full(9, 1 << 20, np.uint32),
     )
     outbox.add_bulk(frames, lambda: gone.append(1))
-    assert not outbox.write(pair[0].fileno(), 1 << 20)
-    assert not outbox.send(pair[0], encode(Pong(1)))
+    assert not outbox.write(SocketExit(pair[0]), 1 << 20)
+    assert not outbox.send(SocketExit(pair[0]), encode(Pong(1)))
     outbox.drop_bulk()
     came = bytearray()
     pair[1].setblocking(True)
-    while not outbox.write(pair[0].fileno(), 1 << 20):
+    while not outbox.write(SocketExit(pair[0]), 1 << 20):
         came += pair[1].recv(1 << 20)
     wanted = frames[0].header + bytes([1]) * (4 << 20) + encode(Pong(1))
     while len(came) < len(wanted):
@@ -177,10 +188,10 @@ def test_receiving_waits_for_the_blocks_no_longer_than_they_lack_bytes_or_until_
 def test_a_broken_socket_is_an_error_also_in_mid_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     outbox = Outbox()
     outbox.add_bulk(scattered(1, np.ones(MEMORY_BYTES, np.uint8), random.Random(1))[0])
-    assert not outbox.write(pair[0].fileno(), 1 << 20)
+    assert not outbox.write(SocketExit(pair[0]), 1 << 20)
     pair[1].close()
     with pytest.raises(BrokenPipeError):
-        outbox.write(pair[0].fileno(), 1 << 20)
+        outbox.write(SocketExit(pair[0]), 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +204,9 @@ def test_no_byte_outside_of_memory_is_ever_sent_received_or_filled(
     outside = Passage(memory.array, np.array([0, offset]), np.array([1, length], np.uint32))
     outbox = Outbox()
     outbox.add_bulk([BulkFrame(b"header", outside)])
-    with pytest.raises(AssertionError, match="outside"):
-        outbox.write(pair[0].fileno(), 1 << 20)
+    for way_out in (SocketExit(pair[0]), Copying(pair[0])):
+        with pytest.raises(AssertionError, match="outside"):
+            outbox.write(way_out, 1 << 20)
     pair[1].send(b"x")
     with pytest.raises(AssertionError, match="outside"):
         receive(pair[0].fileno(), memory.reader, outside, 1 << 20)

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ostraca_fabric.connection.framed import FramedConnection
+from ostraca_fabric.connection.network import SOCKETS, Network
 from ostraca_fabric.connection.settings import ConnectionSettings
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.address import UnixAddress, parse_address
+from ostraca_fabric.wire.address import parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
@@ -187,6 +188,7 @@ async def connect(
     *,
     settings: ConnectionSettings | None = None,
     on_aside: Callable[[Aside], None] | None = None,
+    network: Network = SOCKETS,
 ) -> ClientConnection:
     """Connect to an agent and shake hands, within ``handshake_s``.
 
@@ -196,14 +198,10 @@ async def connect(
     """
     chosen = settings or ConnectionSettings()
     where = parse_address(address)
-    loop = asyncio.get_running_loop()
     connection = ClientConnection(chosen, address, hello, on_aside)
     try:
         async with asyncio.timeout(chosen.handshake_s):
-            if isinstance(where, UnixAddress):
-                await loop.create_unix_connection(lambda: connection, where.path)
-            else:
-                await loop.create_connection(lambda: connection, where.host, where.port)
+            await network.dial(where, connection)
             await connection.opened()
     except TimeoutError as error:
         raise ConnectError(

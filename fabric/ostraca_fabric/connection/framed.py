@@ -10,12 +10,12 @@ not read costs no memory but that which its own transfers hold. Only messages ad
 come on top of ``unread_bytes_max`` closes the connection. Reading never stops because writing does: two ends
 that both send much would wait for each other for ever.
 
-The event loop's transport accepts, reads and closes; all writing is done here, through a second descriptor of
-the socket. uvloop and, from Python 3.12 on, asyncio keep *references* to memory they could not send at once,
-and say nothing when they let go of it; staging memory is reused as soon as a transfer has settled. Blocks
-are received through that descriptor too, many in one call: a transport takes one piece of memory at a time.
-Both are done in the loop's own thread, a bounded number of bytes at a time: another thread saved no processor
-time (12 ms of it for 64 MiB either way), and an end that has stopped would keep it.
+The event loop's transport accepts, reads and closes; what is written goes through a *line*
+(``ostraca_fabric.connection.lines``), which for a socket is a second descriptor of it: staging memory is
+reused as soon as a transfer has settled, so it must be known when the socket has taken it. Blocks are
+received through that descriptor too, many in one call. Both are done in the loop's own thread, a bounded
+number of bytes at a time: another thread saved no processor time (12 ms of it for 64 MiB either way), and an
+end that has stopped would keep it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
@@ -33,9 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.connection.expected import ExpectedParts, fail
+from ostraca_fabric.connection.lines import Line, line_of
 from ostraca_fabric.connection.settings import ConnectionSettings
 from ostraca_fabric.errors import ConnectError, FrameTooLongError, ProtocolError
-from ostraca_fabric.stream import Outbox, receive
+from ostraca_fabric.stream import Outbox
 from ostraca_fabric.wire.frames import LENGTH_BYTES, BulkEnd, FrameReader, bulk_frames, encode
 from ostraca_fabric.wire.messages import Message
 
@@ -54,9 +53,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._expected = ExpectedParts()
         self._reader = FrameReader(self._expected.destination, frame_bytes_max=settings.handshake_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._socket: socket.socket | None = None
+        self._line: Line | None = None
         self._outbox = Outbox()
-        self._is_watched = False  # whether the loop says when the socket takes more
+        self._is_watched = False  # whether the line says when there is room
         self._when_sent: Callable[[], None] | None = None
         self._buffer_bytes = 0
         self._sending: set[asyncio.Future[None]] = set()
@@ -93,7 +92,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         Raises ConnectError when the connection is closed, and FrameTooLongError when the other end would not
         take a frame of this length; then nothing was sent and the connection goes on.
         """
-        if self._is_closing or self._socket is None:
+        if self._is_closing or self._line is None:
             raise self._closed_error()
         frame = encode(message)
         if len(frame) - LENGTH_BYTES > self._sent_bytes_max:
@@ -105,7 +104,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.abort()
             raise self._closed_error()
         try:
-            is_sent = self._outbox.send(self._socket, frame)
+            is_sent = self._outbox.send(self._line, frame)
         except OSError as error:
             self._fail_with(error)
         else:
@@ -146,10 +145,10 @@ class FramedConnection(asyncio.BufferedProtocol):
             ended.set_result(None)
 
     def _write(self) -> None:
-        """Give the socket what it takes, and have the loop say when it takes more."""
-        assert self._socket is not None
+        """Send what there is room for, and have the line say when there is more."""
+        assert self._line is not None
         try:
-            is_sent = self._outbox.write(self._socket.fileno(), _TURN_BYTES)
+            is_sent = self._outbox.write(self._line, _TURN_BYTES)
         except OSError as error:
             self._fail_with(error)
             return
@@ -165,16 +164,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _watch(self) -> None:
-        if not self._is_watched:
-            assert self._socket is not None
-            self._is_watched = True
-            self._loop.add_writer(self._socket.fileno(), self._write)
+        assert self._line is not None
+        self._is_watched = True
+        self._line.watch(self._write)
 
     def _stop_watching(self) -> None:
-        if self._is_watched:
-            assert self._socket is not None
-            self._is_watched = False
-            self._loop.remove_writer(self._socket.fileno())
+        self._is_watched = False
+        if self._line is not None:
+            self._line.unwatch()
 
     def expect_bulk(
         self,
@@ -231,12 +228,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._end_reading()
             self._outbox.drop_bulk()
             self._cut_later(self._transport)
-            self._act_when_sent(self._end_writing)
-
-    def _end_writing(self) -> None:
-        assert self._socket is not None
-        with suppress(OSError):  # a connection that was reset, which the loop is about to find out
-            self._socket.shutdown(socket.SHUT_WR)
+            assert self._line is not None, "what is open has a line"
+            self._act_when_sent(self._line.end_writing)
 
     def _act_when_sent(self, act: Callable[[], None]) -> None:
         """Do something once nothing is left to send; the last such thing counts."""
@@ -283,8 +276,17 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Take the transport."""
         # uvloop's transports do what asyncio.Transport says without deriving from it.
         self._transport = cast("asyncio.Transport", transport)
-        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        tuned(self._socket, self._settings)
+        self._line = line_of(self._transport, self._settings)
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        if self._line is not None:
+            self._line.pause()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        if self._line is not None:
+            self._line.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the loop says it)
         """Say where the next bytes go."""
@@ -298,12 +300,10 @@ class FramedConnection(asyncio.BufferedProtocol):
         landing = self._reader.landing
         if landing is None or nbytes < self._buffer_bytes:
             return
-        assert self._socket is not None
-        try:
-            count, _ = receive(self._socket.fileno(), self._reader, landing, _TURN_BYTES)
-        except OSError:
-            return  # nothing is there, or the connection is broken: the loop's own reading finds out which
-        self._take(count)
+        assert self._line is not None
+        count = self._line.receive(self._reader, landing, _TURN_BYTES)
+        if count:
+            self._take(count)
 
     def _take(self, count: int) -> None:
         for event in self._reader.received(count):
@@ -322,7 +322,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._outbox.is_empty:
             return False
         self.close()
-        return True
+        return self._line is not None and self._line.can_end_writing
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything that waits for this connection."""
@@ -330,23 +330,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._cut is not None:
             self._cut.cancel()
         self._end_sending()
-        if self._socket is not None:
-            self._socket.close()
+        if self._line is not None:
+            self._line.close()
         self._closed.set_result(None)
         self.on_closed(exc or self._why)
-
-
-def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
-    """Make a unix socket hold more than it would, and TCP do what TCP is asked for here.
-
-    TCP finds its buffers' sizes itself. It is to send at once, and to notice within about half a minute that
-    the other host is gone.
-    """
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

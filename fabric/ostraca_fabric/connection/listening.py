@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 from contextlib import suppress
@@ -64,8 +65,12 @@ def unlink_own(address: Address, identity: tuple[int, int] | None) -> None:
             Path(address.path).unlink()
 
 
-def peer_uid(connected: socket.socket) -> int | None:
+def peer_uid(transport: asyncio.BaseTransport) -> int | None:
     """Return the user at the other end as the kernel knows it, or None where it does not."""
+    connected = transport.get_extra_info("socket")
+    if connected is None:
+        simulated: int | None = transport.get_extra_info("peer_uid")
+        return simulated
     if connected.family != socket.AF_UNIX:
         return None
     _, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))

@@ -19,7 +19,8 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from ostraca_fabric.connection.framed import FramedConnection
-from ostraca_fabric.connection.listening import file_identity, listen, peer_uid, real_address, unlink_own
+from ostraca_fabric.connection.listening import peer_uid
+from ostraca_fabric.connection.network import SOCKETS, Listening, Network
 from ostraca_fabric.connection.settings import ConnectionSettings
 from ostraca_fabric.errors import (
     ConnectError,
@@ -32,7 +33,7 @@ from ostraca_fabric.errors import (
 )
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.address import Address, UnixAddress, parse_address
+from ostraca_fabric.wire.address import Address, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, AgentHandshake
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
@@ -150,7 +151,7 @@ class ServerConnection(FramedConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the Hello."""
         super().connection_made(transport)
-        self._peer_uid = peer_uid(transport.get_extra_info("socket"))
+        self._peer_uid = peer_uid(transport)
         if not self._server.admit(self):
             self.abort()
             return
@@ -295,37 +296,32 @@ class Server:
         self.handler = handler
         self.handshake = handshake
         self.settings = settings
-        self._listening = listen(address)
-        self._address = real_address(address, self._listening)
-        self._file = file_identity(address)
-        self._accepting: asyncio.Server | None = None
+        self._asked = address
+        self._listening: Listening | None = None
         self._connections: set[ServerConnection] = set()
-        self._tasks = Tasks(f"connections at {self._address}")
+        self._tasks = Tasks(f"connections at {address}")
 
     @property
     def address(self) -> str:
         """Where this listens, with its real port: what to give to ``connect``."""
-        return str(self._address)
+        return str(self._asked if self._listening is None else self._listening.address)
 
     @property
     def connections(self) -> frozenset[ServerConnection]:
         """The connections that are open or opening now."""
         return frozenset(self._connections)
 
-    async def start(self) -> None:
-        """Begin to accept."""
-        loop = asyncio.get_running_loop()
-        accept = loop.create_unix_server if isinstance(self._address, UnixAddress) else loop.create_server
-        self._accepting = await accept(lambda: ServerConnection(self), sock=self._listening)
+    async def start(self, network: Network) -> None:
+        """Begin to accept. Raises as ``serve``."""
+        self._listening = await network.listen(self._asked, lambda: ServerConnection(self))
 
     async def close(self) -> bool:
         """Accept no more, close every connection, and wait up to ``drain_s`` for requests under way.
 
         Return whether all have ended; those that have not go on, and their memory is in use until they end.
         """
-        assert self._accepting is not None, "start comes before close"
-        self._accepting.close()
-        unlink_own(self._address, self._file)
+        assert self._listening is not None, "start comes before close"
+        self._listening.close()
         open_now = list(self._connections)
         for connection in open_now:
             connection.close()
@@ -357,12 +353,17 @@ class Server:
 
 
 async def serve(
-    address: str, handler: Handler, handshake: AgentHandshake, settings: ConnectionSettings | None = None
+    address: str,
+    handler: Handler,
+    handshake: AgentHandshake,
+    settings: ConnectionSettings | None = None,
+    *,
+    network: Network = SOCKETS,
 ) -> Server:
     """Listen at ``unix:///path`` or ``tcp://host:port`` (port 0: any free one) and serve who connects.
 
     Raises UsageError for an address that is none, and ConnectError when it can't be had.
     """
     server = Server(parse_address(address), handler, handshake, settings or ConnectionSettings())
-    await server.start()
+    await server.start(network)
     return server

@@ -66,6 +66,20 @@ class Passage:
         stop = int(self._offsets[block]) + int(self._lengths[block])
         return self._memory.data[stop - (int(ends[block]) - self.passed_bytes) : stop]
 
+    def copied(self, bytes_max: int) -> bytes:
+        """Return a copy of the next bytes to pass, *bytes_max* at most. Counts nothing as passed."""
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        stop = min(self.passed_bytes + bytes_max, self.total_bytes)
+        first, last = np.searchsorted(ends, (self.passed_bytes, stop - 1), side="right").tolist()
+        pieces = []
+        for block in range(first, last + 1) if stop > self.passed_bytes else ():
+            end, length = int(ends[block]), int(self._lengths[block])
+            ahead = int(self._offsets[block]) + length - end  # of its place in the stream
+            begin = ahead + max(self.passed_bytes, end - length)
+            assert 0 <= begin <= ahead + end <= self._memory.nbytes, "a block lies outside of its memory"
+            pieces.append(self._memory.data[begin : ahead + min(end, stop)])
+        return b"".join(pieces)
+
     def fill(self, source: memoryview) -> None:
         """Copy what came elsewhere to the blocks, no more than they lack, and count it as passed."""
         came = np.frombuffer(source, np.uint8)

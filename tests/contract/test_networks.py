@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from tests.contract.conftest import VIRTUAL
+from tests.contract.network_contract import Hosts, NetworkContract
+
+from ostraca_fabric.connection import SOCKETS
+from ostraca_fabric.testing.simulated_network import SimulatedNetwork
+from ostraca_fabric.testing.simulated_stream import LinkSettings
+
+REAL: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+UID = 1000
+
+
+class TestUnixSockets(NetworkContract):
+    loop_factories = REAL
+
+    @pytest.fixture
+    def hosts(self, tmp_path: Path) -> Hosts:
+        return Hosts(SOCKETS, SOCKETS, f"unix://{tmp_path}/agent.sock")
+
+
+class TestTcp(NetworkContract):
+    loop_factories = REAL
+
+    @pytest.fixture
+    def hosts(self) -> Hosts:
+        return Hosts(SOCKETS, SOCKETS, "tcp://127.0.0.1:0")
+
+
+class TestSimulatedTcp(NetworkContract):
+    loop_factories = VIRTUAL
+
+    @pytest.fixture(params=range(5))
+    def hosts(self, request: pytest.FixtureRequest) -> Hosts:
+        network = SimulatedNetwork(request.param, links=LinkSettings(delay_s=(0.0, 0.01)))
+        return Hosts(network.host("a"), network.host("b"), "tcp://a:0")
+
+
+class TestSimulatedUnixSockets(NetworkContract):
+    loop_factories = VIRTUAL
+
+    @pytest.fixture
+    def hosts(self) -> Hosts:
+        host = SimulatedNetwork(0, uid=UID).host("a")
+        return Hosts(host, host, "unix:///run/agent.sock")
+
+
+class TestSimulatedTcpInRealTime(NetworkContract):
+    loop_factories = REAL
+
+    @pytest.fixture
+    def hosts(self) -> Hosts:
+        network = SimulatedNetwork(0)
+        return Hosts(network.host("a"), network.host("b"), "tcp://a:0")
