@@ -1,0 +1,370 @@
+"""A membership store that is somewhere else: reached late, or not at all, with leases that run out.
+
+``SimulatedStore`` is the store itself, one for all. A ``SimulatedMembership`` is one process's way to it:
+requests, answers and what is watched take their time, and get lost. It works on the clock of the loop that
+it is used on, virtual or real, and on a ``HostsLoop`` belongs to no process (``virtual_hosts``).
+
+A lease is kept alive by what stands for a thread of its own: it goes on while the process's loop is paused,
+until ``keeps_alive`` is taken from it, as when the whole machine stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ostraca_fabric.adapters.memory_store import MemoryStore
+from ostraca_fabric.errors import MembershipError, OstracaError
+from ostraca_fabric.testing.joined import resolve
+from ostraca_fabric.testing.virtual_hosts import outside
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap
+    from ostraca_fabric.ids import (
+        AgentId,
+        FabricId,
+        OwnerEpoch,
+        PlacementEpoch,
+        ShardId,
+        StartId,
+        TenantId,
+    )
+    from ostraca_fabric.ports.membership import Claimed
+    from ostraca_fabric.volume import VolumeRecord
+
+    Volumes = Mapping[tuple[TenantId, str], VolumeRecord]
+
+_T = TypeVar("_T")
+
+_BEATS_PER_TTL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFaults:
+    """How a process reaches the store. Chances are from 0 to 1, for each request. As it is made: well."""
+
+    latency_s: tuple[float, float] = (0.0005, 0.002)
+    """Each way: drawn between the two."""
+
+    watch_s: tuple[float, float] = (0.0005, 0.005)
+    """Until a change that somebody else made is seen."""
+
+    timeout_s: float = 2.0
+    """How long an answer is waited for."""
+
+    lost_requests: float = 0.0
+    lost_answers: float = 0.0
+    """What was asked for is done, and nobody hears of it."""
+
+    late_requests: float = 0.0
+    """A request arrives up to ``late_s`` later: who asked may have given up, or be gone."""
+
+    late_s: float = 6.0
+
+
+class SimulatedStore:
+    """The store: the rules of ``MemoryStore``, and leases."""
+
+    def __init__(self, fabric: FabricId, *, lease_ttl_s: float = 5.0) -> None:
+        """Begin empty and up. ``go_down`` and ``go_up`` are what befalls it."""
+        self.memory = MemoryStore(fabric)
+        self.lease_ttl_s = lease_ttl_s
+        self.is_up = True
+        self._leases: dict[tuple[AgentId, StartId], asyncio.TimerHandle | None] = {}
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call *changed* after every transaction that changed anything."""
+        self._watchers.append(changed)
+
+    def transact(self, act: Callable[[SimulatedStore], _T]) -> _T:
+        """Do something whole, and tell who watches."""
+        before = self.memory.map, self.memory.volumes
+        result = act(self)
+        if before != (self.memory.map, self.memory.volumes):
+            for changed in self._watchers:
+                changed()
+        return result
+
+    def join(self, agent: AgentRecord) -> None:
+        """Announce an agent under a new lease."""
+        self.memory.join(agent)
+        self._begin_lease(agent.id, agent.start)
+
+    def leave(self, agent: AgentId, start: StartId) -> None:
+        """Withdraw an agent, and let go of its lease."""
+        self._end_lease(agent, start)
+        self.memory.leave(agent, start)
+
+    def keep_alive(self, agent: AgentId, start: StartId) -> bool:
+        """Let a lease last for another ``lease_ttl_s``; say whether there is one."""
+        if (agent, start) not in self._leases:
+            return False
+        self._begin_lease(agent, start)
+        return True
+
+    def go_down(self) -> None:
+        """Answer nothing. Time does not run out for leases."""
+        self.is_up = False
+        for lease, timer in self._leases.items():
+            if timer is not None:
+                timer.cancel()
+            self._leases[lease] = None
+
+    def go_up(self) -> None:
+        """Answer again. Leases begin anew, as those of etcd do under a new leader."""
+        self.is_up = True
+        for agent, start in list(self._leases):
+            self._begin_lease(agent, start)
+
+    def _begin_lease(self, agent: AgentId, start: StartId) -> None:
+        self._end_lease(agent, start)
+        loop = asyncio.get_running_loop()
+        self._leases[agent, start] = loop.call_later(self.lease_ttl_s, self._run_out, agent, start)
+
+    def _end_lease(self, agent: AgentId, start: StartId) -> None:
+        timer = self._leases.pop((agent, start), None)
+        if timer is not None:
+            timer.cancel()
+
+    def _run_out(self, agent: AgentId, start: StartId) -> None:
+        self.transact(lambda store: store.leave(agent, start))
+
+
+class SimulatedMembership:
+    """Implements ``ports.membership.Membership`` for one process. Every delay and fate is from *dice*."""
+
+    def __init__(self, store: SimulatedStore, dice: random.Random, faults: StoreFaults | None = None) -> None:
+        """Begin with what the store says now, as after a first read."""
+        self.faults = faults or StoreFaults()
+        self.keeps_alive = True
+        """Whether leases are kept alive."""
+
+        self._store = store
+        self._dice = dice
+        self._is_heard = True
+        self._hears = True
+        self._is_closed = False
+        self._held: list[Callable[[], None]] = []
+        self._beating: set[tuple[AgentId, StartId]] = set()
+        self._map = store.memory.map
+        self._volumes = store.memory.volumes
+        self._changed = asyncio.Event()
+        store.watch(self._on_store_changed)
+
+    # What befalls the way.
+
+    def cut(self, *, requests: bool = True, answers: bool = True) -> None:
+        """Let nothing pass to the store, or from it, or both. Some requests are held back until ``heal``."""
+        self._is_heard = self._is_heard and not requests
+        self._hears = self._hears and not answers
+
+    def heal(self) -> None:
+        """Let everything pass again."""
+        self._is_heard = self._hears = True
+        held, self._held = self._held, []
+        for arrive in held:
+            outside(arrive)
+        self._on_store_changed()
+
+    def close(self) -> None:
+        """The process is gone: its leases run out. What it had sent may still arrive."""
+        self._is_closed = True
+
+    # What the port says.
+
+    @property
+    def map(self) -> FabricMap:
+        """The newest map seen."""
+        return self._map
+
+    async def changes(self) -> AsyncIterator[FabricMap]:
+        """Yield the newest map seen, then each newer one."""
+        seen = -1
+        while True:
+            changed = self._changed
+            if self._map.revision != seen:
+                seen = self._map.revision
+                yield self._map
+            else:
+                await changed.wait()
+
+    async def join(self, agent: AgentRecord) -> None:
+        """Announce an agent, and keep its lease alive from then on."""
+        await self._ask(lambda store: store.join(agent))
+        outside(self._begin_beating, agent.id, agent.start)
+
+    async def leave(self, agent: AgentId, start: StartId) -> None:
+        """Withdraw an agent."""
+        await self._ask(lambda store: store.leave(agent, start))
+
+    async def confirm(self, agent: AgentId, start: StartId) -> bool:
+        """Ask whether an agent's record stands."""
+        return await self._ask(lambda store: store.memory.has(agent, start))
+
+    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
+        """Add or replace enclosures."""
+        await self._ask(lambda store: store.memory.put_enclosures(enclosures, force=force))
+
+    async def retire_placement(self, epoch: PlacementEpoch) -> None:
+        """Let an earlier placement epoch be asked no longer."""
+        await self._ask(lambda store: store.memory.retire_placement(epoch))
+
+    async def claim(
+        self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
+    ) -> Claimed | None:
+        """Make the agent the shard's owner if it has none."""
+        return await self._ask(
+            lambda store: store.memory.claim(shard, agent, start, epoch_at_least=epoch_at_least)
+        )
+
+    async def grant(
+        self,
+        shard: ShardId,
+        claim: Claim,
+        segments: Sequence[int],
+        *,
+        retired: frozenset[OwnerEpoch] = frozenset(),
+    ) -> bool:
+        """Make *segments* all that this owner epoch may write."""
+        return await self._ask(lambda store: store.memory.grant(shard, claim, segments, retired=retired))
+
+    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+        """Say that nothing is under way under this grant any more."""
+        await self._ask(lambda store: store.memory.close_grant(shard, claim))
+
+    async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
+        """Give a claim back."""
+        await self._ask(lambda store: store.memory.release(shard, agent, start))
+
+    async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
+        """Return a volume's record."""
+        return await self._ask(lambda store: store.memory.volumes.get((tenant, name)))
+
+    async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
+        """Yield all volumes, the oldest first, and again whenever one was added."""
+        seen = None
+        while True:
+            changed = self._changed
+            if self._volumes is not seen:
+                seen = self._volumes
+                yield tuple(seen.values())
+            else:
+                await changed.wait()
+
+    async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
+        """Store the record unless the volume exists; return what is stored."""
+        return await self._ask(lambda store: store.memory.create_volume(record))
+
+    # The way there and back.
+
+    async def _ask(self, act: Callable[[SimulatedStore], _T]) -> _T:
+        answer: asyncio.Future[Callable[[], _T]] = asyncio.get_running_loop().create_future()
+        outside(self._send, act, answer)
+        try:
+            async with asyncio.timeout(self.faults.timeout_s):
+                take = await answer
+        except TimeoutError:
+            message = f"the membership store did not answer within {self.faults.timeout_s} s"
+            raise MembershipError(message) from None
+        return take()
+
+    def _send(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:
+        dice, faults = self._dice, self.faults
+        arrive = functools.partial(self._arrive, act, answer)
+        if not self._is_heard:
+            if dice.random() < 0.5:  # noqa: PLR2004 (a coin: lost, or sent again until it arrives)
+                self._held.append(arrive)
+            return
+        if _chance(dice, faults.lost_requests):
+            return
+        late_s = dice.uniform(0, faults.late_s) if _chance(dice, faults.late_requests) else 0.0
+        asyncio.get_running_loop().call_later(dice.uniform(*faults.latency_s) + late_s, arrive)
+
+    def _arrive(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:
+        if not self._store.is_up:
+            return
+        take = _tried(functools.partial(self._store.transact, act))
+        if self._hears and not _chance(self._dice, self.faults.lost_answers):
+            seen = self._store.memory.map, self._store.memory.volumes
+            delay_s = self._dice.uniform(*self.faults.latency_s)
+            asyncio.get_running_loop().call_later(delay_s, self._answered, answer, take, *seen)
+
+    def _answered(
+        self,
+        answer: asyncio.Future[Callable[[], _T]],
+        take: Callable[[], _T],
+        fabric_map: FabricMap,
+        volumes: Volumes,
+    ) -> None:
+        self._see(fabric_map, volumes)
+        resolve(answer, take)
+
+    def _on_store_changed(self) -> None:
+        if self._hears:
+            delay_s = self._dice.uniform(*self.faults.watch_s)
+            seen = self._store.memory.map, self._store.memory.volumes
+            outside(asyncio.get_running_loop().call_later, delay_s, self._see_if_heard, *seen)
+
+    def _see_if_heard(self, fabric_map: FabricMap, volumes: Volumes) -> None:
+        if self._hears:
+            self._see(fabric_map, volumes)
+
+    def _see(self, fabric_map: FabricMap, volumes: Volumes) -> None:
+        """Take what is newer; what comes out of order is old."""
+        is_newer = fabric_map.revision > self._map.revision
+        if is_newer:
+            self._map = fabric_map
+        if len(volumes) > len(self._volumes):
+            self._volumes, is_newer = volumes, True
+        if is_newer:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    def _begin_beating(self, agent: AgentId, start: StartId) -> None:
+        if (agent, start) not in self._beating:
+            self._beating.add((agent, start))
+            self._beat_later(agent, start)
+
+    def _beat_later(self, agent: AgentId, start: StartId) -> None:
+        beat_s = self._store.lease_ttl_s / _BEATS_PER_TTL
+        asyncio.get_running_loop().call_later(beat_s, self._beat, agent, start)
+
+    def _beat(self, agent: AgentId, start: StartId) -> None:
+        """Keep a lease alive until it is known to be gone."""
+
+        def arrive() -> None:
+            if self._store.is_up and not self._store.keep_alive(agent, start) and self._hears:
+                self._beating.discard((agent, start))
+            else:
+                self._beat_later(agent, start)
+
+        if self._is_closed:
+            return
+        if self.keeps_alive and self._is_heard:
+            asyncio.get_running_loop().call_later(self._dice.uniform(*self.faults.latency_s), arrive)
+        else:
+            self._beat_later(agent, start)
+
+
+def _tried(act: Callable[[], _T]) -> Callable[[], _T]:
+    """Do something now; return what gives its result, or raises what it raised."""
+    try:
+        result = act()
+    except OstracaError as error:
+        refusal = error
+
+        def fail() -> _T:
+            raise refusal
+
+        return fail
+    return lambda: result
+
+
+def _chance(dice: random.Random, of: float) -> bool:
+    return of > 0 and dice.random() < of
