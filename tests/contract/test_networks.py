@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import uvloop
@@ -10,8 +11,10 @@ from tests.contract.conftest import VIRTUAL
 from tests.contract.network_contract import Hosts, NetworkContract
 
 from ostraca_fabric.connection import SOCKETS
+from ostraca_fabric.testing.hosted import HostedNetwork
 from ostraca_fabric.testing.simulated_network import SimulatedNetwork
 from ostraca_fabric.testing.simulated_stream import LinkSettings
+from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost
 
 REAL: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -53,6 +56,18 @@ class TestSimulatedUnixSockets(NetworkContract):
     def hosts(self) -> Hosts:
         host = SimulatedNetwork(0, uid=UID).host("a")
         return Hosts(host, host, "unix:///run/agent.sock")
+
+
+class TestProcessesOnSimulatedTcp(NetworkContract):
+    loop_factories: ClassVar = {"hosts": HostsLoop}
+
+    @pytest.fixture
+    async def hosts(self) -> Hosts:
+        network = SimulatedNetwork(0)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, HostsLoop)
+        a, b = (HostedNetwork(network.host(name), VirtualHost(name, loop)) for name in "ab")
+        return Hosts(a, b, "tcp://a:0")
 
 
 class TestSimulatedTcpInRealTime(NetworkContract):
