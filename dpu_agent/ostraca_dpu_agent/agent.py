@@ -11,6 +11,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
@@ -23,6 +26,7 @@ from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_fabric.conditions import Conditions
 from ostraca_fabric.connection import SOCKETS, serve
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
@@ -128,6 +132,8 @@ class Agent:
         self._volume_copies = VolumeCopies(
             membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
         )
+        self._phase = Phase.STARTING
+        self._conditions = Conditions()
         self._servers: list[Server] = []
         self._loops = Tasks(f"agent {agent}")
 
@@ -164,6 +170,7 @@ class Agent:
                 address, self._sessions, handshake, self._settings.connections, network=self._network
             )
             self._servers.append(server)
+        self._phase = Phase.SERVING
         log.info("%s listens at %s", self.id, ", ".join(self.addresses))
 
     @property
@@ -176,6 +183,7 @@ class Agent:
 
         Returns whether every transfer and I/O has ended; if not, this agent's memory must stay mapped.
         """
+        self._phase = Phase.STOPPING
         for server in self._servers:
             await server.close()
         self._neighbours.close()
@@ -205,7 +213,7 @@ class Agent:
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
         memory = self._settings.memory
-        return AgentStatus(
+        status = AgentStatus(
             agent=self.id,
             start_id=self.start_id.hex(),
             version=_VERSION,
@@ -233,6 +241,8 @@ class Agent:
             operations=self._mover.counters.operations(),
             drives=tuple(drive.status() for _, drive in sorted(self._drives.items())),
         )
+        observed = observe(status, self._phase, self._steward.membership_trouble)
+        return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
         """Open the path to a drive. Agents of one process share it; what each believes of it is its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ostraca_dpu_agent.owner.core.scrubbing import ScrubSettings
+from ostraca_fabric.adapters.http.settings import HttpSettings
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
@@ -162,6 +163,8 @@ class AgentSettings:
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     """Of each drive."""
+
+    http: HttpSettings = field(default_factory=HttpSettings)
 
     events_max: int = 65_536
     """Events that `ostraca explain` can tell of, 59 bytes each: 3.9 MB. An event is one block looked up, got,

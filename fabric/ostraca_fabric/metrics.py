@@ -53,6 +53,13 @@ AGENT_INFO = Metric("ostraca_agent", _I, "", ("agent", "start_id", "version"), "
 AGENT_UPTIME = Metric(
     "ostraca_agent_uptime_seconds", _G, "seconds", (), "How long the agent has been running."
 )
+AGENT_CONDITION = Metric(
+    "ostraca_agent_condition",
+    _G,
+    "",
+    ("condition",),
+    "1 while a condition is as it should be, 0 while it is not; only ready says whether gets are served.",
+)
 AGENT_WORKERS = Metric("ostraca_agent_workers", _G, "", (), "Connections that offer an arena.")
 AGENT_BLOCKS = Metric(
     "ostraca_agent_blocks",
@@ -298,6 +305,8 @@ METRICS: tuple[Metric, ...] = tuple(each for each in globals().values() if isins
 def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     """Say what an agent's status says."""
     yield Sample(AGENT_INFO, (status.agent, status.start_id, status.version), 1)
+    for condition in status.conditions:
+        yield Sample(AGENT_CONDITION, (condition.name,), condition.is_true)
     counters = status.counters
     for metric, value in (
         (AGENT_UPTIME, status.uptime_s),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ostraca_fabric.conditions import Condition
 from ostraca_fabric.tallies import OperationTally
 
 
@@ -186,3 +187,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
     quarantined_cached_bytes: int = 0
     drives: tuple[DriveStatus, ...] = ()
     """Every drive that it has a path to."""
+
+    conditions: tuple[Condition, ...] = ()
+    """Whether it can serve gets (``ready``), and what else an operator should know."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.agent.assembly import ENCLOSURE, SETTINGS, SHARD, HeldDrive, assembled, put_states, until
 
+from ostraca_dpu_agent.agent import Agent
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
@@ -41,7 +42,14 @@ async def test_a_claim_that_is_lost_ends_service_and_a_store_that_fails_is_asked
             await fabric.membership.release(shard, AgentId("agent-0"), StartId(fabric.agent.start_id))
             await until(lambda: failures > 1)
             assert fabric.service.shards == {}
+            assert membership_answers(fabric.agent) == (False, "nobody answers")
         await until(lambda: fabric.mover.routes().map.owner(shard) is not None)
         assert fabric.shard.epoch > first
         assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
         assert ENCLOSURE in fabric.membership.map.enclosures
+        await until(lambda: membership_answers(fabric.agent)[0])
+
+
+def membership_answers(agent: Agent) -> tuple[bool, str]:
+    (found,) = (each for each in agent.status().conditions if each.name == "membership_answers")
+    return found.is_true, found.sentence.rpartition(": ")[2].rstrip(".")

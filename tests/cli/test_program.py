@@ -51,6 +51,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "no-hex", "--volume", "v"], "'no-hex' is no hash"),
         (["explain", "00", "--volume", "v", "--agent", "unix:///a.sock"], "hash_bytes is 1"),
         (["up", "--blocks-per-shard", "1000"], "let a shard's index hold 1024 to"),
+        (["up", "--http", "9464"], "--http: '9464' is no place for HTTP: write host:port"),
         (["fabric"], "ACTION"),
         (["fabric", "rebuild", "--fabric", "12"], "'12' is no fabric id"),
         (["fabric", "rebuild", "--key", "k", "--new-key"], "not allowed with"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ostraca.meter import ClientMetrics
+from ostraca_fabric.conditions import Condition
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.status import (
     AgentCounters,
@@ -46,6 +47,7 @@ STATUS = AgentStatus(
     quarantined_bytes=0,
     cache_bytes=512 << 20,
     cache_used_bytes=128 << 20,
+    conditions=(Condition("drives_good", False, 184.5, "1 drives are in trouble."),),
     counters=AgentCounters(
         get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED, estimates=ESTIMATES
     ),

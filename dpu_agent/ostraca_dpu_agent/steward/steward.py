@@ -67,6 +67,8 @@ class Steward:
         self._recoveries: dict[ShardId, asyncio.Task[None]] = {}
         self._recovering = asyncio.Lock()
         self.sentence = "I have not looked yet."
+        self.membership_trouble = ""
+        """What the membership store failed with in the last turn that asked it."""
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
@@ -80,7 +82,9 @@ class Steward:
                     change = asyncio.ensure_future(anext(changes))
                 try:
                     await self.turn()
+                    self.membership_trouble = ""
                 except OstracaError as error:
+                    self.membership_trouble = str(error) if isinstance(error, MembershipError) else ""
                     log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
         finally:
             change.cancel()

@@ -29,7 +29,7 @@ from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.wire.handshake import Access
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ostraca_fabric.fabric_map import DriveRecord
@@ -144,6 +144,11 @@ class EmbeddedFabric:
     def status(self) -> tuple[AgentStatus, ...]:
         """What each agent believes."""
         return tuple(agent.status() for agent in self._agents)
+
+    @property
+    def looks(self) -> Mapping[str, Callable[[], AgentStatus]]:
+        """What to call, on this loop, for what each agent believes."""
+        return {agent.id: agent.status for agent in self._agents}
 
     async def start(self) -> None:
         """Lock the directory, make or find the drives, start the agents.

@@ -31,7 +31,7 @@ _COMMANDS = (
     bench.COMMAND,
     replay.COMMAND,
 )
-_OF_THE_EXTRA = frozenset({"nixl", "nixl_cu12", "nixl_cu13", "rich", "uvloop"})
+_OF_THE_EXTRA = frozenset({"nixl", "nixl_cu12", "nixl_cu13", "rich", "uvicorn", "uvloop"})
 """Modules that come with ``ostraca[agent]``."""
 
 _EPILOG = """\

@@ -14,15 +14,17 @@ import math
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostraca.cli.command import Command, count_argument
+from ostraca.cli.http import add_http_option, http_pages
 from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca.places import TOKEN_FILE, agent_socket, default_directory, directory_argument
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import OstracaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +106,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="flush drives before a block is called committed, so that a power cut does not lose it; slower "
         "by two flushes of the disk below DIR for each group of puts",
     )
+    add_http_option(parser)
     add_settings_options(parser)
     add_log_options(parser)
 
@@ -130,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
         print(as_toml(plan.agent_settings(), origins), end="")
         return 0
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        has_ended = runner.run(_serve(plan))
+        has_ended = runner.run(_serve(plan, options.http))
     if not has_ended:
         log.warning(
             "A transfer is not known to have ended; its memory stays mapped until the process is gone."
@@ -175,7 +178,7 @@ def _plan(options: argparse.Namespace) -> tuple[FabricPlan, Mapping[str, str]]:
     return plan, {**loaded.origins, **by_flag}
 
 
-async def _serve(plan: FabricPlan) -> bool:
+async def _serve(plan: FabricPlan, http: str | None) -> bool:
     """Run the fabric until a signal; return whether every transfer has ended."""
     from ostraca.cli.embedded import EmbeddedFabric
 
@@ -191,10 +194,16 @@ async def _serve(plan: FabricPlan) -> bool:
             "Workers over TCP show the token in %s: connect(..., credentials=...)",
             plan.directory / TOKEN_FILE,
         )
-    print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
-    await stop.wait()
-    log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")
-    has_ended = await fabric.stop()
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(http_pages(http, fabric.looks, plan.settings.http))
+        except OstracaError:
+            await fabric.stop()
+            raise
+        print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
+        await stop.wait()
+        log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")
+        has_ended = await fabric.stop()
     log.info("Stopped. The blocks stay in %s.", plan.directory)
     return has_ended
 

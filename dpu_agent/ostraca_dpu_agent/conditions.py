@@ -1,0 +1,74 @@
+"""What conditions an agent is in, judged from what it says of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from ostraca_fabric.conditions import READY, Observation
+from ostraca_fabric.status import AgentStatus
+
+
+class Phase(Enum):
+    """Where an agent is between its start and its end."""
+
+    STARTING = "I do not serve gets yet: I am starting."
+    SERVING = "I serve gets."
+    STOPPING = "I take no more requests: I am stopping."
+
+
+def observe(status: AgentStatus, phase: Phase, membership_trouble: str) -> Iterator[Observation]:
+    """Judge what an agent believes. *membership_trouble* is what the membership store failed with last, if it
+    has not answered since.
+    """
+    yield Observation(READY, phase is Phase.SERVING, phase.value)
+    yield Observation(
+        "membership_answers",
+        not membership_trouble,
+        f"The membership store fails, and I work with the last map: {membership_trouble}."
+        if membership_trouble
+        else "The membership store has not failed since it was last asked.",
+    )
+    recovering = [shard.shard for shard in status.shards if shard.recovered < 1]
+    yield _of_some(
+        "shards_recovered", recovering, "Shards being recovered, which take no puts before they are"
+    )
+    troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
+    yield _of_some("drives_good", troubled, "Drives in trouble")
+    full = [shard.shard for shard in status.shards if 0 < shard.blocks_max <= shard.blocks]
+    yield _of_some("indexes_have_room", full, "Shards that list as many blocks as their index may")
+    spent = [
+        shard.shard
+        for shard in status.shards
+        if shard.years_left is not None and shard.budget_level_bytes < 0
+    ]
+    yield _of_some("write_budget_left", spent, "Shards that were written more than their budget allows")
+    yield _of_memory(
+        "cache_has_room",
+        status.cache_used_bytes,
+        status.cache_bytes,
+        "the DRAM cache, and what was used least gives way",
+    )
+    yield _of_memory(
+        "staging_has_room",
+        status.staging_used_bytes,
+        status.staging_bytes,
+        "staging, and requests are declined for it",
+    )
+
+
+_FULL = 0.95
+"""The share of memory from which it is called full: what comes in pieces never fills it to the last byte."""
+
+_SHOWN = 4
+
+
+def _of_some(name: str, bad: list[str], words: str) -> Observation:
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return Observation(name, not bad, f"{words}: {', '.join(bad[:_SHOWN]) or 'none'}{more}.")
+
+
+def _of_memory(name: str, used_bytes: int, size_bytes: int, words: str) -> Observation:
+    is_full = size_bytes > 0 and used_bytes >= _FULL * size_bytes
+    taken = f"{used_bytes} of {size_bytes} bytes are taken"
+    return Observation(name, not is_full, f"{taken} of {words}." if is_full else f"{taken}.")

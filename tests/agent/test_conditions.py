@@ -1,0 +1,85 @@
+"""What an agent says of its own condition."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.fabric.metrics_samples import STATUS
+
+from ostraca_dpu_agent.conditions import Phase, observe
+from ostraca_fabric.status import AgentStatus, DriveStatus
+
+(SHARD,) = STATUS.shards
+GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),))
+
+
+def untrue(status: AgentStatus, phase: Phase = Phase.SERVING, trouble: str = "") -> dict[str, str]:
+    return {each.name: each.sentence for each in observe(status, phase, trouble) if not each.is_true}
+
+
+def with_shard(**fields: object) -> AgentStatus:
+    return msgspec.structs.replace(GOOD, shards=(msgspec.structs.replace(SHARD, **fields),))
+
+
+def test_an_agent_in_order_has_nothing_untrue() -> None:
+    assert untrue(GOOD) == {}
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
+def test_an_agent_is_ready_only_between_its_start_and_its_end(phase: Phase) -> None:
+    assert untrue(GOOD, phase) == {"ready": phase.value}
+
+
+def test_trouble_is_told_and_is_no_unreadiness() -> None:
+    drive = DriveStatus("e/d", condition="suspect", why="has had 8 faults")
+    for status, name, sentence in (
+        (
+            with_shard(recovered=0.5),
+            "shards_recovered",
+            "Shards being recovered, which take no puts before they are: enclosure-0/drive-0/0.",
+        ),
+        (
+            with_shard(blocks_max=SHARD.blocks),
+            "indexes_have_room",
+            "Shards that list as many blocks as their index may: enclosure-0/drive-0/0.",
+        ),
+        (
+            with_shard(budget_level_bytes=-1.0, years_left=2.0),
+            "write_budget_left",
+            "Shards that were written more than their budget allows: enclosure-0/drive-0/0.",
+        ),
+        (
+            msgspec.structs.replace(GOOD, drives=(drive,)),
+            "drives_good",
+            "Drives in trouble: e/d has had 8 faults.",
+        ),
+        (
+            msgspec.structs.replace(GOOD, cache_used_bytes=GOOD.cache_bytes),
+            "cache_has_room",
+            "536870912 of 536870912 bytes are taken of the DRAM cache, and what was used least gives way.",
+        ),
+        (
+            msgspec.structs.replace(GOOD, staging_used_bytes=GOOD.staging_bytes),
+            "staging_has_room",
+            "268435456 of 268435456 bytes are taken of staging, and requests are declined for it.",
+        ),
+    ):
+        assert untrue(status) == {name: sentence}
+
+
+def test_an_unreachable_membership_store_is_told() -> None:
+    assert untrue(GOOD, trouble="etcd is down") == {
+        "membership_answers": "The membership store fails, and I work with the last map: etcd is down."
+    }
+
+
+def test_a_cache_that_is_off_and_a_drive_without_a_rating_are_no_trouble() -> None:
+    assert untrue(msgspec.structs.replace(GOOD, cache_bytes=0, cache_used_bytes=0)) == {}
+    assert untrue(with_shard(budget_level_bytes=-1.0, years_left=None)) == {}
+
+
+def test_of_many_only_some_are_named() -> None:
+    shards = tuple(msgspec.structs.replace(SHARD, shard=f"s{number}", recovered=0.0) for number in range(9))
+    assert untrue(msgspec.structs.replace(GOOD, shards=shards))["shards_recovered"].endswith(
+        ": s0, s1, s2, s3 and 5 more."
+    )
