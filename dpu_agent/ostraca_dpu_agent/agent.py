@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_dpu_agent.owner.volume_copy import VolumeCopy
     from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
     from ostraca_fabric.connection import Network, Server
-    from ostraca_fabric.fabric_map import DriveRecord, FabricMap
-    from ostraca_fabric.ids import AgentId, DriveId
+    from ostraca_fabric.fabric_map import Claim, DriveRecord, FabricMap
+    from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.ports.owners import Reach
     from ostraca_fabric.ports.transport import Transport
     from ostraca_fabric.wire.handshake import Access
 
@@ -68,7 +68,7 @@ class Agent:
         access: Access,
         fabric_key: bytes,
         membership: Membership,
-        owners: LoopbackOwners,
+        owners: Reach,
         transports: Mapping[str, Transport],
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
@@ -92,7 +92,7 @@ class Agent:
         self._open_drive = open_drive
         self._drives: dict[DriveId, GuardedDrive] = {}
         self._events = EventRing(agent, settings.events_max, clock)
-        self._owner = OwnerService(clock, self._events)
+        self._owner = OwnerService(clock, self._events, self._claim_of)
         self._staging = Staging(settings.memory)
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = Routes(membership.map)
@@ -240,6 +240,7 @@ class Agent:
             ),
             operations=self._mover.counters.operations(),
             drives=tuple(drive.status() for _, drive in sorted(self._drives.items())),
+            peers=self._owners.peers(),
         )
         observed = observe(status, self._phase, self._steward.membership_trouble)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
@@ -247,6 +248,9 @@ class Agent:
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
         """Open the path to a drive. Agents of one process share it; what each believes of it is its own."""
         return GuardedDrive(self._open_drive(record), self._settings.health, self._clock)
+
+    def _claim_of(self, shard: ShardId) -> Claim | None:
+        return self._membership.map.claims.get(shard)
 
     def _on_map(self, fabric_map: FabricMap) -> None:
         if fabric_map.revision != self._routes.map.revision:

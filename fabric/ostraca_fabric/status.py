@@ -106,6 +106,30 @@ class DriveStatus(msgspec.Struct, frozen=True):
     """Submitted and not ended."""
 
 
+class PeerStatus(msgspec.Struct, frozen=True):
+    """Another agent, as one agent's connection to it sees it. Counts since the agent started."""
+
+    agent: str
+    is_connected: bool = False
+    is_held_off: bool = False
+    """Whether its breaker is open: what it is asked for are misses at once, and it is tried now and then."""
+
+    held_off: int = 0
+    """How often its breaker has opened."""
+
+    failures: int = 0
+    """Deadlines it missed, and attempts to reach it that failed."""
+
+    inflight: int = 0
+    """Requests that wait for its answer."""
+
+    waiting: int = 0
+    """Requests that wait to be sent, because it takes no more at once."""
+
+    why: str = ""
+    """What failed last; empty while all is well."""
+
+
 class PrefetchCounters(msgspec.Struct):
     """What became of the blocks that prefetches brought into the DRAM cache. Those in neither of the other
     counts are in the cache still, unread.
@@ -190,3 +214,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     conditions: tuple[Condition, ...] = ()
     """Whether it can serve gets (``ready``), and what else an operator should know."""
+
+    peers: tuple[PeerStatus, ...] = ()
+    """Every agent elsewhere that it has asked for something."""

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.ids import AgentId
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.routes import Routes, ShardPart
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardExtents
+
+    _Part = tuple[ShardPart, NDArray[np.intp]]
+    """Blocks wanted of one shard: their positions in the request."""
 
 
 log = logging.getLogger(__name__)
@@ -178,30 +182,56 @@ class Locator:
         self,
         routes: Routes,
         owner: AgentId,
-        parts: list[tuple[ShardPart, NDArray[np.intp]]],
+        parts: list[_Part],
         keys: NDArray[np.uint8],
         located: Located,
         terms: Resolve,
+        *,
+        is_told: bool = False,
     ) -> None:
+        """Ask one agent, and whom it names as the owner instead, unless somebody named this one already."""
+        until_s = _now_s() + terms.deadline_s
         shards = tuple(ShardKeys(part.shard, keys[positions].tobytes()) for part, positions in parts)
         try:
             answer = await self._owners.ask(owner, msgspec.structs.replace(terms, shards=shards))
         except (TimeoutError, ConnectError):
             answer = None
         known = answer.shards if isinstance(answer, Resolved) else ()
+        elsewhere: dict[AgentId, list[_Part]] = {}
         for number, (part, positions) in enumerate(parts):
-            if number >= len(known) or not known[number].is_owner:
-                located.reasons[positions] = Reason.NO_OWNER
+            located.reasons[positions] = Reason.NO_OWNER
+            if number >= len(known):
                 continue
             extents = known[number]
-            if extents.pin:
-                located.pins.append((owner, ShardRelease(part.shard, (extents.pin,))))
-            drive, base = routes.place(part.shard)
-            try:
-                _fill(located, positions, Source(owner, part.shard, drive, base), extents)
-            except MalformedError:
-                log.exception("Owner %s gave extents that do not fit its request", owner)
-                located.reasons[positions] = Reason.NO_OWNER
+            if extents.is_owner:
+                self._found(routes, owner, (part, positions), located, extents)
+            elif extents.known_owner not in ("", owner):
+                elsewhere.setdefault(AgentId(extents.known_owner), []).append((part, positions))
+        if elsewhere and not is_told and (left_s := until_s - _now_s()) > 0:
+            again = msgspec.structs.replace(terms, deadline_s=left_s)
+            await asyncio.gather(
+                *(
+                    self._ask(routes, other, its, keys, located, again, is_told=True)
+                    for other, its in elsewhere.items()
+                )
+            )
+
+    def _found(
+        self, routes: Routes, owner: AgentId, asked: _Part, located: Located, extents: ShardExtents
+    ) -> None:
+        """Take what an owner knows."""
+        part, positions = asked
+        if extents.pin:
+            located.pins.append((owner, ShardRelease(part.shard, (extents.pin,))))
+        drive, base = routes.place(part.shard)
+        try:
+            _fill(located, positions, Source(owner, part.shard, drive, base), extents)
+        except MalformedError:
+            log.exception("Owner %s gave extents that do not fit its request", owner)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _fill(located: Located, positions: NDArray[np.intp], source: Source, extents: ShardExtents) -> None:
@@ -214,5 +244,4 @@ def _fill(located: Located, positions: NDArray[np.intp], source: Source, extents
     located.source[positions] = len(located.sources)
     located.sources.append(source)
     located.is_found[positions] = is_found
-    if extents.is_recovering:
-        located.reasons[positions] = Reason.RECOVERING
+    located.reasons[positions] = Reason.RECOVERING if extents.is_recovering else Reason.NOT_FOUND

@@ -13,6 +13,7 @@ import numpy as np
 from ostraca_dpu_agent.mover.depths import depths_of
 from ostraca_dpu_agent.mover.routes import ShardPart
 from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.ids import AgentId
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire import columns
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.mover.request import Blocks
     from ostraca_dpu_agent.mover.routes import Routes
-    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardReservations
 
@@ -148,7 +149,17 @@ class Space:
             numbers = self._numbers[positions[rows]].tobytes()
             self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers, may_land),)))
 
-    async def _ask(self, routes: Routes, owner: AgentId, parts: list[ShardPart], within_s: float) -> None:
+    async def _ask(
+        self,
+        routes: Routes,
+        owner: AgentId,
+        parts: list[ShardPart],
+        within_s: float,
+        *,
+        is_told: bool = False,
+    ) -> None:
+        """Ask one agent, and whom it names as the owner instead, unless somebody named this one already."""
+        until_s = self._clock() + within_s
         keys, lengths, depths = self._blocks.keys, self._blocks.lengths, depths_of(self._blocks.spans)
         wants = tuple(
             ShardWants(
@@ -166,16 +177,30 @@ class Space:
         except (TimeoutError, ConnectError):
             answer = None
         given = answer.shards if isinstance(answer, Reserved) else ()
+        elsewhere: dict[AgentId, list[ShardPart]] = {}
         for number, part in enumerate(parts):
-            try:
-                is_owner = number < len(given) and given[number].is_owner
-                if is_owner:
-                    self._take(routes, owner, part, given[number])
-            except MalformedError:
-                log.exception("Owner %s gave a reservation that does not fit its request", owner)
-                is_owner = False
-            if not is_owner:
+            if number < len(given) and not given[number].is_owner:
+                named = AgentId(given[number].known_owner)
+                if named not in ("", owner) and not is_told and self._clock() < until_s:
+                    elsewhere.setdefault(named, []).append(part)
+                    continue
+            if number >= len(given) or not self._took(routes, owner, part, given[number]):
                 self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
+        if elsewhere:
+            left_s = until_s - self._clock()
+            await asyncio.gather(
+                *(self._ask(routes, other, its, left_s, is_told=True) for other, its in elsewhere.items())
+            )
+
+    def _took(self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations) -> bool:
+        """Take what an owner handed out; tell whether it could be taken."""
+        try:
+            if given.is_owner:
+                self._take(routes, owner, part, given)
+        except MalformedError:
+            log.exception("Owner %s gave a reservation that does not fit its request", owner)
+            return False
+        return given.is_owner
 
     def _take(self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations) -> None:
         drive, base = routes.place(part.shard)

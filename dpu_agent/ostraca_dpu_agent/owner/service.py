@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.events import EventRing
     from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_fabric.fabric_map import Claim
     from ostraca_fabric.wire.messages import (
         OwnerAnswer,
         OwnerNotice,
@@ -61,9 +62,19 @@ _ANSWER_MARGIN_S = 0.002
 class OwnerService:
     """The shards this agent owns, by id."""
 
-    def __init__(self, clock: Callable[[], float], events: EventRing) -> None:
-        """Begin owning nothing; *clock* is the agent's own, in seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        events: EventRing,
+        claim_of: Callable[[ShardId], Claim | None] = lambda _: None,
+    ) -> None:
+        """Begin owning nothing; *clock* is the agent's own, in seconds.
+
+        *claim_of* says who owns a shard as far as this agent knows: told to who asks for one that it does not
+        own.
+        """
         self._clock = clock
+        self._claim_of = claim_of
         self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
 
@@ -136,7 +147,10 @@ class OwnerService:
     ) -> ShardExtents:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
-            return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
+            known_owner, known_epoch = self._known(part.shard)
+            return ShardExtents(
+                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
+            )
         found = owned.core.resolve(self._clock(), keys, pin_s=pin_s, promises=promises)
         owned.wake()
         if log.isEnabledFor(logging.DEBUG):
@@ -165,7 +179,10 @@ class OwnerService:
     ) -> ShardReservations:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
-            return ShardReservations(part.shard, is_owner=False, owner_epoch=0)
+            known_owner, known_epoch = self._known(part.shard)
+            return ShardReservations(
+                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
+            )
         made = await owned.reserve(
             keys,
             lengths,
@@ -196,15 +213,19 @@ class OwnerService:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
             count = len(numbers)
-            declined = np.full(count, PutState.DECLINED, np.uint8)
-            return ShardCommitted(
-                part.shard, declined.tobytes(), np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
-            )
+            declined = np.full(count, PutState.DECLINED, np.uint8).tobytes()
+            why = np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
+            return ShardCommitted(part.shard, declined, why, *self._known(part.shard))
         keys = owned.keys_of(numbers)
         states, reasons = await owned.commit(numbers, tags, seeds, epoch=OwnerEpoch(part.owner_epoch))
         self.events.record(EventKind.COMMITTED, keys, states, reasons)
         _tell("committed", part.shard, states, reasons)
         return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
+
+    def _known(self, shard: str) -> tuple[str, int]:
+        """Return who owns a shard, and under which epoch, for who asked the wrong agent."""
+        claim = self._claim_of(ShardId(shard))
+        return ("", 0) if claim is None else (claim.agent, claim.epoch)
 
 
 def _tell(what: str, shard: str, states: NDArray[np.uint8], reasons: NDArray[np.uint8]) -> None:

@@ -8,46 +8,31 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ostraca_fabric.adapters.handed_out import release_of
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.labels import current_label
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
-from ostraca_fabric.wire.messages import (
-    Failed,
-    Release,
-    Reserved,
-    Resolved,
-    ShardExtents,
-    ShardRelease,
-    ShardReservations,
-)
+from ostraca_fabric.wire.messages import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ostraca_fabric.ids import AgentId
+    from ostraca_fabric.ports.owners import AnswersAgents
+    from ostraca_fabric.status import PeerStatus
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Message, OwnerNotice
 
 log = logging.getLogger(__name__)
 
 
-class AnswersAgents(Protocol):
-    """What an agent offers to the movers of others, and to its own."""
-
-    def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
-        """Answer a request: at once, or with something to wait for."""
-
-    def notice(self, notice: OwnerNotice) -> None:
-        """Take a notice."""
-
-
 class LoopbackOwners:
-    """Implements ``ports.owners.Owners`` for agents of one process; they share one instance and register in
+    """Implements ``ports.owners.Reach`` for agents of one process; they share one instance and register in
     it.
     """
 
@@ -65,6 +50,18 @@ class LoopbackOwners:
         """Make an agent unreachable, as if it had died; answers under way still come."""
         self._services.pop(agent, None)
 
+    def has(self, agent: AgentId) -> bool:
+        """Tell whether an agent is registered."""
+        return agent in self._services
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """Return nothing: nobody is elsewhere."""
+        return ()
+
+    async def finish(self) -> None:
+        """Wait until every answer has come, also those that nobody waits for any more."""
+        await self._answering.finish()
+
     async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         """Return the agent's answer; raises TimeoutError and ConnectError as the port says."""
         service = self._services.get(agent)
@@ -76,9 +73,14 @@ class LoopbackOwners:
         if isinstance(answer, bytes):
             return _decoded(answer)
         answering = self._answering.spawn(answer)
-        done, _ = await asyncio.wait([answering], timeout=max(0.0, request.deadline_s))
+        is_waited_for = False
+        try:
+            done, _ = await asyncio.wait([answering], timeout=max(0.0, request.deadline_s))
+            is_waited_for = bool(done)
+        finally:
+            if not is_waited_for:
+                answering.add_done_callback(lambda late: self._give_back(agent, late))
         if not done:
-            answering.add_done_callback(lambda late: self._give_back(agent, late))
             message = f"agent {agent} did not answer within {request.deadline_s:.3f} s"
             raise TimeoutError(message)
         return _decoded(answering.result())
@@ -96,26 +98,13 @@ class LoopbackOwners:
 
     def _give_back(self, agent: AgentId, late: asyncio.Task[bytes]) -> None:
         """Release what an answer hands out that nobody waits for any more."""
-        releases = _handed_out(_decoded(late.result()))
-        if releases:
-            self.tell(agent, Release(releases))
+        release = release_of(_decoded(late.result()))
+        if release is not None:
+            self.tell(agent, release)
 
 
 def _decoded(payload: bytes) -> AnswerToAgent:
     return cast("AnswerToAgent", TO_AGENT.decode(payload))
-
-
-def _handed_out(answer: AnswerToAgent) -> tuple[ShardRelease, ...]:
-    """Say what to release of an answer: pins, and reservations."""
-    if not isinstance(answer, Resolved | Reserved):
-        return ()
-    return tuple(release for part in answer.shards if (release := _of_shard(part)) is not None)
-
-
-def _of_shard(part: ShardExtents | ShardReservations) -> ShardRelease | None:
-    if isinstance(part, ShardExtents):
-        return ShardRelease(part.shard, (part.pin,)) if part.pin else None
-    return ShardRelease(part.shard, (), part.reservations) if part.reservations else None
 
 
 def _begun(service: AnswersAgents, payload: bytes) -> bytes | Coroutine[Any, Any, bytes]:

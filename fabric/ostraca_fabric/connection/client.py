@@ -59,11 +59,13 @@ class ClientConnection(FramedConnection):
         address: str,
         hello: Hello,
         on_aside: Callable[[Aside], None] | None,
+        on_late: Callable[[Answer], None] | None,
     ) -> None:
         super().__init__(settings)
         self._address = address
         self._hello = hello
         self._on_aside = on_aside
+        self._on_late = on_late
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = itertools.count(1)
@@ -96,6 +98,20 @@ class ClientConnection(FramedConnection):
         without sending anything when as many requests are under way as the agent takes, FrameTooLongError
         when the request is longer than it takes.
         """
+        answer = self.submit(request)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.peer} did not answer within {timeout_s:.3f} s") from error
+        finally:
+            self.forget(request.request)
+
+    def submit(self, request: Request) -> asyncio.Future[Answer]:
+        """Send a request and return the future of its final answer; raises as ``ask`` does.
+
+        Call ``forget`` when the answer is there or nobody waits for it any more.
+        """
         if request.request in self._pending:
             raise UsageError(
                 f"request {request.request} is under way already: take ids from next_request_id()"
@@ -108,17 +124,15 @@ class ClientConnection(FramedConnection):
         self.send(request)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._pending[request.request] = answer
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError as error:
-            with suppress(ConnectError):
-                self.send(Cancel(request.request))
-            raise TimeoutError(f"{self.peer} did not answer within {timeout_s:.3f} s") from error
-        finally:
-            del self._pending[request.request]
+        return answer
 
-    def tell(self, notice: WorkerNotice | OwnerNotice) -> None:
+    def forget(self, request: int) -> None:
+        """Wait no longer for a request, and tell the agent so unless it has answered."""
+        answer = self._pending.pop(request)
+        if not answer.done() or answer.cancelled():
+            self.tell(Cancel(request))
+
+    def tell(self, notice: WorkerNotice | OwnerNotice | Cancel) -> None:
         """Send what needs no answer; it is lost when the connection is closed."""
         with suppress(ConnectError):
             self.send(notice)
@@ -149,6 +163,8 @@ class ClientConnection(FramedConnection):
                 waiting = self._pending.get(message.request)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
+                elif self._on_late is not None:
+                    self._on_late(message)
 
     def on_broken(self, error: ProtocolError) -> None:
         """Close a connection to something that does not speak this wire."""
@@ -188,17 +204,19 @@ async def connect(
     *,
     settings: ConnectionSettings | None = None,
     on_aside: Callable[[Aside], None] | None = None,
+    on_late: Callable[[Answer], None] | None = None,
     network: Network = SOCKETS,
 ) -> ClientConnection:
     """Connect to an agent and shake hands, within ``handshake_s``.
 
-    *on_aside* takes progress, settlements and fetches, in the order they come among the answers. Raises
+    *on_aside* takes progress, settlements and fetches, in the order they come among the answers; *on_late*
+    takes answers that nobody waits for. Raises
     UsageError for an address that is none, AuthenticationError, VersionError or ConnectError as the agent
     refused or when it can't be reached, and ProtocolError when what answers is no agent.
     """
     chosen = settings or ConnectionSettings()
     where = parse_address(address)
-    connection = ClientConnection(chosen, address, hello, on_aside)
+    connection = ClientConnection(chosen, address, hello, on_aside, on_late)
     try:
         async with asyncio.timeout(chosen.handshake_s):
             await network.dial(where, connection)

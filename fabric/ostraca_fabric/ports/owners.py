@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from ostraca_fabric.ids import AgentId
+    from ostraca_fabric.status import PeerStatus
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 
@@ -25,3 +28,26 @@ class Owners(Protocol):
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
         """Send what needs no answer. Lost when the agent can't be reached."""
+
+
+class AnswersAgents(Protocol):
+    """What an agent offers to the movers of others, and to its own."""
+
+    def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
+        """Answer a request: at once, or with something to wait for."""
+
+    def notice(self, notice: OwnerNotice) -> None:
+        """Take a notice."""
+
+
+class Reach(Owners, Protocol):
+    """How the agents of one process reach each other and those elsewhere."""
+
+    def register(self, agent: AgentId, service: AnswersAgents) -> None:
+        """Make an agent of this process reachable from within it."""
+
+    def unregister(self, agent: AgentId) -> None:
+        """Make it unreachable, as if it had died; answers under way still come."""
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """Return how things stand with each agent elsewhere that was asked for something."""

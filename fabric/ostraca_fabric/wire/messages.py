@@ -372,6 +372,8 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes.
     Values of keys not found are zero. ``pin``: to release early; 0 when nothing was found.
     ``is_recovering``: the owner does not know yet of all it holds; keys not found may be there.
+    ``known_owner`` and ``known_epoch``: who owns the shard, as far as an agent knows that does not; empty and
+    0 where it knows of nobody.
     """
 
     shard: str
@@ -384,6 +386,8 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tags: bytes = b""
     pin: int = 0
     is_recovering: bool = False
+    known_owner: str = ""
+    known_epoch: int = 0
 
 
 class Resolved(Message, frozen=True, tag=41):
@@ -418,7 +422,8 @@ class Reserve(Message, frozen=True, tag=42):
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``states``: u8, a PutState (STAGED stands for "reserved", EXISTS, DECLINED); ``reasons``: u8;
-    ``reservations``, ``offsets``: u64 in the shard, zero where not reserved.
+    ``reservations``, ``offsets``: u64 in the shard, zero where not reserved. ``known_owner``, ``known_epoch``
+    as in ``ShardExtents``.
     """
 
     shard: str
@@ -428,6 +433,8 @@ class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reasons: bytes = b""
     reservations: bytes = b""
     offsets: bytes = b""
+    known_owner: str = ""
+    known_epoch: int = 0
 
 
 class Reserved(Message, frozen=True, tag=43):
@@ -457,11 +464,15 @@ class Commit(Message, frozen=True, tag=44):
 
 
 class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``states``: u8, a PutState (COMMITTED, EXISTS or DECLINED); ``reasons``: u8."""
+    """``states``: u8, a PutState (COMMITTED, EXISTS or DECLINED); ``reasons``: u8. ``known_owner``,
+    ``known_epoch`` as in ``ShardExtents``; reservations are the owner's that gave them, and no other's.
+    """
 
     shard: str
     states: bytes
     reasons: bytes
+    known_owner: str = ""
+    known_epoch: int = 0
 
 
 class Committed(Message, frozen=True, tag=45):

@@ -1,0 +1,378 @@
+"""One agent elsewhere: the connection to it, and whether it is worth asking.
+
+Requests share one connection and are answered in any order. It is made when it is first needed, and again
+when it is lost, after pauses that double with each attempt that fails. Beyond what the peer takes at once,
+requests wait in a bounded queue.
+
+A breaker holds the peer off after failures in a row: attempts to reach it that fail or take longer than
+``patience_s``; look-ups that are not answered by then or by their deadline; and, as other requests may
+rightly take longer, a Ping that is sent when one of those misses its deadline. While it is open, requests
+fail at once, look-ups that wait with them, and a Ping now and then tells whether the peer is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from ostraca_fabric.adapters.handed_out import release_of
+from ostraca_fabric.breaker import Breaker, BreakerSettings
+from ostraca_fabric.errors import (
+    ConnectError,
+    FrameTooLongError,
+    OstracaError,
+    ProtocolError,
+    RefusedError,
+)
+from ostraca_fabric.labels import current_label
+from ostraca_fabric.status import PeerStatus
+from ostraca_fabric.wire.messages import Failed, Inspect, Ping, Resolve
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from ostraca_fabric.connection import ClientConnection
+    from ostraca_fabric.connection.client import Answer
+    from ostraca_fabric.ids import AgentId
+    from ostraca_fabric.tasks import Tasks
+    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
+
+    Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
+
+log = logging.getLogger(__name__)
+
+_SLACK_S = 0.001
+"""A loop's timers may be so early."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """How long an agent waits for others, and how often it tries."""
+
+    patience_s: float = 0.2
+    """A look-up that has not been answered for so long is held against the peer: owners answer from memory.
+    Raise it where agents are far apart or short of processors, and misses show ``is_held_off``."""
+
+    deadline_least_s: float = 0.05
+    """Missing a deadline shorter than this says nothing of the peer."""
+
+    waiting_max: int = 256
+    """Requests to one peer that wait until it takes more; one more fails as overloaded."""
+
+    backoff_s: float = 0.05
+    """Pause after the first attempt to connect that failed; each further one doubles it."""
+
+    backoff_max_s: float = 5.0
+    """The longest pause. What an agent that comes back may go unnoticed for, in misses."""
+
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    """When a peer is held off."""
+
+
+def _let_be(_: asyncio.Future[Answer]) -> None:
+    """Hold nothing against who takes long for what may take long."""
+
+
+class PeerLink:
+    """One peer. ``close`` it when it is not needed any more."""
+
+    def __init__(
+        self,
+        agent: AgentId,
+        settings: PeerSettings,
+        *,
+        addresses: Callable[[], tuple[str, ...]],
+        dial: Dial,
+        dice: random.Random,
+        tasks: Tasks,
+    ) -> None:
+        """Begin unconnected. *dial* connects to an address and is told what takes late answers; *tasks* are
+        stopped by who made this.
+        """
+        self._agent = agent
+        self._settings = settings
+        self._addresses = addresses
+        self._dial_one = dial
+        self._dice = dice
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._breaker = Breaker(settings.breaker)
+        self._connection: ClientConnection | None = None
+        self._slots = asyncio.Semaphore(0)
+        self._connecting: asyncio.Task[None] | None = None
+        self._slow: asyncio.TimerHandle
+        self._arrivals: set[asyncio.Future[ClientConnection]] = set()  # of who waits for the connection
+        self._overdue: set[asyncio.Future[Answer]] = set()
+        self._is_pinging = False
+        self._waiting = 0
+        self._inflight = 0
+        self._failed_attempts = 0
+        self._failures = 0
+        self._not_before_s = 0.0
+        self._why = ""
+
+    def status(self) -> PeerStatus:
+        """Return how things stand."""
+        return PeerStatus(
+            self._agent,
+            is_connected=self._open_connection() is not None,
+            is_held_off=not self._breaker.is_shut,
+            held_off=self._breaker.opened,
+            failures=self._failures,
+            inflight=self._inflight,
+            waiting=self._waiting,
+            why=self._why,
+        )
+
+    async def ask(self, request: AgentRequest) -> AnswerToAgent:
+        """Return the peer's answer, within the request's deadline.
+
+        ``Failed(overloaded)`` when too many wait already. Raises TimeoutError and ConnectError.
+        """
+        until_s = self._loop.time() + max(0.0, request.deadline_s)
+        self._pass()
+        try:
+            async with asyncio.timeout_at(until_s):
+                connection = self._open_connection() or await self._connected()
+                slots = self._slots  # the connection's own: the next one has others
+                if not await self._got_one(slots):
+                    return Failed(request.request, "overloaded", f"too much waits for agent {self._agent}")
+                try:
+                    return await self._answered(connection, request, until_s)
+                finally:
+                    slots.release()
+        except TimeoutError as error:
+            message = f"agent {self._agent} did not answer within {request.deadline_s:.3f} s"
+            raise TimeoutError(message) from error
+
+    def tell(self, notice: OwnerNotice) -> None:
+        """Send what needs no answer, if the peer is connected."""
+        connection = self._open_connection()
+        if connection is not None:
+            connection.tell(notice)
+
+    def close(self) -> None:
+        """End the connection; who waits for it, or for an answer, is told."""
+        self._end_arrivals(ConnectError("closed here"))
+        if self._connection is not None:
+            self._connection.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone."""
+        if self._connection is not None:
+            await self._connection.wait_closed()
+
+    # One request.
+
+    def _pass(self) -> None:
+        if self._breaker.is_shut:
+            return
+        if self._breaker.is_trial_due(self._loop.time()):
+            self._breaker.begin_trial()
+            self._tasks.spawn(self._try_again())
+        raise ConnectError(f"agent {self._agent} is held off: {self._why}")
+
+    async def _got_one(self, slots: asyncio.Semaphore) -> bool:
+        """Wait until the peer takes one more request; False when too many wait."""
+        if slots.locked() and self._waiting >= self._settings.waiting_max:
+            return False
+        self._waiting += 1
+        try:
+            await slots.acquire()
+        finally:
+            self._waiting -= 1
+        return True
+
+    async def _answered(
+        self, connection: ClientConnection, request: AgentRequest, until_s: float
+    ) -> AnswerToAgent:
+        began_s = self._loop.time()
+        numbered = msgspec.structs.replace(
+            request,
+            request=connection.next_request_id(),
+            deadline_s=max(0.0, until_s - began_s),
+            label=current_label(),
+        )
+        try:
+            answer = connection.submit(numbered)
+        except (FrameTooLongError, RefusedError) as error:
+            return Failed(request.request, error.code, str(error))
+        is_quick = isinstance(request, Resolve | Inspect)
+        impatient = self._hold_against if is_quick else _let_be
+        timer = self._loop.call_later(self._settings.patience_s, impatient, answer)
+        is_taken = False
+        self._inflight += 1
+        try:
+            found = await answer
+            is_taken = True
+        except asyncio.CancelledError:
+            missed_s = self._loop.time() - began_s
+            if self._loop.time() >= until_s - _SLACK_S and missed_s >= self._settings.deadline_least_s:
+                self._missed(connection, answer, is_quick=is_quick)
+            raise
+        finally:
+            self._inflight -= 1
+            timer.cancel()
+            connection.forget(numbered.request)
+            if answer in self._overdue:
+                self._overdue.discard(answer)
+            elif is_taken:
+                self._succeed()
+            if not is_taken and answer.done() and not answer.cancelled() and not answer.exception():
+                self._give_back(connection, answer.result())
+        return cast("AnswerToAgent", found)
+
+    def _hold_against(self, answer: asyncio.Future[Answer]) -> None:
+        """Count a look-up that takes too long as a failure; it goes on while the peer is not held off."""
+        if not answer.done():
+            self._overdue.add(answer)
+            self._fail(f"a look-up was not answered within {self._settings.patience_s} s")
+
+    def _missed(
+        self, connection: ClientConnection, answer: asyncio.Future[Answer], *, is_quick: bool
+    ) -> None:
+        """Note that a deadline passed without an answer."""
+        if not is_quick:
+            if not self._is_pinging:
+                self._tasks.spawn(self._check(connection))
+        elif answer not in self._overdue:
+            self._fail("a look-up's deadline was missed")
+
+    def _give_back(self, connection: ClientConnection, answer: Answer) -> None:
+        """Release what an answer hands out that nobody waits for any more."""
+        release = release_of(answer)
+        if release is not None:
+            connection.tell(release)
+
+    # Whether it is worth asking.
+
+    def _succeed(self) -> None:
+        self._breaker.succeed(self._loop.time())
+        if self._breaker.is_shut:
+            self._why = ""
+
+    def _fail(self, why: str) -> None:
+        self._failures += 1
+        self._why = why
+        if self._breaker.fail(self._loop.time()):
+            log.warning("Agent %s is held off: %s", self._agent, why)
+        if not self._breaker.is_shut:
+            error = ConnectError(f"agent {self._agent} is held off: {why}")
+            self._end_arrivals(error)
+            for answer in self._overdue:
+                if not answer.done():
+                    answer.set_exception(error)
+
+    async def _check(self, connection: ClientConnection) -> None:
+        """Find out whether a peer that took long for something answers at all."""
+        self._is_pinging = True
+        try:
+            await self._ping(connection)
+        except TimeoutError:
+            self._fail(f"a Ping was not answered within {self._settings.patience_s} s")
+        except (ConnectError, RefusedError):
+            pass  # it is lost, and the next attempt tells; or it is so busy that it is there
+        else:
+            self._succeed()
+        finally:
+            self._is_pinging = False
+
+    async def _try_again(self) -> None:
+        """Find out whether a peer that is held off is back."""
+        is_good = False
+        try:
+            connection = self._open_connection() or await self._arrived()
+            await self._ping(connection)
+            is_good = True
+        except TimeoutError as error:
+            self._failures += 1
+            self._why = str(error)
+        except OstracaError as error:
+            self._why = str(error)  # counted where the attempt to connect failed
+        finally:
+            self._breaker.end_trial(self._loop.time(), is_good=is_good)
+        if is_good:
+            self._why = ""
+            log.info("Agent %s is back", self._agent)
+
+    async def _ping(self, connection: ClientConnection) -> None:
+        await connection.ask(Ping(connection.next_request_id()), self._settings.patience_s)
+
+    # The connection.
+
+    def _open_connection(self) -> ClientConnection | None:
+        connection = self._connection
+        return connection if connection is not None and connection.is_open else None
+
+    async def _connected(self) -> ClientConnection:
+        """Wait for the connection; raises ConnectError."""
+        left_s = self._not_before_s - self._loop.time()
+        if left_s > 0:
+            raise ConnectError(f"agent {self._agent} is tried again in {left_s:.3f} s: {self._why}")
+        return await self._arrived()
+
+    async def _arrived(self) -> ClientConnection:
+        """Wait for the attempt to connect that is under way, or a new one."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = self._tasks.spawn(self._connect())
+        arrival: asyncio.Future[ClientConnection] = self._loop.create_future()
+        self._arrivals.add(arrival)
+        try:
+            return await arrival
+        finally:
+            self._arrivals.discard(arrival)
+
+    async def _connect(self) -> None:
+        """Connect for all who wait, and hold it against the peer when that fails or takes long."""
+        self._slow = self._loop.call_later(self._settings.patience_s, self._connects_slowly)
+        try:
+            connection = await self._dialled()
+        except (ConnectError, ProtocolError) as error:
+            self._fail(str(error))
+            self._end_arrivals(ConnectError(str(error)))
+        else:
+            for arrival in self._arrivals:
+                if not arrival.done():
+                    arrival.set_result(connection)
+        finally:
+            self._slow.cancel()
+
+    def _connects_slowly(self) -> None:
+        self._fail(f"it could not be reached within {self._settings.patience_s} s")
+        if self._breaker.is_shut:
+            self._slow = self._loop.call_later(self._settings.patience_s, self._connects_slowly)
+
+    def _end_arrivals(self, error: ConnectError) -> None:
+        for arrival in self._arrivals:
+            if not arrival.done():
+                arrival.set_exception(error)
+
+    async def _dialled(self) -> ClientConnection:
+        """Connect to the first address that leads to this agent. Raises ConnectError and ProtocolError."""
+        error: OstracaError = ConnectError(f"no address of agent {self._agent} is known")
+        for address in self._addresses():
+            try:
+                return await self._take(address)
+            except (ConnectError, ProtocolError) as problem:
+                error = problem
+        self._failed_attempts += 1
+        pause_s = self._settings.backoff_s * 2 ** min(self._failed_attempts - 1, 32)
+        pause_s = min(pause_s, self._settings.backoff_max_s) * self._dice.uniform(0.5, 1.0)
+        self._not_before_s = self._loop.time() + pause_s
+        raise error
+
+    async def _take(self, address: str) -> ClientConnection:
+        connection = await self._dial_one(address, lambda late: self._give_back(connection, late))
+        if connection.welcome.agent != self._agent:
+            connection.close()
+            raise ConnectError(f"{address} is agent {connection.welcome.agent}, not {self._agent}")
+        # One is left for the Ping that tells a peer that is slow from one that is gone.
+        self._slots = asyncio.Semaphore(max(1, connection.welcome.limits.inflight_max - 1))
+        self._connection = connection
+        self._failed_attempts = 0
+        return connection
