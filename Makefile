@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
-#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SIMULATE_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -67,6 +67,10 @@ soak-flash: $(READY) ## Kill a fabric on real files 200 times, and look for lost
 .PHONY: simulate
 simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE_ARGS: --histories, --seed, --steps, --jobs)
 	@$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)
+
+.PHONY: soak-sim
+soak-sim: $(READY) ## 10,000 histories of a whole simulated fabric (SOAK_SIM_ARGS: --histories, --seed, --steps, --jobs)
+	@$(BIN)/python -m tests.simulation.fabric $(SOAK_SIM_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits

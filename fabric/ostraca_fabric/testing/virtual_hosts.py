@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from ostraca_fabric.testing.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
 _T = TypeVar("_T")
 _Arguments = TypeVarTuple("_Arguments")
@@ -211,6 +211,12 @@ class HostsLoop(VirtualLoop):
         if host is not None:
             host.keep(task)
         return task
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """As any loop's, but for what a dead process leaves behind: nothing of that goes on."""
+        host = _HOST.get()
+        if host is None or not host.is_dead:
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]  # not declared
 
     def go_on_with(self, handles: deque[asyncio.Handle]) -> None:
         """Run what has waited, before anything else that is due."""

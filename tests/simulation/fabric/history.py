@@ -1,0 +1,300 @@
+"""One history of a whole fabric: what happens to a world, drawn from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.simulation.fabric.story import Overheard, Story
+from tests.simulation.fabric.world import Setup, Watched, World
+
+from ostraca_fabric import memory
+from ostraca_fabric.outcome import Ack
+from ostraca_fabric.testing.drive_faults import DriveFaults
+from ostraca_fabric.testing.simulated_transport import TransferFaults
+from ostraca_fabric.testing.virtual_hosts import HostsLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric.process import AgentProcess
+
+STEPS = 60
+STORY_LINES = 120
+_LEASE_S = 5.0
+_PAUSES_S = (0.05, 1.0, 3.0, 8.0, 20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a history was."""
+
+    happened: Counter[str]
+    excused: Counter[str]
+    story: str
+    """Its end, word for word."""
+
+
+def drawn_setup(dice: random.Random) -> Setup:
+    """Draw what a history is played on."""
+    return Setup(
+        hosts=dice.choice([2, 2, 3]),
+        enclosures=dice.choice([1, 1, 2]),
+        drives=dice.choice([1, 2]),
+        segments=dice.choice([3, 4, 6]),
+        numbers=dice.choice([32, 64, 128]),
+        drive_faults=DriveFaults(
+            stalls=dice.choice([0.0, 0.0, 0.02]),
+            stall_s=0.8,
+            late=dice.choice([0.0, 0.5, 1.0]),
+            late_s=4.0,
+            service_s=dice.choice([0.0001, 0.001, 0.003]),
+        ),
+        transfer_faults=TransferFaults(
+            failures=dice.choice([0.0, 0.0, 0.05]),
+            stalls=dice.choice([0.0, 0.0, 0.05]),
+            late=dice.choice([0.0, 0.5, 1.0]),
+        ),
+        lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
+        has_cache=dice.random() < 0.5,
+        drift=dice.choice([0.0, 0.001]),
+    )
+
+
+class History:
+    """Steps of one world."""
+
+    def __init__(self, world: World, dice: random.Random) -> None:
+        self.world = world
+        self._dice = dice
+
+    async def step(self) -> None:
+        """Let one thing happen, and a little time pass."""
+        dice, world = self._dice, self.world
+        roll = dice.random()
+        name = dice.choice(sorted(world.workers))
+        deadline_s = dice.choice([0.05, 0.5, 0.5, 2.0])
+        if roll < 0.45:
+            ack = dice.choice([Ack.STAGED, Ack.COMMITTED, Ack.COMMITTED])
+            world.begin_put(name, self._numbers(), deadline_s, ack)
+        elif roll < 0.72:
+            world.begin_get(name, self._numbers(), deadline_s)
+        elif roll < 0.75:
+            world.begin_lookup(name, self._numbers(), deadline_s)
+        elif roll < 0.90:
+            await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
+        elif roll < 0.92:
+            await self.settle_and_look()
+        else:
+            await self.strike()
+        await asyncio.sleep(dice.choice([0.0, 0.0, 0.0005, 0.002, 0.02]))
+        world.check()
+
+    def _numbers(self) -> list[int]:
+        dice, numbers = self._dice, self.world.setup.numbers
+        return dice.sample(range(numbers), dice.choice([1, 2, 4, 8, 16]))
+
+    async def strike(self) -> None:
+        """Let something go wrong."""
+        getattr(self, self._dice.choice(self.world.setup.strikes))()
+
+    def _later(self, at_most_s: float, act: Callable[..., object], *arguments: object) -> float:
+        after_s = self._dice.choice([0.2, 1.0, at_most_s / 2, at_most_s])
+        self.world.loop.call_later(after_s, act, *arguments)
+        return after_s
+
+    def _tell(self, who: str, what: str) -> None:
+        self.world.story.happened[what] += 1
+        self.world.story.tell(who, what)
+
+    def _living(self) -> str | None:
+        names = [name for name, each in sorted(self.world.agents.items()) if each.is_alive]
+        return self._dice.choice(names) if names else None
+
+    def agent_stops(self) -> None:
+        """An agent's loop stands still; what keeps its lease alive goes on."""
+        name = self._living()
+        if name is not None:
+            self._tell(name, "its loop stands still")
+            self.world.agents[name].host.pause(self._dice.choice(_PAUSES_S))
+
+    def machine_stops(self) -> None:
+        """A whole process stands still."""
+        name = self._living()
+        if name is not None:
+            self._tell(name, "stands still")
+            process, for_s = self.world.agents[name], self._dice.choice(_PAUSES_S)
+            process.host.pause(for_s)
+            process.membership.keeps_alive = False
+            self.world.loop.call_later(for_s, self._goes_on, process)
+
+    def _goes_on(self, process: AgentProcess) -> None:
+        if not process.host.is_paused:
+            process.membership.keeps_alive = True
+
+    def agent_stops_before_it_acts(self) -> None:
+        """An agent stands still between some check and what it does upon it."""
+        name = self._living()
+        if name is None:
+            return
+        host, after = self.world.agents[name].host, self._dice.randrange(1, 60)
+        for_s = self._dice.choice(_PAUSES_S)
+
+        def count() -> None:
+            nonlocal after
+            after -= 1
+            if not after:
+                host.before_acting = None
+                self.world.story.happened["stopped before it acted"] += 1
+                self.world.story.tell(name, f"stands still for {for_s} s just before it acts")
+                host.pause(for_s)
+
+        host.before_acting = count
+
+    def store_is_cut_off(self) -> None:
+        """One agent does not reach the store, or does not hear it, or both."""
+        name = self._living()
+        if name is not None:
+            self._tell(name, "is cut off from the store")
+            way = self.world.agents[name].membership
+            requests, answers = self._dice.choice([(True, True), (True, False), (False, True)])
+            way.cut(requests=requests, answers=answers)
+            self._later(20.0, way.heal)
+
+    def store_goes_down(self) -> None:
+        store = self.world.outside.store
+        if store.is_up:
+            self._tell("-", "the store goes down")
+            store.go_down()
+            self._later(20.0, self._store_goes_up)
+
+    def _store_goes_up(self) -> None:
+        if not self.world.outside.store.is_up:
+            self.world.story.tell("-", "the store is up again")
+            self.world.outside.store.go_up()
+
+    def hosts_are_parted(self) -> None:
+        """Between two hosts, agents' or workers', nothing passes, one way or both."""
+        world = self.world
+        one = self._dice.choice(sorted(world.agents))
+        other = self._dice.choice(sorted({*world.agents, *world.workers} - {one}))
+        self._tell(one, "is parted from another host")
+        ways = [(one, other), (other, one)][self._dice.choice([slice(0, 1), slice(1, 2), slice(0, 2)])]
+        is_lost = self._dice.random() < 0.5
+        for way in ways:
+            world.story.tell(one, f"nothing passes from {way[0]} to {way[1]}")
+            world.outside.network.cut(*way)
+            self._later(12.0, partial(world.outside.network.heal, *way, is_lost=is_lost))
+
+    def link_is_slow(self) -> None:
+        world = self.world
+        one = self._dice.choice(sorted(world.agents))
+        other = self._dice.choice(sorted({*world.agents, *world.workers} - {one}))
+        delay_s = self._dice.choice([0.0, 0.005, 0.1])
+        self._tell(one, "has a slow link")
+        world.outside.network.slow_down(one, other, delay_s=delay_s)
+
+    def agent_dies(self) -> None:
+        """An agent's process dies, and is started again after a while."""
+        world, dice = self.world, self._dice
+        name = dice.choice(sorted(world.agents))
+        if not world.agents[name].is_alive:
+            return
+        world.story.happened["agents died"] += 1
+        world.crash_agent(name)
+        world.loop.call_later(dice.choice([0.2, _LEASE_S + 1.0, 30.0]), self._restart, name)
+
+    def _restart(self, name: str) -> None:
+        if not self.world.agents[name].is_alive:
+            self.world.start_agent(name)
+
+    def worker_dies(self) -> None:
+        world = self.world
+        name = self._dice.choice(sorted(world.workers))
+        world.story.happened["workers died"] += 1
+        world.crash_worker(name)
+        world.start_worker(name)
+
+    async def settle_and_look(self) -> None:
+        """Let everything come to rest, and find everything that must be there."""
+        world = self.world
+        self.heal()
+        await world.settle()
+        await world.rest()
+        world.story.happened["rests"] += 1
+        await world.everything_is_found()
+
+    def heal(self) -> None:
+        """End everything that goes wrong."""
+        world = self.world
+        for name, process in world.agents.items():
+            self._restart(name)
+            process.host.before_acting = None
+            process.membership.heal()
+            for other in (*world.agents, *world.workers):
+                if name != other:
+                    world.outside.network.join(name, other)
+                    world.outside.network.slow_down(name, other, delay_s=0.0)
+        self._store_goes_up()
+
+    async def end(self) -> None:
+        await self.settle_and_look()
+
+
+async def played(seed: int, steps: int, setup: Setup | None, story: Story) -> Counter[str]:
+    """Play one history. Raises ViolationError, or whatever the code raises."""
+    dice = random.Random(seed)
+    secrets.token_bytes = lambda nbytes=None: dice.randbytes(nbytes or 32)
+    world = World(setup or drawn_setup(dice), dice, story)
+    history = History(world, dice)
+    with Watched(world.observe):
+        try:
+            await world.rest()
+            for _ in range(steps):
+                await history.step()
+            await history.end()
+        finally:
+            world.end()
+    return world.oracle.excused
+
+
+class FailedHistoryError(Exception):
+    """A history found something; what happened before is told with it."""
+
+
+def play(seed: int, steps: int = STEPS, setup: Setup | None = None) -> Told:
+    """Play one history on virtual time; everything in it follows from its seed.
+
+    Raises FailedHistoryError, which tells the story up to there.
+    """
+    story = Story()
+    overheard = Overheard(story)
+    log, token_bytes = logging.getLogger(), secrets.token_bytes
+    quiet = [logging.getLogger(name) for name in ("ostraca_dpu_agent", "ostraca_fabric")]
+    levels = [each.level for each in quiet]
+    for each in quiet:
+        each.setLevel(logging.INFO)
+    log.addHandler(overheard)
+    kept, loop = set(memory._kept), HostsLoop()
+    try:
+        excused = loop.run_until_complete(played(seed, steps, setup, story))
+        overheard.check()
+    except Exception as error:
+        raise FailedHistoryError(f"{story.text(STORY_LINES)}\n{type(error).__name__}: {error}") from error
+    finally:
+        loop.close()
+        log.removeHandler(overheard)
+        for each, level in zip(quiet, levels, strict=True):
+            each.setLevel(level)
+        secrets.token_bytes = token_bytes
+        for address in set(memory._kept) - kept:
+            del memory._kept[address]
+    return Told(story.happened, excused, story.text(STORY_LINES))
+
+
+LASTING = replace(Setup(), drive_faults=DriveFaults(service_s=0.002))

@@ -1,0 +1,186 @@
+"""An agent's process: the real ``Agent`` on simulated ports, as its daemon would compose it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tests.simulation.fabric import blocks
+from tests.simulation.fabric.story import Story
+from tests.simulation.fabric.worker import CONNECTIONS, MIB, TOKEN
+
+from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
+from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+from ostraca_fabric.adapters.network_owners import NetworkOwners
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.ids import AgentId, DriveId
+from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.testing.hosted import HostedDrive, HostedNetwork
+from ostraca_fabric.testing.simulated_drive import SimulatedDrive
+from ostraca_fabric.testing.simulated_flash import SimulatedFlash
+from ostraca_fabric.testing.simulated_membership import SimulatedMembership, SimulatedStore, StoreFaults
+from ostraca_fabric.testing.simulated_network import SimulatedNetwork
+from ostraca_fabric.testing.simulated_transport import SimulatedPlane, SimulatedTransport
+from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost
+from ostraca_fabric.testing.wrong_way import Harm, WrongWayTransport
+from ostraca_fabric.wire.handshake import Access
+
+if TYPE_CHECKING:
+    from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_fabric.fabric_map import DriveRecord
+    from ostraca_fabric.ids import ShardId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.transport import Transport
+
+_RETRY_S = 1.0
+FABRIC_TOKEN = "fabric"
+LIES = (Harm.TRUNCATED, Harm.CORRUPTED, Harm.MIXED_UP, Harm.ELSEWHERE, Harm.LOST, Harm.DUPLICATED)
+
+SETTINGS = AgentSettings(
+    memory=MemorySettings(
+        staging_bytes=4 * MIB,
+        reserve_bytes=2 * MIB,
+        cache_bytes=2 * MIB,
+        chunk_bytes=2 * MIB,
+        worker_share=0.5,
+        drive_share=0.5,
+    ),
+    owner=OwnerSettings(
+        hold_s=6.0,
+        pin_max_s=3.0,
+        blocks_per_shard_max=1024,
+        endurance=EnduranceSettings(ghost_bytes=4096),
+    ),
+    connections=CONNECTIONS,
+    events_max=256,
+    open_again_s=2.0,
+    drain_s=2.0,
+)
+
+
+@dataclass
+class Outside:
+    """What all processes of a fabric share."""
+
+    loop: HostsLoop
+    dice: random.Random
+    story: Story
+    store: SimulatedStore
+    network: SimulatedNetwork
+    plane: SimulatedPlane
+    flashes: dict[DriveId, SimulatedFlash]
+    reach: StoreFaults = field(default_factory=StoreFaults)
+    lies: float = 0.0
+    """The share of transfers that are not what they are said to be."""
+
+    settings: AgentSettings = SETTINGS
+
+
+class AgentProcess:
+    """One start of one agent. ``begin`` it; end it with ``crash``."""
+
+    def __init__(self, name: str, outside: Outside, *, rate: float) -> None:
+        self.name = name
+        self.id = AgentId(name)
+        self.host = VirtualHost(name, outside.loop, rate=rate, began_s=outside.dice.uniform(0, 1e6))
+        self.membership = SimulatedMembership(outside.store, outside.dice, outside.reach)
+        self.transport = SimulatedTransport(outside.plane)
+        self.paths: dict[DriveId, SimulatedDrive] = {}
+        self.has_started = False
+        self._outside = outside
+        transport: Transport = self.transport
+        if outside.lies:
+            transport = WrongWayTransport(
+                transport, LIES, seed=outside.dice.randrange(1 << 30), share=outside.lies
+            )
+        network = HostedNetwork(outside.network.host(name), self.host)
+        self.agent = self.host.run(
+            lambda: Agent(
+                self.id,
+                outside.settings,
+                addresses=(address_of(name),),
+                access=Access(
+                    own_uid=1000,
+                    tenant_tokens={blocks.TENANT: (TOKEN,)},
+                    fabric_tokens=(FABRIC_TOKEN,),
+                ),
+                fabric_key=blocks.FABRIC_KEY,
+                membership=self.membership,
+                owners=NetworkOwners(
+                    self.id,
+                    here=LoopbackOwners(),
+                    address_of=self._address_of,
+                    dice=random.Random(outside.dice.randrange(1 << 30)),
+                    connections=CONNECTIONS,
+                    token=lambda: FABRIC_TOKEN,
+                    network=network,
+                ),
+                transports={transport.name: transport},
+                open_drive=self._open_drive,
+                clock=self.host.clock,
+                network=network,
+            )
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.host.is_dead
+
+    @property
+    def shards(self) -> dict[ShardId, OwnedShard]:
+        """The shards that it answers for."""
+        return self.agent._owner.shards
+
+    def begin(self) -> None:
+        self.host.spawn(self._start())
+
+    async def _start(self) -> None:
+        while True:
+            try:
+                await self.agent.join()
+                break
+            except MembershipError as error:
+                self._outside.story.tell(self.name, f"can't join: {error}")
+                await asyncio.sleep(_RETRY_S)
+        while True:
+            try:
+                await self.agent.start()
+                break
+            except MembershipError as error:
+                self._outside.story.tell(self.name, f"can't start: {error}")
+                await asyncio.sleep(_RETRY_S)
+        self.has_started = True
+
+    def crash(self) -> None:
+        """It ends here and now, with what it had under way left to the world."""
+        self.host.kill()
+        self.membership.close()
+        self.transport.crash()
+        for path in self.paths.values():
+            path.crash()
+
+    def forget(self) -> None:
+        """Let its memory go, when the history is over."""
+        self.host.forget()
+
+    def _address_of(self, agent: AgentId) -> tuple[str, ...]:
+        record = self.membership.map.agents.get(agent)
+        return record.addresses if record is not None else ()
+
+    def _open_drive(self, record: DriveRecord) -> Drive:
+        path = SimulatedDrive(record.id, self._outside.flashes[record.id])
+        self.paths[record.id] = path
+        return HostedDrive(path)
+
+
+def address_of(name: str) -> str:
+    return f"tcp://{name}:7000"
+
+
+def settings_with(*, cache: bool) -> AgentSettings:
+    if cache:
+        return SETTINGS
+    return replace(SETTINGS, memory=replace(SETTINGS.memory, cache_bytes=0))

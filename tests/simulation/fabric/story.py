@@ -1,0 +1,53 @@
+"""What happened in a history, in order, and whose doing it was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+
+from tests.simulation.model import ViolationError
+
+from ostraca_fabric.testing.virtual_hosts import HostsLoop, running_host
+
+_LINES = 4000
+
+
+class Story:
+    """The last lines of it. ``happened`` counts kinds of things."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_LINES)
+        self.happened: Counter[str] = Counter()
+
+    def tell(self, who: str, what: str) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.now_s if isinstance(loop, HostsLoop) else loop.time()
+        self.lines.append(f"{now_s:12.6f} {who:10} {what}")
+
+    def text(self, lines: int) -> str:
+        return "\n".join(list(self.lines)[-lines:])
+
+
+class Overheard(logging.Handler):
+    """Puts into the story what processes log, and collects what they call a bug."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__(logging.INFO)
+        self.bugs: list[str] = []
+        self._story = story
+
+    def check(self) -> None:
+        """Raise what a process called a bug."""
+        if self.bugs:
+            raise ViolationError("\n".join(self.bugs))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        host = running_host()
+        if host is not None and host.is_dead:  # it is being torn down
+            return
+        said = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            said = self.format(record)
+            self.bugs.append(said)
+        self._story.tell("-" if host is None else host.name, said)

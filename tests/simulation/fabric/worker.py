@@ -1,0 +1,466 @@
+"""A worker: the SDK's pure core and ledger, on one virtual loop over the agents' real wire.
+
+It keeps to the agent of its own host while that answers, and goes to another one when it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.simulation.fabric import blocks
+from tests.simulation.fabric.blocks import Version
+from tests.simulation.model import ViolationError
+
+from ostraca.core.events import Disconnected, Event, Finished, Send, Ticked, Verdict, Verified, Verify
+from ostraca.core.ledger import Ledger
+from ostraca.core.operations import (
+    NOT_STARTED_CODES,
+    GetOperation,
+    LookupOperation,
+    PutOperation,
+    get_message,
+    put_message,
+)
+from ostraca_fabric.connection import ClientConnection, ConnectionSettings, Network, connect
+from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError
+from ostraca_fabric.outcome import Ack
+from ostraca_fabric.slots import SlotPool
+from ostraca_fabric.tags import are_good, tag_seeds, tags_of
+from ostraca_fabric.testing.simulated_transport import SimulatedArenaEnd, SimulatedPlane
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import (
+    WIRE_VERSION,
+    WIRE_VERSION_OLDEST,
+    ArenaOffer,
+    Cancel,
+    Failed,
+    GetDone,
+    GetProgress,
+    Hello,
+    Lookup,
+    OpenVolume,
+    PastSettled,
+    PutDone,
+    Settled,
+    SettlePast,
+    VolumeOpened,
+)
+
+if TYPE_CHECKING:
+    from ostraca.core.events import Effect
+    from ostraca_fabric.connection.client import Aside, Request
+
+MIB = 1 << 20
+TOKEN = "token"
+SLOT_BYTES = blocks.BLOCK_BYTES
+_ARENA_BYTES = 4 * MIB
+_HANDSHAKE_S = 1.0
+_GIVES_UP_AFTER = 3
+"""Operations in a row without an answer, until it looks for another agent."""
+
+_FOREVER_S = 3600.0
+_AGAIN_S = 1.0
+_ANSWER_S = 2.0
+CONNECTIONS = ConnectionSettings(handshake_s=_HANDSHAKE_S, drain_s=1.0)
+
+
+@dataclass
+class _Link:
+    """A connection to an agent, and the volume open on it."""
+
+    connection: ClientConnection
+    handle: int
+    is_lost: bool = False
+
+    @property
+    def agent(self) -> str:
+        return self.connection.welcome.agent
+
+    @property
+    def start_id(self) -> bytes:
+        return self.connection.welcome.start_id
+
+
+Handed = dict[int, bytes]
+
+
+@dataclass
+class Ended:
+    """How an operation ended for its caller: one state and reason for each block."""
+
+    states: list[int]
+    reasons: list[int]
+    handed: Handed
+    agent: str
+
+
+class Worker:
+    """One process. All methods are called in it."""
+
+    def __init__(
+        self, name: str, addresses: list[str], *, network: Network, plane: SimulatedPlane, dice: random.Random
+    ) -> None:
+        self.name = name
+        self._addresses = addresses
+        self._network = network
+        self._client = dice.randbytes(16)
+        self._memory = bytearray(_ARENA_BYTES)
+        self.arena = SimulatedArenaEnd(plane, memoryview(self._memory), chunk_bytes=MIB)
+        self.arena.on_submitted = self._holder_of
+        self.arena.on_landing = self._landing
+        self.ledger = Ledger(SlotPool(_ARENA_BYTES, MIB), quarantine_bytes_max=_ARENA_BYTES // 2)
+        self.violations: list[str] = []
+        self._holders: dict[int, int] = {}
+        """By slot: the request that used it last."""
+
+        self._mail: dict[int, asyncio.Queue[Event]] = {}
+        self._requests = 0
+        self._link: _Link | None = None
+        self._linking = asyncio.Lock()
+        self._first = 0
+        self._unanswered = 0
+        self._is_settling = False
+        self._asking: set[asyncio.Task[None]] = set()
+
+    @property
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --------------------------------------------------------------------------------------- operations
+
+    async def get(self, numbers: list[int], deadline_s: float) -> Ended:
+        until_s = self._now_s + deadline_s
+        link = await self._linked(until_s)
+        slots = None if link is None else self._taken(len(numbers))
+        if link is None or slots is None:
+            return self._declined(numbers)
+        lengths, spans = blocks.lengths_of(numbers), (blocks.chain_of(numbers).span(),)
+        request = self._next_request()
+        message = get_message(
+            request=request,
+            handle=link.handle,
+            deadline_s=until_s - self._now_s,
+            spans=spans,
+            lengths=lengths,
+            slots=slots,
+            slot_bytes=SLOT_BYTES,
+            recompute_s=0.0,
+        )
+        seeds, handed = tag_seeds(blocks.IDENTITY, spans, lengths), dict[int, bytes]()
+
+        def verify(wanted: Verify) -> Verified:
+            found = columns.positions(wanted.positions, len(numbers))
+            tags = columns.rows16(wanted.tags, len(found))
+            good = are_good(self.arena.array, slots[found], lengths[found], seeds[found], tags)
+            verdicts = np.where(good, Verdict.GOOD, Verdict.DAMAGED).astype(np.uint8)
+            for row in found[good].tolist():
+                at = int(slots[row])
+                handed[numbers[row]] = bytes(self._memory[at : at + int(lengths[row])])
+            return Verified(wanted.positions, verdicts.tobytes())
+
+        end = await self._operate(link, GetOperation(message, until_s=until_s), until_s, slots, verify)
+        return self._ended(link, end, handed)
+
+    async def put(self, versions: list[Version], deadline_s: float, ack: Ack) -> Ended:
+        until_s = self._now_s + deadline_s
+        numbers = [version.number for version in versions]
+        link = await self._linked(until_s)
+        slots = None if link is None else self._taken(len(numbers))
+        if link is None or slots is None:
+            return self._declined(numbers)
+        for version, at in zip(versions, slots.tolist(), strict=True):
+            data = version.data
+            self.arena.array[at : at + len(data)] = data
+        lengths, spans = blocks.lengths_of(numbers), (blocks.chain_of(numbers).span(),)
+        request = self._next_request()
+        message = put_message(
+            request=request,
+            handle=link.handle,
+            deadline_s=until_s - self._now_s,
+            ack=ack,
+            spans=spans,
+            lengths=lengths,
+            tags=tags_of(
+                self.arena.array, slots, lengths, tag_seeds(blocks.IDENTITY, spans, lengths)
+            ).tobytes(),
+            slots=slots,
+            slot_bytes=SLOT_BYTES,
+            ttl_s=0.0,
+        )
+        end = await self._operate(link, PutOperation(message, until_s=until_s), until_s, slots, None)
+        return self._ended(link, end, {})
+
+    async def lookup(self, numbers: list[int], deadline_s: float) -> Ended:
+        until_s = self._now_s + deadline_s
+        link = await self._linked(until_s)
+        if link is None:
+            return self._declined(numbers)
+        request = self._next_request()
+        spans = (blocks.chain_of(numbers).span(),)
+        message = Lookup(request, link.handle, until_s - self._now_s, spans)
+        end = await self._operate(link, LookupOperation(message, until_s=until_s), until_s, None, None)
+        return self._ended(link, end, {})
+
+    def _declined(self, numbers: list[int]) -> Ended:
+        return Ended([-1] * len(numbers), [-1] * len(numbers), {}, "")
+
+    def _ended(self, link: _Link, end: Finished, handed: Handed) -> Ended:
+        return Ended(list(end.states), list(end.reasons), handed, link.agent)
+
+    async def _operate(
+        self,
+        link: _Link,
+        operation: GetOperation | PutOperation | LookupOperation,
+        until_s: float,
+        slots: NDArray[np.int64] | None,
+        verify: Callable[[Verify], Verified] | None,
+    ) -> Finished:
+        request = operation.request
+        mail = self._mail[request] = asyncio.Queue()
+        todo, is_heard = deque(operation.start(self._now_s)), False
+        is_sent = isinstance(todo[0], Send)
+        if slots is not None and is_sent:
+            self.ledger.sent(request, slots, agent=link.agent, start_id=link.start_id)
+        try:
+            while True:
+                while todo:
+                    effect = todo.popleft()
+                    if isinstance(effect, Finished):
+                        self._unanswered = 0 if is_heard else self._unanswered + 1
+                        return effect
+                    if isinstance(effect, Verify):
+                        assert verify is not None, "only gets have anything verified"
+                        todo.extendleft(reversed(operation.on(verify(effect), self._now_s)))
+                    else:
+                        self._do(link, request, effect)
+                event = await self._next(mail, until_s)
+                is_heard = is_heard or not isinstance(event, Ticked | Disconnected)
+                todo.extend(operation.on(event, self._now_s))
+        finally:
+            del self._mail[request]
+            if slots is not None and is_sent:
+                self.ledger.left(request)
+            elif slots is not None:
+                self.ledger.give(slots)
+
+    def _do(self, link: _Link, request: int, effect: Effect) -> None:
+        match effect:
+            case Send(message=Cancel() as cancel):
+                if link.connection.is_open:
+                    link.connection.send(cancel)
+            case Send(message=message):
+                self._spawn(self._asked(link, request, message))  # type: ignore[arg-type]  # of blocks
+            case _:
+                raise ViolationError(f"an operation on blocks wants {effect}")
+
+    async def _next(self, mail: asyncio.Queue[Event], until_s: float) -> Event:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await mail.get()
+        except TimeoutError:
+            return Ticked()
+
+    async def _asked(self, link: _Link, request: int, message: Request) -> None:
+        """Wait for the final answer, however long that takes: slots hang on it."""
+        try:
+            answer = await link.connection.ask(message, _FOREVER_S)
+        except RefusedError:  # as many are under way as the agent takes: nothing was sent
+            self.ledger.answered(request, np.empty(0, np.uint32))
+            self._deliver(request, Disconnected())
+            return
+        except (ConnectError, TimeoutError):
+            self._lost(link)
+            self._deliver(request, Disconnected())
+            return
+        slots = self.ledger.slots(request)
+        if isinstance(answer, GetDone | PutDone):
+            unsettled = (
+                columns.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
+            )
+        elif isinstance(answer, Failed) and answer.code in NOT_STARTED_CODES:
+            unsettled = np.empty(0, np.uint32)
+        else:
+            unsettled = np.arange(len(slots), dtype=np.uint32)
+        self.ledger.answered(request, unsettled)
+        self._deliver(request, answer)  # type: ignore[arg-type]  # an agent's answer to a worker
+
+    def _deliver(self, request: int, event: Event) -> None:
+        mail = self._mail.get(request)
+        if mail is not None:
+            mail.put_nowait(event)
+
+    def _on_aside(self, aside: Aside) -> None:
+        match aside:
+            case GetProgress():
+                self._deliver(aside.request, aside)
+            case Settled(request=request):
+                self.ledger.settled(request)
+            case _:
+                self.violations.append(f"worker {self.name} was sent {type(aside).__name__}")
+
+    # ---------------------------------------------------------------------------------------- the link
+
+    async def _linked(self, until_s: float) -> _Link | None:
+        """Return a connection that seems to live; dial another where it does not."""
+        if self._link is not None and not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
+            return self._link
+        try:
+            async with asyncio.timeout_at(until_s), self._linking:
+                return await self._dial()
+        except (TimeoutError, OstracaError):
+            return None
+
+    async def _dial(self) -> _Link | None:
+        if self._link is not None:
+            if not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
+                return self._link
+            self._link.connection.abort()
+            self._lost(self._link)
+            self._link = None
+        if self.ledger.is_stranded:
+            self.arena.renew()
+        for _ in self._addresses:
+            address = self._addresses[self._first % len(self._addresses)]
+            try:
+                return await self._dial_one(address)
+            except OstracaError:
+                self._first += 1
+            except BaseException:
+                self._first += 1  # out of time: another one the next time
+                raise
+        return None
+
+    async def _dial_one(self, address: str) -> _Link:
+        connection = await self._connected(address, (self.arena.offer(),))
+        link, opened = _Link(connection, 0), None
+        try:
+            past = self.ledger.met(link.agent, link.start_id)
+            if past:
+                self._spawn(self._settle_past(link, past))
+            opened = await connection.ask(
+                OpenVolume(
+                    self._next_request(), blocks.VOLUME, blocks.LAYOUT, blocks.BLOCK_BYTES, create=True
+                ),
+                _HANDSHAKE_S,
+            )
+        except TimeoutError:
+            opened = None
+        finally:
+            if opened is None:
+                connection.abort()
+        if not isinstance(opened, VolumeOpened):
+            connection.abort()
+            message = f"no volume: {opened}"
+            raise ConnectError(message)
+        link.handle = opened.handle
+        self._link, self._unanswered = link, 0
+        self._spawn(self._watch(link))
+        if not self._is_settling and self._owing():
+            self._is_settling = True
+            self._spawn(self._settle_elsewhere())
+        return link
+
+    async def _connected(self, address: str, arenas: tuple[ArenaOffer, ...]) -> ClientConnection:
+        hello = Hello(
+            version_oldest=WIRE_VERSION_OLDEST,
+            version_newest=WIRE_VERSION,
+            role="worker",
+            tenant=blocks.TENANT,
+            token=TOKEN,
+            name=self.name,
+            arenas=arenas,
+            client=self._client,
+        )
+        return await connect(
+            address, hello, settings=CONNECTIONS, on_aside=self._on_aside, network=self._network
+        )
+
+    async def _watch(self, link: _Link) -> None:
+        await link.connection.wait_closed()
+        self._lost(link)
+
+    async def _settle_past(self, link: _Link, past: tuple[int, ...]) -> None:
+        try:
+            answer = await link.connection.ask(SettlePast(self._next_request()), _FOREVER_S)
+        except (ConnectError, TimeoutError):
+            return
+        if isinstance(answer, PastSettled):
+            self.ledger.past_settled(past)
+
+    def _lost(self, link: _Link) -> None:
+        if not link.is_lost:
+            link.is_lost = True
+            self.ledger.lost(is_drained=False)
+
+    def _owing(self) -> frozenset[str]:
+        return self.ledger.owing - {self._link.agent if self._link is not None else ""}
+
+    async def _settle_elsewhere(self) -> None:
+        """Ask the agents that were used before about slots that they have not given back."""
+        try:
+            while self._owing():
+                for address in self._addresses:
+                    if self._owing():
+                        await self._settle_at(address)
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._is_settling = False
+
+    async def _settle_at(self, address: str) -> None:
+        try:
+            connection = await self._connected(address, ())
+        except OstracaError:
+            return
+        welcome = connection.welcome
+        if welcome.agent in self._owing():
+            past = self.ledger.met(welcome.agent, welcome.start_id)
+            if past:
+                with suppress(ConnectError, TimeoutError):
+                    answer = await connection.ask(SettlePast(self._next_request()), _ANSWER_S)
+                    if isinstance(answer, PastSettled):
+                        self.ledger.past_settled(past)
+        connection.abort()
+
+    def _spawn(self, asking: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(asking)
+        self._asking.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.violations.append(f"worker {self.name} crashed: {task.exception()!r}")
+
+    # ------------------------------------------------------------------------------------------- slots
+
+    def _next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _taken(self, count: int) -> NDArray[np.int64] | None:
+        if not self.ledger.is_open:
+            return None
+        slots = self.ledger.take(count, SLOT_BYTES)
+        if slots is not None:
+            for at in slots.tolist():
+                self._holders[at] = self._requests + 1
+        return slots
+
+    def _holder_of(self, at: int) -> int:
+        return self._holders.get(at, 0)
+
+    def _landing(self, at: int, held_by: object) -> None:
+        """A block lands: its slot must be that of the operation that it was sent for."""
+        if held_by != self._holders.get(at, 0):
+            self.violations.append(
+                f"worker {self.name}: what request {held_by} asked for landed in slot {at} of request "
+                f"{self._holders.get(at)}"
+            )
