@@ -178,6 +178,14 @@ class Agent:
         """Where it listens, with real ports; empty before ``start``."""
         return tuple(server.address for server in self._servers)
 
+    def readmit(self, access: Access) -> None:
+        """Let in by other rules from now on, and refuse connections that they would not let in.
+
+        What crosses for them ends as when a worker is gone. Call it between ``start`` and ``drain``.
+        """
+        for server in self._servers:
+            server.readmit(access)
+
     async def drain(self) -> bool:
         """Take no more requests, and let those under way and puts acknowledged as staged end.
 

@@ -170,6 +170,10 @@ class AgentSettings:
     """Events that `ostraca explain` can tell of, 59 bytes each: 3.9 MB. An event is one block looked up, got,
     put or evicted; raise it where explanations do not reach back far enough."""
 
+    secrets_look_s: float = 5.0
+    """How often files of secrets are looked at. A token that was taken out lets nobody in after that, and who
+    came in by it is put out."""
+
     turn_s: float = 1.0
     """How often the steward looks again when nothing has changed."""
 

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -293,3 +294,40 @@ def test_wrong_settings_are_bad_usage_and_all_are_told(tmp_path: Path) -> None:
         "  --set: events_max: 'some' can't be its value: write a whole number of 0 or more",
     ]
     assert not (tmp_path / "new").exists()
+
+
+def test_a_token_that_is_replaced_lets_in_at_once_and_the_old_one_no_more(tmp_path: Path) -> None:
+    options = ("--listen", "tcp://127.0.0.1:0", "--set", "secrets_look_s=0.05")
+    with up(tmp_path, *SMALL, *options) as (process, line):
+        address = re.findall(r'"(tcp://[^"]+)"', line)[0]
+        file, old, new = tmp_path / "worker.token", (tmp_path / "worker.token").read_text().strip(), "n" * 32
+        settings = ostraca.ClientSettings(transports=("inline",))
+        with ostraca.connect(address, credentials=old, settings=settings):
+            (tmp_path / "next").write_text(new)
+            (tmp_path / "next").rename(file)
+            assert process.stderr is not None
+            assert any("was taken back" in words for words in process.stderr), "who was in is put out"
+            assert any("were read again" in words for words in process.stderr)
+            with pytest.raises(ostraca.AuthenticationError):
+                ostraca.connect(address, credentials=old, settings=settings)
+        with ostraca.connect(address, credentials=new, settings=settings) as client:
+            assert client.status().agent == "agent-0"
+        interrupt(process)
+
+
+def test_the_service_manager_hears_when_it_is_ready_and_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "50000")
+        with up(tmp_path / "f", *SMALL) as (process, line):
+            heard = [manager.recv(4096).decode() for _ in range(5)]
+            assert f"READY=1\nSTATUS={line.removeprefix('ready: ').strip()}" in heard
+            assert heard.count("WATCHDOG=1") == 4
+            interrupt(process)
+            assert "STOPPING=1\nSTATUS=staged blocks go to flash" in iter(
+                lambda: manager.recv(4096).decode(), ""
+            )

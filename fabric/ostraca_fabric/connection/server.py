@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ from ostraca_fabric.errors import (
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import Address, parse_address
-from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, AgentHandshake
+from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
@@ -143,6 +144,12 @@ class ServerConnection(FramedConnection):
             return
         log.warning("Refused %s at %s (%s): %s", self.peer, self._server.address, code, message)
         self.close_with(Refused(code, message))
+
+    def look_again(self) -> None:
+        """Refuse who said Hello and would not be let in any more."""
+        access = self._server.handshake.access
+        if self._phase is not _Phase.NEW and not access.allows(self.hello, self._peer_uid):
+            self.refuse("authentication", "what let you in was taken back: check token and name")
 
     def break_off(self, why: str) -> None:
         """End the connection, because blocks can't cross any more: the worker is to make a new one."""
@@ -328,6 +335,12 @@ class Server:
         for connection in open_now:
             await connection.wait_closed()
         return await self._tasks.finish(within_s=self.settings.drain_s)
+
+    def readmit(self, access: Access) -> None:
+        """Let in by other rules from now on. Connections that they would not let in are refused now."""
+        self.handshake = replace(self.handshake, access=access)
+        for connection in list(self._connections):
+            connection.look_again()
 
     # For its connections.
 

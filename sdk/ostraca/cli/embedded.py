@@ -150,6 +150,16 @@ class EmbeddedFabric:
         """What to call, on this loop, for what each agent believes."""
         return {agent.id: agent.status for agent in self._agents}
 
+    def readmit(self) -> None:
+        """Read the workers' token again, and refuse connections that were made with another one.
+
+        Raises MembershipError and FormatError, and then all stays as it was.
+        """
+        assert self._state is not None, "start comes first"
+        access = self._access(self._state)
+        for agent in self._agents:
+            agent.readmit(access)
+
     async def start(self) -> None:
         """Lock the directory, make or find the drives, start the agents.
 
@@ -208,7 +218,7 @@ class EmbeddedFabric:
         self._transports = _transports(plan.transports)
         if self._wrap is not None:
             self._transports = {name: self._wrap(each) for name, each in self._transports.items()}
-        tokens = {TenantId(_TENANT): (state.worker_token(),)} if plan.addresses else {}
+        access = self._access(state)
         owners = LoopbackOwners()
         settings = plan.agent_settings()
         for number in range(plan.agents):
@@ -217,7 +227,7 @@ class EmbeddedFabric:
                 AgentId(f"agent-{number}"),
                 settings,
                 addresses=addresses if number else (*addresses, *plan.addresses),
-                access=Access(own_uid=os.getuid(), tenant_tokens=tokens),
+                access=access,
                 fabric_key=state.key,
                 membership=membership,
                 owners=owners,
@@ -230,6 +240,10 @@ class EmbeddedFabric:
             await agent.join()
         for agent in self._agents:
             await agent.start()
+
+    def _access(self, state: FabricState) -> Access:
+        tokens = {TenantId(_TENANT): (state.worker_token(),)} if self._plan.addresses else {}
+        return Access(own_uid=os.getuid(), tenant_tokens=tokens)
 
     def _open_drive(self, record: DriveRecord) -> Drive:
         """Open a drive once for all agents of this process."""

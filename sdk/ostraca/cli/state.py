@@ -183,18 +183,19 @@ def is_running(directory: Path) -> bool:
     return False
 
 
-def locked(directory: Path) -> IO[bytes]:
-    """Take the lock of a fabric's directory, until what is returned is closed.
+def locked(directory: Path, taken: str = "") -> IO[bytes]:
+    """Take the lock of a directory, until what is returned is closed.
 
-    Raises MembershipError when another process has it.
+    Raises MembershipError, with *taken*, when another process has it.
     """
     lock = (directory / LOCK_FILE).open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        message = f"another process runs a fabric in {directory}: stop it, or take another --dir"
-        raise MembershipError(message) from error
+        raise MembershipError(
+            taken or f"another process runs a fabric in {directory}: stop it, or take another --dir"
+        ) from error
     return lock
 
 

@@ -12,9 +12,8 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,9 @@ from ostraca.places import TOKEN_FILE, agent_socket, default_directory, director
 from ostraca_fabric.errors import OstracaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from ostraca.cli.embedded import FabricPlan
+    from ostraca.cli.embedded import EmbeddedFabric, FabricPlan
     from ostraca_fabric.status import AgentStatus
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ READY = "ready: "
 
 _TRANSPORTS = ("nixl", "inline")
 _DRAM_BYTES = 512 << 20
-_LEFT_AT_ONCE = 130
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -181,8 +179,10 @@ def _plan(options: argparse.Namespace) -> tuple[FabricPlan, Mapping[str, str]]:
 async def _serve(plan: FabricPlan, http: str | None) -> bool:
     """Run the fabric until a signal; return whether every transfer has ended."""
     from ostraca.cli.embedded import EmbeddedFabric
+    from ostraca.cli.serve.notify import Notifier
+    from ostraca.cli.serve.signals import stop_on_signals
 
-    stop = _stop_on_signals()
+    stop, notifier = stop_on_signals(), Notifier(os.environ)
     fabric = EmbeddedFabric(plan)
     try:
         await fabric.start()
@@ -200,12 +200,34 @@ async def _serve(plan: FabricPlan, http: str | None) -> bool:
         except OstracaError:
             await fabric.stop()
             raise
-        print(ready_line(fabric.addresses, plan, fabric.status()), flush=True)
+        if plan.addresses:
+            await stack.enter_async_context(_rereading_token(fabric, plan))
+        await stack.enter_async_context(notifier.watched())
+        ready = ready_line(fabric.addresses, plan, fabric.status())
+        print(ready, flush=True)
+        notifier.ready(ready.removeprefix(READY))
         await stop.wait()
         log.info("Stopping: no new requests, and staged blocks go to flash. Another Ctrl-C leaves at once.")
+        notifier.stopping("staged blocks go to flash")
         has_ended = await fabric.stop()
     log.info("Stopped. The blocks stay in %s.", plan.directory)
     return has_ended
+
+
+@asynccontextmanager
+async def _rereading_token(fabric: EmbeddedFabric, plan: FabricPlan) -> AsyncIterator[None]:
+    """Let in by the token that lies in the directory, also when that is replaced meanwhile."""
+    from ostraca.cli.serve.reloading import Reloading
+    from ostraca_fabric.tasks import Tasks
+
+    file = plan.directory / TOKEN_FILE
+    reloading = Reloading(str(file), [file], fabric.readmit, look_s=plan.settings.secrets_look_s)
+    looking = Tasks("the workers' token")
+    looking.spawn(reloading.run())
+    try:
+        yield
+    finally:
+        await looking.stop()
 
 
 def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[AgentStatus]) -> str:
@@ -250,24 +272,6 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop]:
     except ModuleNotFoundError:
         return asyncio.SelectorEventLoop
     return Loop
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """Return what the first SIGINT or SIGTERM sets.
-
-    SIGINT counts also where it is ignored at the start, as in the background of a script: what keeps others'
-    data is to stop in order however it is asked, and who sends a fabric SIGINT means it.
-    """
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(_LEFT_AT_ONCE)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    return stop
 
 
 COMMAND = Command(

@@ -23,14 +23,16 @@ from tests.fabric.wire.peers import (
     open_volume,
 )
 
-from ostraca_fabric.connection import ClientConnection, Server, connect, serve
+from ostraca_fabric.connection import ClientConnection, Server, ServerConnection, connect, serve
 from ostraca_fabric.errors import AuthenticationError, ConnectError, UsageError, VersionError
+from ostraca_fabric.ids import TenantId
 from ostraca_fabric.wire.frames import encode
-from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WorkerHandshake
+from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, WorkerHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
     Damage,
     Failed,
+    Hello,
     Ping,
     Pong,
     Release,
@@ -376,3 +378,36 @@ async def test_nobody_writes_the_log_but_the_agent(
     (record,) = caplog.records
     assert record.getMessage().isprintable()
     assert len(record.getMessage()) < 1000
+
+
+async def test_who_would_not_be_let_in_any_more_is_put_out_and_others_stay(
+    server: Server, healthy: ClientConnection
+) -> None:
+    handshake, other = server.handshake, "another token"
+    access = dataclasses.replace(handshake.access, tenant_tokens={TenantId("red"): (TOKEN, other)})
+    server.readmit(access)
+    second = await connect(server.address, WorkerHandshake(WORKER, "red", "test", other).hello)
+    server.readmit(handshake.access)
+    await asyncio.wait_for(second.wait_closed(), 5)
+    with pytest.raises(ConnectError, match="was taken back"):
+        await second.ask(Ping(1), 5.0)
+    with pytest.raises(AuthenticationError):
+        await connect(server.address, WorkerHandshake(WORKER, "red", "test", other).hello)
+
+
+async def test_who_is_being_let_in_while_the_rules_change_is_put_out_too() -> None:
+    class Announcing(Answering):
+        async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
+            self.began.set()
+            await super().on_open(connection, hello, peer_uid)
+
+    handler = Announcing()
+    server = await serve("tcp://127.0.0.1:0", handler, HANDSHAKE, SETTINGS)
+    waiting = WorkerHandshake(WORKER, "red", "wait", TOKEN).hello
+    opening = asyncio.create_task(connect(server.address, waiting))
+    await asyncio.wait_for(handler.began.wait(), 10)
+    server.readmit(dataclasses.replace(HANDSHAKE.access, tenant_tokens={}))
+    handler.release.set()  # too late
+    with pytest.raises(AuthenticationError, match="was taken back"):
+        await asyncio.wait_for(opening, 5)
+    assert await server.close()

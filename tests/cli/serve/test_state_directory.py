@@ -1,0 +1,68 @@
+"""A daemon's own directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostraca.cli.serve.state_directory import RECORD_FILE, StateDirectory
+from ostraca_fabric.errors import FormatError, MembershipError, UsageError
+
+
+def test_two_daemons_never_share_a_directory_and_the_next_may_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "state"
+    with StateDirectory(path, "agent a"):
+        assert path.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(MembershipError, match="another daemon runs with"):
+            StateDirectory(path, "agent a")
+    StateDirectory(path, "agent a").close()
+
+
+def test_a_directory_is_one_daemons_also_when_it_is_not_running(tmp_path: Path) -> None:
+    StateDirectory(tmp_path, "agent a").close()
+    with pytest.raises(UsageError, match="is the directory of agent a, not of agent b"):
+        StateDirectory(tmp_path, "agent b")
+    StateDirectory(tmp_path, "agent a").close()  # and the refusal has left it unlocked
+
+
+@pytest.mark.slow
+def test_a_daemon_that_was_killed_leaves_its_directory_free(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from ostraca.cli.serve.state_directory import StateDirectory\n"
+        "kept = StateDirectory(Path(sys.argv[1]), 'agent a'); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(MembershipError):
+            StateDirectory(tmp_path, "agent a")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        StateDirectory(tmp_path, "agent a").close()
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match="chmod go-w"):
+        StateDirectory(tmp_path, "agent a")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("{", "is damaged"), ('{"version":2,"daemon":"agent a"}', "has version 2")]
+)
+def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / RECORD_FILE).write_text(content)
+    with pytest.raises(FormatError, match=said):
+        StateDirectory(tmp_path, "agent a")
+
+
+def test_a_path_that_is_no_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MembershipError, match="can't be used as a state directory"):
+        StateDirectory(tmp_path / "file", "agent a")
