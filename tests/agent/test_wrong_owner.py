@@ -13,9 +13,22 @@ from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_fabric.fabric_map import Claim
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Commit, Committed, ShardCommit
+from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnswerToAgent,
+    Commit,
+    Committed,
+    OwnerNotice,
+    Reserve,
+    Reserved,
+    Resolve,
+    Resolved,
+    ShardCommit,
+    ShardExtents,
+    ShardReservations,
+)
 
-OWNER, OTHER = AgentId("agent-0"), AgentId("agent-1")
+OWNER, OTHER, MISLED = AgentId("agent-0"), AgentId("agent-1"), AgentId("agent-2")
 CLAIM = Claim(OTHER, StartId(bytes(16)), OwnerEpoch(1))
 
 
@@ -64,17 +77,33 @@ async def test_whom_the_wrong_owner_names_is_asked_in_its_place(two: Two) -> Non
     await fabric.at_rest()
 
 
+class Misled:
+    """An agent that owns nothing, and holds the other one for the owner."""
+
+    def answer(self, request: AgentRequest) -> AnswerToAgent:
+        known = {"is_owner": False, "owner_epoch": 0, "known_owner": OTHER, "known_epoch": 1}
+        match request:
+            case Resolve():
+                extents = (ShardExtents(part.shard, **known) for part in request.shards)  # type: ignore[arg-type]
+                return Resolved(request.request, tuple(extents))
+            case Reserve():
+                given = (ShardReservations(part.shard, **known) for part in request.shards)  # type: ignore[arg-type]
+                return Reserved(request.request, tuple(given))
+        raise AssertionError(request)
+
+    def notice(self, notice: OwnerNotice) -> None:
+        raise AssertionError(notice)
+
+
 async def test_it_is_believed_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = two.fabric
-    counted = Counted(fabric)
-    monkeypatch.setattr(fabric.service, "shards", {})
-    monkeypatch.setattr(fabric.service, "_claim_of", lambda _: CLAIM)
-    worker = fabric.worker()
-    done = await fabric.put(worker, range(4))
+    two.fabric.owners.register(MISLED, Misled())
+    monkeypatch.setattr(two.other._owner, "_claim_of", lambda _: replace(CLAIM, agent=MISLED))
+    counted = Counted(two.fabric)
+    done = await two.fabric.put(two.fabric.worker(), range(4))
     assert set(done.reasons) == {Reason.NO_OWNER}
-    missing = await fabric.get(worker, range(4))
+    missing = await two.fabric.get(two.fabric.worker(), range(4))
     assert set(missing.reasons) == {Reason.NO_OWNER}
-    asked = [(OTHER, "Reserve"), (OWNER, "Reserve"), (OTHER, "Resolve"), (OWNER, "Resolve")]
+    asked = [(OTHER, "Reserve"), (MISLED, "Reserve"), (OTHER, "Resolve"), (MISLED, "Resolve")]
     assert counted.asked == asked, "each of the two names the other for ever"
 
 
