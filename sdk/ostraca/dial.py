@@ -25,7 +25,7 @@ from ostraca_fabric.errors import (
     UsageError,
     VersionError,
 )
-from ostraca_fabric.wire.address import UnixAddress, parse_address
+from ostraca_fabric.wire.address import TlsAddress, UnixAddress, parse_address
 from ostraca_fabric.wire.codec import HELLO_ANSWER
 from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
 from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
@@ -94,6 +94,11 @@ def chosen_addresses(
         addresses = environment.get(ADDRESS_VARIABLE, "").split(",")
     listed = [addresses] if isinstance(addresses, str) else list(addresses)
     wanted = tuple(parse_address(each.strip()) for each in listed if each.strip())
+    for address in wanted:
+        if isinstance(address, TlsAddress):
+            raise UsageError(
+                f"{address}: the SDK speaks no TLS yet; take a unix socket, or tcp:// with a token"
+            )
     if wanted:
         return wanted
     usual = (DAEMON_SOCKET, agent_socket(default_directory(environment), 0))

@@ -147,7 +147,6 @@ class NetworkContract:
         assert await theirs.lost is None
         assert len(theirs.came) == 200_000
         assert theirs.told[-2:] == ["end", "lost"]
-        assert "end" not in ours.told
         await _end(ours, theirs, listening)
 
     async def test_an_end_that_is_cut_off_is_gone_at_once_and_the_other_hears_of_it(
@@ -161,6 +160,9 @@ class NetworkContract:
 
     async def test_one_half_can_end_before_the_other(self, hosts: Hosts) -> None:
         ours, theirs, listening = await hosts.joined()
+        if not ours.transport.can_write_eof():
+            await _end(ours, theirs, listening)
+            pytest.skip("its connections have no halves")
         theirs.keeps_open = True
         ours.transport.write(b"question")
         ours.transport.write_eof()
@@ -198,6 +200,7 @@ class NetworkContract:
         handler = Answering()
         server = await serve(hosts.asked, handler, HANDSHAKE, SETTINGS, network=hosts.called)
         connection = await connect(server.address, HELLO, network=hosts.calling)
+        assert server.address.partition(":")[0] == hosts.asked.partition(":")[0]
         assert connection.welcome.agent == HANDSHAKE.agent
         asked = [connection.ask(open_volume(number, "fine"), LIMIT_S) for number in (1, 2)]
         assert await asyncio.gather(*asked) == [VolumeOpened(1, 1, 1), VolumeOpened(2, 1, 1)]

@@ -41,8 +41,10 @@ def test_an_address_where_nobody_listens_is_named_in_the_error(tmp_path: Path) -
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ostraca.UsageError, match=r"write unix:///path/to/socket or tcp://host:port"):
+    with pytest.raises(ostraca.UsageError, match=r"write unix:///path/to/socket, tcp://host:port"):
         ostraca.connect("localhost:80", settings=SETTINGS)
+    with pytest.raises(ostraca.UsageError, match="the SDK speaks no TLS yet"):
+        ostraca.connect("tls://localhost:80", settings=SETTINGS)
 
 
 def test_an_agent_that_does_not_answer_hello_costs_its_share_of_the_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.network import SOCKETS, Listening, Network, SocketNetwork
 from ostraca_fabric.connection.server import Handler, Server, ServerConnection, serve
 from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.tls import Tls, TlsFiles
 
 __all__ = [
     "SOCKETS",
@@ -23,6 +24,8 @@ __all__ = [
     "Server",
     "ServerConnection",
     "SocketNetwork",
+    "Tls",
+    "TlsFiles",
     "connect",
     "serve",
 ]

@@ -60,7 +60,10 @@ def line_of(transport: asyncio.Transport, settings: ConnectionSettings) -> Line:
         return TransportLine(transport)
     own = socket.socket(fileno=os.dup(found.fileno()))
     tuned(own, settings)
-    return SocketLine(own)
+    if transport.get_extra_info("ssl_object") is None:
+        return SocketLine(own)
+    own.close()
+    return TransportLine(transport)
 
 
 class SocketLine(SocketExit):

@@ -6,11 +6,12 @@ import asyncio
 import socket
 import stat
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 
 from ostraca_fabric.errors import ConnectError, UsageError
-from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress
+from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
 
 _BACKLOG = 128
 _PROBE_S = 1.0
@@ -47,12 +48,12 @@ def real_address(asked: Address, listening: socket.socket) -> Address:
     """Return the address asked for with the port that was given for port 0."""
     if isinstance(asked, UnixAddress):
         return asked
-    return TcpAddress(asked.host, listening.getsockname()[1])
+    return replace(asked, port=listening.getsockname()[1])
 
 
 def file_identity(address: Address) -> tuple[int, int] | None:
     """Tell this unix socket's file from a later one of the same name."""
-    if isinstance(address, TcpAddress):
+    if not isinstance(address, UnixAddress):
         return None
     found = Path(address.path).stat()
     return found.st_dev, found.st_ino
@@ -77,7 +78,7 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
     return int(uid)
 
 
-def _tcp_socket(address: TcpAddress) -> tuple[socket.socket, tuple[str, int]]:
+def _tcp_socket(address: TcpAddress | TlsAddress) -> tuple[socket.socket, tuple[str, int]]:
     family, kind, protocol, _, name = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

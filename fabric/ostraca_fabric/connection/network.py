@@ -9,11 +9,28 @@ written to beside it; its ``get_extra_info("peer_uid")`` then says which user is
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from collections.abc import Callable
 from typing import Protocol
 
 from ostraca_fabric.connection.listening import file_identity, listen, real_address, unlink_own
-from ostraca_fabric.wire.address import Address, UnixAddress
+from ostraca_fabric.connection.tls import Tls
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress
+
+log = logging.getLogger(__name__)
+
+_HANDSHAKES_MAX = 128
+"""TLS handshakes under way at one address; further connections wait in the kernel's backlog."""
+
+_HANDSHAKE_S = 5.0
+_SHUTDOWN_S = 2.0
+"""How long a connection's end may take until the other end has agreed; then it is cut."""
+
+_ACCEPT_AGAIN_S = 0.1
+"""Pause after an accept that failed, as it does where open files have run out."""
 
 Accept = Callable[[], asyncio.BufferedProtocol]
 """Makes the protocol of a connection that somebody makes to us."""
@@ -65,11 +82,76 @@ class _ListeningSocket:
         unlink_own(self.address, self._file)
 
 
+class _ListeningTls:
+    """Accepts by itself: each connection is to have the context of its own time."""
+
+    def __init__(self, asked: TlsAddress, accept: Accept, tls: Tls) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = listen(asked)
+        self.address = real_address(asked, self._socket)
+        self._accept = accept
+        self._tls = tls
+        self._is_closed = False
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"handshakes at {self.address}")
+        self._loop.add_reader(self._socket.fileno(), self._take_one)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True  # handshakes under way go on, for as long as they may take
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _take_one(self) -> None:
+        try:
+            connected, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("Could not accept a connection at %s: %s", self.address, error)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(_ACCEPT_AGAIN_S, self._take_more)
+            return
+        connected.settimeout(0)
+        handshake = self._tasks.spawn(self._shake_hands(connected))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._shook_hands)
+        if len(self._handshakes) >= _HANDSHAKES_MAX:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _shook_hands(self, handshake: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
+        self._take_more()
+
+    def _take_more(self) -> None:
+        if not self._is_closed and len(self._handshakes) < _HANDSHAKES_MAX:
+            self._loop.add_reader(self._socket.fileno(), self._take_one)
+
+    async def _shake_hands(self, connected: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._accept,
+                connected,
+                ssl=self._tls.listening,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError as error:
+            log.info("A TLS handshake at %s failed: %s", self.address, error)
+
+
 class SocketNetwork:
-    """Unix sockets and TCP of this machine."""
+    """Unix sockets and TCP of this machine, and TLS over TCP for who has certificates."""
+
+    def __init__(self, tls: Tls | None = None) -> None:
+        """Without *tls*, addresses of TLS are refused."""
+        self._tls = tls
 
     async def listen(self, address: Address, accept: Accept) -> Listening:
         """Bind a socket; a unix socket that nobody answers at is replaced (``listening.listen``)."""
+        if isinstance(address, TlsAddress):
+            return _ListeningTls(address, accept, self._with_tls(address))
         listening = _ListeningSocket(address)
         await listening.accept(accept)
         return listening
@@ -79,8 +161,21 @@ class SocketNetwork:
         loop = asyncio.get_running_loop()
         if isinstance(address, UnixAddress):
             await loop.create_unix_connection(lambda: protocol, address.path)
+        elif isinstance(address, TlsAddress):
+            await loop.create_connection(
+                lambda: protocol,
+                address.host,
+                address.port,
+                ssl=self._with_tls(address).dialling,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
         else:
             await loop.create_connection(lambda: protocol, address.host, address.port)
+
+    def _with_tls(self, address: TlsAddress) -> Tls:
+        if self._tls is None:
+            raise UsageError(f"{address} takes a certificate, its key and a CA: give their files")
+        return self._tls
 
 
 SOCKETS = SocketNetwork()

@@ -23,6 +23,7 @@ from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.listening import peer_uid
 from ostraca_fabric.connection.network import SOCKETS, Listening, Network
 from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.tls import secured
 from ostraca_fabric.errors import (
     ConnectError,
     FrameTooLongError,
@@ -35,7 +36,15 @@ from ostraca_fabric.errors import (
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import Address, parse_address
-from ostraca_fabric.wire.handshake import AGENT, OPERATOR, ROLES, WORKER, Access, AgentHandshake
+from ostraca_fabric.wire.handshake import (
+    AGENT,
+    OPERATOR,
+    ROLES,
+    WORKER,
+    Access,
+    AgentHandshake,
+    Secured,
+)
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
@@ -114,6 +123,7 @@ class ServerConnection(FramedConnection):
         self._server = server
         self._phase = _Phase.NEW
         self._peer_uid: int | None = None
+        self._secured: Secured | None = None
         self._under_way: dict[int, asyncio.Future[None]] = {}
         self._late: asyncio.TimerHandle | None = None
 
@@ -148,7 +158,7 @@ class ServerConnection(FramedConnection):
     def look_again(self) -> None:
         """Refuse who said Hello and would not be let in any more."""
         access = self._server.handshake.access
-        if self._phase is not _Phase.NEW and not access.allows(self.hello, self._peer_uid):
+        if self._phase is not _Phase.NEW and not access.allows(self.hello, self._peer_uid, self._secured):
             self.refuse("authentication", "what let you in was taken back: check token and name")
 
     def break_off(self, why: str) -> None:
@@ -159,6 +169,7 @@ class ServerConnection(FramedConnection):
         """Begin to wait for the Hello."""
         super().connection_made(transport)
         self._peer_uid = peer_uid(transport)
+        self._secured = secured(transport)
         if not self._server.admit(self):
             self.abort()
             return
@@ -196,7 +207,7 @@ class ServerConnection(FramedConnection):
         self.refuse("protocol", f"the handshake took longer than {self._settings.handshake_s} s")
 
     def _on_hello(self, hello: Hello) -> None:
-        answer = self._server.handshake.answer(hello, self._peer_uid)
+        answer = self._server.handshake.answer(hello, self._peer_uid, self._secured)
         self.hello = hello
         self._phase = _Phase.OPENING
         if isinstance(answer, Refused):
@@ -305,6 +316,7 @@ class Server:
         self.settings = settings
         self._asked = address
         self._listening: Listening | None = None
+        self._is_closed = False
         self._connections: set[ServerConnection] = set()
         self._tasks = Tasks(f"connections at {address}")
 
@@ -328,6 +340,7 @@ class Server:
         Return whether all have ended; those that have not go on, and their memory is in use until they end.
         """
         assert self._listening is not None, "start comes before close"
+        self._is_closed = True
         self._listening.close()
         open_now = list(self._connections)
         for connection in open_now:
@@ -345,8 +358,14 @@ class Server:
     # For its connections.
 
     def admit(self, connection: ServerConnection) -> bool:
-        """Count a connection; say no when there are even too many that hear why they are refused."""
-        if len(self._connections) >= self.settings.connections_max + self.settings.refusing_max:
+        """Count a connection; say no when there are even too many that hear why they are refused.
+
+        And to one that was accepted before this was closed, and made only now.
+        """
+        if (
+            self._is_closed
+            or len(self._connections) >= self.settings.connections_max + self.settings.refusing_max
+        ):
             return False
         self._connections.add(connection)
         return True
@@ -373,7 +392,9 @@ async def serve(
     *,
     network: Network = SOCKETS,
 ) -> Server:
-    """Listen at ``unix:///path`` or ``tcp://host:port`` (port 0: any free one) and serve who connects.
+    """Listen at ``unix:///path``, ``tcp://host:port`` or ``tls://host:port`` and serve who connects.
+
+    Port 0 is any free one.
 
     Raises UsageError for an address that is none, and ConnectError when it can't be had.
     """

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ostraca_fabric.connection.network import Accept, Listening
-from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.testing.simulated_stream import Link, LinkSettings, SimulatedTransport, joined
-from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress
+from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
 
 _FIRST_PORT = 40_000
 _HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::", "::1")  # noqa: S104 (names a host may give itself)
@@ -53,6 +53,8 @@ class HostNetwork:
     async def listen(self, address: Address, accept: Accept) -> Listening:
         """Accept connections; TCP ports of one host are one range, whatever names it gives itself."""
         real = address
+        if isinstance(address, TlsAddress):
+            raise UsageError(f"{address}: nothing is encrypted in a simulation")
         if isinstance(address, TcpAddress):
             real = TcpAddress(self.name, address.port or next(self._ports))
         place = _Place(real, accept, self)
@@ -187,6 +189,8 @@ class SimulatedNetwork:
         if not caller.is_up:
             raise OSError(f"host {caller.name} is down")
         name = caller.name
+        if isinstance(address, TlsAddress):
+            raise OSError(f"{address}: nothing is encrypted in a simulation")
         if isinstance(address, TcpAddress) and address.host not in _HERE:
             name = address.host
         called = self._hosts.get(name)

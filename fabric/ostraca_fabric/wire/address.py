@@ -1,4 +1,4 @@
-"""Where an agent listens: ``unix:///path/to/socket`` or ``tcp://host:port``."""
+"""Where an agent listens: ``unix:///path/to/socket``, ``tcp://host:port``, or ``tls://host:port``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,22 @@ class TcpAddress:
 
     def __str__(self) -> str:
         """Return it as settings write it."""
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        return f"tcp://{_named(self.host)}:{self.port}"
 
 
-Address = UnixAddress | TcpAddress
+@dataclass(frozen=True, slots=True)
+class TlsAddress:
+    """A port of a host that speaks TLS. The host's certificate must carry the host as it is written here."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as settings write it."""
+        return f"tls://{_named(self.host)}:{self.port}"
+
+
+Address = UnixAddress | TcpAddress | TlsAddress
 
 
 def parse_address(text: str) -> Address:
@@ -44,8 +56,16 @@ def parse_address(text: str) -> Address:
     if separator and scheme == "unix":
         return _unix(text, rest)
     if separator and scheme == "tcp":
-        return _tcp(text, rest)
-    raise UsageError(f"{text!r} is not an address: write unix:///path/to/socket or tcp://host:port")
+        return TcpAddress(*_host_and_port(text, rest))
+    if separator and scheme == "tls":
+        return TlsAddress(*_host_and_port(text, rest))
+    raise UsageError(
+        f"{text!r} is not an address: write unix:///path/to/socket, tcp://host:port or tls://host:port"
+    )
+
+
+def _named(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _unix(text: str, path: str) -> UnixAddress:
@@ -60,7 +80,7 @@ def _unix(text: str, path: str) -> UnixAddress:
     return UnixAddress(path)
 
 
-def _tcp(text: str, rest: str) -> TcpAddress:
+def _host_and_port(text: str, rest: str) -> tuple[str, int]:
     host, separator, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -71,4 +91,4 @@ def _tcp(text: str, rest: str) -> TcpAddress:
         raise UsageError(
             f"{text!r} names no host and port: write it as tcp://host:port, the port being 0 to {PORT_MAX}"
         )
-    return TcpAddress(host, int(port))
+    return host, int(port)

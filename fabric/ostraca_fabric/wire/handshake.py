@@ -10,6 +10,10 @@ connection to one tenant. Who may speak for a tenant is said by ``Access``:
   is off: they could read the agent's memory anyway. Turn it off where tenants' containers run as root and
   reach the agent's socket.
 - Over TCP there is no way without a token.
+- Over TLS, the role ``agent`` takes a certificate that the fabric's CA has signed, and where agents are
+  listed one that carries a name of the list; a token is no substitute, and not needed. Workers and operators
+  need a token as over TCP, and where ``workers_show_certificates`` such a certificate as well, which says
+  nothing of tenants.
 
 A refusal never tells whether the tenant exists, and repeats no more than a few words of the Hello: it goes
 into the log, and must fit what a caller reads before the Welcome.
@@ -58,6 +62,14 @@ DEFAULT_LIMITS = ConnectionLimits(frame_bytes_max=4 << 20, blocks_max=16384, inf
 
 
 @dataclass(frozen=True, slots=True)
+class Secured:
+    """What TLS says of the other end."""
+
+    names: frozenset[str] | None
+    """Those in its certificate, which the fabric's CA has signed; None where it showed none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """Who may speak for whom.
 
@@ -71,19 +83,36 @@ class Access:
     tenant_uids: Mapping[TenantId, frozenset[int]] = field(default_factory=dict)
     fabric_tokens: tuple[str, ...] = ()
     own_user_is_trusted: bool = True
+    agent_names: frozenset[str] | None = None
+    """An agent's certificate carries one of these; None: any that the fabric's CA has signed will do."""
 
-    def allows(self, hello: Hello, peer_uid: int | None) -> bool:
-        """Tell whether whoever said this may have the role and the tenant; *peer_uid* is None over TCP."""
+    workers_show_certificates: bool = False
+
+    def allows(self, hello: Hello, peer_uid: int | None, secured: Secured | None = None) -> bool:
+        """Tell whether whoever said this may have the role and the tenant.
+
+        *peer_uid* is None over TCP, *secured* without TLS.
+        """
+        if secured is not None and not self.shows_enough(hello.role, secured):
+            return False
         tenant = TenantId(hello.tenant)
         if hello.token:
             good = self.tenant_tokens.get(tenant, ()) if hello.role == WORKER else self.fabric_tokens
             # Every token is compared, each in constant time: the time taken says nothing about any of them.
             return any([hmac.compare_digest(hello.token.encode(), token.encode()) for token in good])  # noqa: C419
+        if secured is not None and hello.role == AGENT:
+            return True
         if peer_uid is None or peer_uid == OVERFLOW_UID:
             return False
         if self.own_user_is_trusted and peer_uid in (self.own_uid, ROOT_UID):
             return True
         return hello.role == WORKER and peer_uid in self.tenant_uids.get(tenant, frozenset())
+
+    def shows_enough(self, role: str, secured: Secured) -> bool:
+        """Tell whether the certificate shown, if any, suffices for this role."""
+        if secured.names is None:
+            return role != AGENT and not self.workers_show_certificates
+        return role != AGENT or self.agent_names is None or bool(secured.names & self.agent_names)
 
 
 class _RefusalError(Exception):
@@ -109,14 +138,15 @@ class AgentHandshake:
     version_oldest: int = WIRE_VERSION_OLDEST
     version_newest: int = WIRE_VERSION
 
-    def answer(self, hello: Hello, peer_uid: int | None) -> Welcome | Refused:
+    def answer(self, hello: Hello, peer_uid: int | None, secured: Secured | None = None) -> Welcome | Refused:
         """Answer a Hello. After a Refused the connection is to be closed.
 
-        *peer_uid* is the user at the other end as the kernel gives it, None where it does not (TCP).
+        *peer_uid* is the user at the other end as the kernel gives it, None where it does not (TCP);
+        *secured* is what TLS says of it, None where there is none.
         """
         try:
             version = self._version(hello)
-            self._check_identity(hello, peer_uid)
+            self._check_identity(hello, peer_uid, secured)
             transport = self._transport(hello.arenas)
         except _RefusalError as refusal:
             return refusal.refused
@@ -135,7 +165,7 @@ class AgentHandshake:
             f"the other end {hello.version_oldest} to {hello.version_newest}: upgrade {older}",
         )
 
-    def _check_identity(self, hello: Hello, peer_uid: int | None) -> None:
+    def _check_identity(self, hello: Hello, peer_uid: int | None, secured: Secured | None) -> None:
         if hello.role not in ROLES:
             raise _RefusalError("protocol", f"{shown(hello.role)} is no role: say one of {', '.join(ROLES)}")
         if hello.role == WORKER:
@@ -147,14 +177,20 @@ class AgentHandshake:
                 raise _RefusalError("protocol", f"client has {len(hello.client)} bytes: say {CLIENT_BYTES}")
         elif hello.tenant or hello.arenas:
             raise _RefusalError("protocol", f"an {hello.role} has no tenant and no arena: leave both empty")
-        if self.access.allows(hello, peer_uid):
+        if self.access.allows(hello, peer_uid, secured):
             return
         who = f"tenant {hello.tenant}" if hello.role == WORKER else f"the role {hello.role}"
+        if secured is not None and not self.access.shows_enough(hello.role, secured):
+            what = "carries none of the names listed for agents"
+            if secured.names is None:
+                what = "is missing: show one that the fabric's CA has signed"
+            raise _RefusalError("authentication", f"the certificate for {who} over TLS {what}")
         if hello.token:
             raise _RefusalError(
                 "authentication", f"this token does not speak for {who}: check token and name"
             )
         seen = "over TCP" if peer_uid is None else f"as user {peer_uid}"
+        seen = seen if secured is None else "over TLS"
         raise _RefusalError("authentication", f"nobody speaks for {who} {seen} without a token: give one")
 
     def _transport(self, offers: tuple[ArenaOffer, ...]) -> str:

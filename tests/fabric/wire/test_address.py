@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress, parse_address
+from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress, parse_address
 
 GOOD = [
     ("unix:///run/ostraca/agent.sock", UnixAddress("/run/ostraca/agent.sock")),
     ("tcp://localhost:7400", TcpAddress("localhost", 7400)),
     ("tcp://127.0.0.1:0", TcpAddress("127.0.0.1", 0)),
     ("tcp://[::1]:7400", TcpAddress("::1", 7400)),
+    ("tls://agent-1.pod:7400", TlsAddress("agent-1.pod", 7400)),
+    ("tls://[::1]:7400", TlsAddress("::1", 7400)),
 ]
 BAD = [
     "",
@@ -28,6 +30,7 @@ BAD = [
     "tcp://localhost:-1",
     "tcp://localhost:\u0663",
     "tcp://::1:7400",
+    "tls://agent-1.pod",
 ]
 
 
