@@ -18,7 +18,8 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     ├── DriveError               a drive did not do what it was asked
     ├── FormatError              what lies on flash isn't ours to use
     └── MembershipError          the membership store can't be reached or refused
-        └── PlacementBusyError   too many placement epochs are still asked
+        ├── PlacementBusyError   too many placement epochs are still asked
+        └── LeaseEndedError      the agent is no longer in the fabric
 """
 
 from __future__ import annotations
@@ -114,3 +115,7 @@ class MembershipError(OstracaError):
 
 class PlacementBusyError(MembershipError):
     """As many placement epochs as may be are still asked: blocks of the oldest would be lost to look-ups."""
+
+
+class LeaseEndedError(MembershipError):
+    """The lease that keeps an agent in the fabric has ended: its claims are gone, and it must join again."""

@@ -6,42 +6,21 @@ passes: whether a lease has run out is somebody else's business, and said by ``l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import MembershipError, PlacementBusyError
-from ostraca_fabric.fabric_map import (
-    EARLIER_PLACEMENTS_MAX,
-    Claim,
-    FabricMap,
-    Grant,
-    PlacementRecord,
-    weights_of,
-)
-from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
+from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord
+from ostraca_fabric.ids import PlacementEpoch
 from ostraca_fabric.ports.membership import Claimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
-    from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, StartId, TenantId
+    from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, OwnerEpoch, ShardId, StartId, TenantId
     from ostraca_fabric.volume import VolumeRecord
-
-
-@dataclass(frozen=True, slots=True)
-class _Grants:
-    """What is kept of a shard while nobody owns it, too."""
-
-    epoch: OwnerEpoch = OwnerEpoch(0)  # noqa: RUF009 (a NewType of int)
-    """The highest that was ever given."""
-
-    unretired: tuple[Grant, ...] = ()
-    """By epoch."""
-
-    def of(self, claim: Claim) -> Grant | None:
-        """Return the grant of an owner epoch, which may be gone."""
-        return next((grant for grant in self.unretired if grant.epoch == claim.epoch), None)
 
 
 class MemoryStore:
@@ -64,7 +43,7 @@ class MemoryStore:
         self.volumes: Mapping[tuple[TenantId, str], VolumeRecord] = {
             (record.tenant, record.name): record for record in volumes
         }
-        self._grants: dict[ShardId, _Grants] = {}
+        self._grants: dict[ShardId, ShardGrants] = {}
         self.keep = keep
         self.volumes_max = volumes_max
 
@@ -91,18 +70,11 @@ class MemoryStore:
         """Add or replace enclosures."""
         before = self.map.enclosures
         after = {**before, **{enclosure.id: enclosure for enclosure in enclosures}}
-        weights = weights_of(before.values())
-        epoch, earlier = self.map.placement_epoch, self.map.earlier_placements
-        if weights != weights_of(after.values()):
-            if weights:
-                earlier = (PlacementRecord(epoch, weights), *earlier)
-            if len(earlier) > EARLIER_PLACEMENTS_MAX and not force:
-                raise PlacementBusyError(
-                    f"blocks of {len(earlier)} placement epochs are still looked up, which is the most: wait "
-                    f"until epoch {earlier[-1].epoch} is passed over, or force it, and its blocks are lost"
-                )
-            epoch, earlier = PlacementEpoch(epoch + 1), earlier[:EARLIER_PLACEMENTS_MAX]
-        self._publish(enclosures=after, placement_epoch=epoch, earlier_placements=earlier)
+        placements = Placements(self.map.placement_epoch, self.map.earlier_placements)
+        placements = placements.after(before.values(), after.values(), force=force)
+        self._publish(
+            enclosures=after, placement_epoch=placements.epoch, earlier_placements=placements.earlier
+        )
 
     def retire_placement(self, epoch: PlacementEpoch) -> None:
         """Let an earlier placement epoch be asked no longer."""
@@ -120,13 +92,9 @@ class MemoryStore:
             return Claimed(held.epoch, self._grants[shard].unretired) if is_ours else None
         if not self.has(agent, start):
             return None
-        kept = self._grants.get(shard, _Grants())
-        own = kept.unretired[-1] if kept.unretired else None
-        if own is None or not _may_go_on(own, kept.epoch, agent, start, epoch_at_least):
-            epoch = OwnerEpoch(max(kept.epoch + 1, epoch_at_least))
-            earlier = tuple(grant for grant in kept.unretired if grant.segments)
-            kept = _Grants(epoch, (*earlier, Grant(epoch, agent, start)))
-            self._grants[shard] = kept
+        kept = self._grants.get(shard, ShardGrants())
+        kept = kept.claimed(agent, start, epoch_at_least=epoch_at_least)
+        self._grants[shard] = kept
         self._publish(claims={**self.map.claims, shard: Claim(agent, start, kept.epoch)})
         return Claimed(kept.epoch, kept.unretired)
 
@@ -134,26 +102,17 @@ class MemoryStore:
         self, shard: ShardId, claim: Claim, segments: Sequence[int], *, retired: frozenset[OwnerEpoch]
     ) -> bool:
         """Make *segments* all that this owner epoch may write."""
-        kept = self._grants.get(shard, _Grants())
-        own = kept.of(claim)
-        if self.map.claims.get(shard) != claim or own is None:
+        if self.map.claims.get(shard) != claim:
             return False
-        others = tuple(
-            grant for grant in kept.unretired if grant.epoch != claim.epoch and grant.epoch not in retired
-        )
-        if any(not set(segments).isdisjoint(grant.segments) for grant in others):
-            return False
-        granted = replace(own, segments=tuple(sorted(segments)))
-        self._grants[shard] = replace(kept, unretired=(*others, granted))
-        return True
+        granted = self._grants[shard].granted(claim, segments, retired=retired)
+        if granted is not None:
+            self._grants[shard] = granted
+        return granted is not None
 
     def close_grant(self, shard: ShardId, claim: Claim) -> None:
         """Say that nothing is under way under this grant any more."""
-        kept = self._grants.get(shard, _Grants())
-        own = kept.of(claim)
-        if own is not None and (own.agent, own.start) == (claim.agent, claim.start):
-            grants = (replace(each, is_closed=True) if each is own else each for each in kept.unretired)
-            self._grants[shard] = replace(kept, unretired=tuple(grants))
+        if (kept := self._grants.get(shard)) is not None:
+            self._grants[shard] = kept.closed(claim)
 
     def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back."""
@@ -200,11 +159,3 @@ class MemoryStore:
             if earlier_placements is None
             else earlier_placements,
         )
-
-
-def _may_go_on(
-    grant: Grant, newest: OwnerEpoch, agent: AgentId, start: StartId, epoch_at_least: OwnerEpoch
-) -> bool:
-    """Say whether a process that claims a shard had it last, and goes on where it was."""
-    is_last = grant.epoch == newest and (grant.agent, grant.start) == (agent, start)
-    return is_last and not grant.is_closed and grant.epoch >= epoch_at_least

@@ -1,0 +1,243 @@
+"""One call to etcd at a time: over several members, with TLS, a user's token, time-outs and waits.
+
+A call goes to the member that answered last. When that does not answer in ``request_timeout_s``, or says that
+it can't, the next one is asked, after a random wait, until ``operation_timeout_s`` is over. Whether a member
+that did not answer did what it was asked is then unknown, so **a call may be done twice**. Whoever changes
+something compares in a transaction, and reads again when a comparison fails: it may be his own change that he
+finds.
+
+A client belongs to the event loop it is first used in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
+from ostraca_fabric.adapters.etcd.backoff import Backoff, Dice
+from ostraca_fabric.adapters.etcd.faults import Remedy, in_words, remedy
+from ostraca_fabric.errors import LeaseEndedError, MembershipError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from google.protobuf.message import Message
+
+    from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
+
+_Answer = TypeVar("_Answer", bound="Message")
+_Given = TypeVar("_Given")
+_Metadata = tuple[tuple[str, str], ...]
+_Ask = Callable[[_Metadata, float], Awaitable[_Given]]
+"""One try, with metadata and a time-out in seconds."""
+
+RANGE = "/etcdserverpb.KV/Range"
+TXN = "/etcdserverpb.KV/Txn"
+WATCH = "/etcdserverpb.Watch/Watch"
+LEASE_GRANT = "/etcdserverpb.Lease/LeaseGrant"
+LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
+LEASE_KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
+AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
+
+_RECONNECT_FIRST_MS = 100
+_RECONNECT_MAX_MS = 1000
+_CONNECTED_WITHIN_MS = 2000
+_LEAST_TIMEOUT_S = 0.001
+
+
+def range_end(prefix: bytes) -> bytes:
+    """Return the first key behind all that begin with *prefix*."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
+
+
+class EtcdClient:
+    """Asks etcd. Every method raises MembershipError when it can't be reached in time, or refuses."""
+
+    def __init__(self, settings: EtcdSettings, *, dice: Dice) -> None:
+        """Connect to nothing yet; *dice* choose the first member asked, and how long to wait."""
+        self.settings = settings
+        self._dice = dice
+        self._channels: list[grpc.aio.Channel] = []
+        self._at = int(dice.uniform(0, len(settings.endpoints))) % len(settings.endpoints)
+        self._token: str | None = None
+        self._logging_in = asyncio.Lock()
+        self._turns = asyncio.Semaphore(settings.inflight_max)
+        self._is_closed = False
+
+    @property
+    def endpoint(self) -> str:
+        """The member that is asked next."""
+        return self.settings.endpoints[self._at]
+
+    async def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        self._is_closed = True
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            await channel.close()
+
+    def backoff(self) -> Backoff:
+        """Return the waits of something that is to be tried again."""
+        return Backoff(self.settings.backoff_min_s, self.settings.backoff_max_s, self._dice)
+
+    def move_on(self, endpoint: str) -> None:
+        """Ask another member than *endpoint* from now on, unless somebody else saw to that already."""
+        if endpoint == self.endpoint:
+            self._at = (self._at + 1) % len(self.settings.endpoints)
+
+    def channel(self) -> grpc.aio.Channel:
+        """Return the connection to the member that is asked next."""
+        if self._is_closed:
+            raise MembershipError("the client of etcd was closed")
+        if not self._channels:
+            self._channels = self._opened()
+        return self._channels[self._at]
+
+    async def metadata(self) -> _Metadata:
+        """Return what goes with each call: the user's token, if there is a user."""
+        user = self.settings.user
+        if user is None:
+            return ()
+        async with self._logging_in:
+            if self._token is None:
+                asked = rpc.AuthenticateRequest(name=user.name, password=user.password)
+                call = self.channel().unary_unary(
+                    AUTHENTICATE,
+                    request_serializer=rpc.AuthenticateRequest.SerializeToString,
+                    response_deserializer=rpc.AuthenticateResponse.FromString,
+                )
+                self._token = (await call(asked, timeout=self.settings.request_timeout_s)).token
+            return (("token", self._token),)
+
+    def forget_token(self) -> None:
+        """Get a new token before the next call."""
+        self._token = None
+
+    def can_go_on(self, error: grpc.aio.AioRpcError, endpoint: str) -> bool:
+        """See to it that the next try may do better than that at *endpoint*; say whether it may."""
+        match remedy(error):
+            case Remedy.ASK_ANOTHER:
+                self.move_on(endpoint)
+                return True
+            case Remedy.LOG_IN if self.settings.user is not None:
+                self.forget_token()
+                return True
+            case _:
+                return False
+
+    async def range(self, key: bytes, *, end: bytes = b"", limit: int = 0) -> rpc.RangeResponse:
+        """Read a key, or all from *key* to before *end*, as they stand now: linearizable."""
+        asked = rpc.RangeRequest(key=key, range_end=end, limit=limit)
+        return await self.call(RANGE, asked, rpc.RangeResponse, "read")
+
+    async def txn(
+        self,
+        compare: Iterable[rpc.Compare],
+        success: Iterable[rpc.RequestOp],
+        failure: Iterable[rpc.RequestOp] = (),
+    ) -> rpc.TxnResponse:
+        """Do *success* if every comparison holds, else *failure*: in one step."""
+        asked = rpc.TxnRequest(compare=compare, success=success, failure=failure)
+        return await self.call(TXN, asked, rpc.TxnResponse, "take a transaction")
+
+    async def lease_grant(self, ttl_s: int) -> rpc.LeaseGrantResponse:
+        """Begin a lease. One that is asked for and not heard of ends by itself."""
+        asked = rpc.LeaseGrantRequest(TTL=ttl_s)
+        return await self.call(LEASE_GRANT, asked, rpc.LeaseGrantResponse, "grant a lease")
+
+    async def lease_revoke(self, lease: int) -> None:
+        """End a lease with all its keys; not an error when it has ended."""
+        asked = rpc.LeaseRevokeRequest(ID=lease)
+        try:
+            await self.call(LEASE_REVOKE, asked, rpc.LeaseRevokeResponse, "revoke a lease")
+        except LeaseEndedError:
+            return
+
+    async def lease_keep_alive(self, lease: int) -> int:
+        """Renew a lease once; return its time to live in seconds, 0 when it has ended."""
+
+        async def renew(metadata: _Metadata, timeout_s: float) -> int:
+            call = self.channel().stream_stream(
+                LEASE_KEEP_ALIVE,
+                request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+                response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+            )(iter([rpc.LeaseKeepAliveRequest(ID=lease)]), timeout=timeout_s, metadata=metadata)
+            async for answer in call:
+                return int(answer.TTL)
+            message = f"etcd at {self.endpoint} ended a lease's stream without an answer"
+            raise MembershipError(message)
+
+        return await self._until_answered(renew, "renew a lease")
+
+    async def call(self, path: str, asked: Message, answer: type[_Answer], what: str) -> _Answer:
+        """Make one call; *what* says in an error what etcd did not do."""
+
+        async def ask(metadata: _Metadata, timeout_s: float) -> _Answer:
+            call = self.channel().unary_unary(
+                path,
+                request_serializer=type(asked).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+            given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
+            return given
+
+        return await self._until_answered(ask, what)
+
+    async def _until_answered(self, ask: _Ask[_Given], what: str) -> _Given:
+        until_s = asyncio.get_running_loop().time() + self.settings.operation_timeout_s
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            message = f"etcd did not {what} in time: {self.settings.inflight_max} other calls were under way"
+            raise MembershipError(message) from error
+        try:
+            return await self._asked_until(until_s, ask, what)
+        finally:
+            self._turns.release()
+
+    async def _asked_until(self, until_s: float, ask: _Ask[_Given], what: str) -> _Given:
+        loop = asyncio.get_running_loop()
+        backoff = self.backoff()
+        while True:
+            endpoint = self.endpoint
+            left_s = max(_LEAST_TIMEOUT_S, until_s - loop.time())
+            try:
+                return await ask(await self.metadata(), min(left_s, self.settings.request_timeout_s))
+            except grpc.aio.AioRpcError as error:
+                wait_s = backoff.next_s()
+                if not self.can_go_on(error, endpoint) or loop.time() + wait_s >= until_s:
+                    raise in_words(error, asked=what, at=endpoint) from error
+            await asyncio.sleep(wait_s)
+
+    def _opened(self) -> list[grpc.aio.Channel]:
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+            ("grpc.min_reconnect_backoff_ms", _CONNECTED_WITHIN_MS),  # it is also the time-out of connecting
+            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+            ("grpc.max_receive_message_length", self.settings.message_bytes_max),
+            ("grpc.enable_http_proxy", 0),  # etcd is near
+            ("grpc.use_local_subchannel_pool", 1),  # a connection is shared with nobody
+        ]
+        if self.settings.tls is None:
+            return [grpc.aio.insecure_channel(endpoint, options) for endpoint in self.settings.endpoints]
+        credentials = _credentials(self.settings.tls)
+        return [grpc.aio.secure_channel(end, credentials, options) for end in self.settings.endpoints]
+
+
+def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
+    try:
+        return grpc.ssl_channel_credentials(
+            tls.ca.read_bytes(),
+            tls.key.read_bytes() if tls.key is not None else None,
+            tls.cert.read_bytes() if tls.cert is not None else None,
+        )
+    except OSError as error:
+        message = f"a file for TLS towards etcd can't be read: {error}"
+        raise MembershipError(message) from error

@@ -1,0 +1,100 @@
+"""Where things lie in etcd: one function per key. Nobody else puts keys together.
+
+A fabric is everything under one prefix, which ends with a slash, so that no fabric's prefix begins another's.
+Names are checked where they are given (``ids.checked_name``), and hold no slash of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from ostraca_fabric.errors import UsageError, shown
+from ostraca_fabric.ids import AgentId, EnclosureId, PlacementEpoch, ShardId, TenantId
+
+PREFIX_DEFAULT = "/ostraca/default/"
+
+_PREFIX = re.compile(r"(/[a-z0-9][a-z0-9._-]{0,62}){1,8}/?\Z")
+
+
+class Kind(Enum):
+    """What lies under a prefix: the first word behind it."""
+
+    META = "meta"
+    AGENT = "agents"
+    ENCLOSURE = "enclosures"
+    PLACEMENT = "placement"
+    EARLIER_PLACEMENT = "placements"
+    CLAIM = "claims"
+    GRANTS = "grants"
+    VOLUME = "volumes"
+
+
+class Keys:
+    """The keys of one fabric."""
+
+    def __init__(self, prefix: str = PREFIX_DEFAULT) -> None:
+        """Lie under *prefix*: names between slashes, as ``/ostraca/pod-7/``. The last slash may be left out.
+
+        Raises UsageError.
+        """
+        if not _PREFIX.match(prefix):
+            message = (
+                f"{shown(prefix)} is not a usable prefix: take names of a-z, 0-9, '.', '_' and '-' between "
+                f"slashes, as in {PREFIX_DEFAULT}"
+            )
+            raise UsageError(message)
+        self.text = prefix.rstrip("/") + "/"
+        self.prefix = self.text.encode()
+
+    def meta(self) -> bytes:
+        """Which fabric this is, and the version of its records."""
+        return self._under(Kind.META)
+
+    def agent(self, agent: AgentId) -> bytes:
+        """An agent that is in the fabric. Bound to its lease."""
+        return self._under(Kind.AGENT, agent)
+
+    def enclosure(self, enclosure: EnclosureId) -> bytes:
+        """An enclosure with its drives and shards."""
+        return self._under(Kind.ENCLOSURE, enclosure)
+
+    def enclosures(self) -> bytes:
+        """What the keys of all enclosures begin with."""
+        return self._under(Kind.ENCLOSURE, "")
+
+    def placement(self) -> bytes:
+        """The current placement epoch."""
+        return self._under(Kind.PLACEMENT)
+
+    def earlier_placement(self, epoch: PlacementEpoch) -> bytes:
+        """The weights of an earlier placement epoch that is still asked."""
+        return self._under(Kind.EARLIER_PLACEMENT, str(epoch))
+
+    def earlier_placements(self) -> bytes:
+        """What the keys of all earlier placements begin with."""
+        return self._under(Kind.EARLIER_PLACEMENT, "")
+
+    def claim(self, shard: ShardId) -> bytes:
+        """Who owns a shard. Bound to the lease of that agent's record."""
+        return self._under(Kind.CLAIM, shard)
+
+    def grants(self, shard: ShardId) -> bytes:
+        """The highest epoch of a shard, and which segments each owner epoch may write. Bound to nothing."""
+        return self._under(Kind.GRANTS, shard)
+
+    def volume(self, tenant: TenantId, name: str) -> bytes:
+        """A volume."""
+        return self._under(Kind.VOLUME, tenant, name)
+
+    def volumes(self) -> bytes:
+        """What the keys of all volumes begin with."""
+        return self._under(Kind.VOLUME, "")
+
+    def kind(self, key: bytes) -> Kind | None:
+        """Return what lies at a key under this prefix, None for what this release does not know."""
+        word = key[len(self.prefix) :].split(b"/", 1)[0].decode("ascii", "replace")
+        return next((kind for kind in Kind if kind.value == word), None)
+
+    def _under(self, kind: Kind, *names: str) -> bytes:
+        return self.prefix + "/".join((kind.value, *names)).encode()

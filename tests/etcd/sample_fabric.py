@@ -1,0 +1,76 @@
+"""A small fabric, as it lies in etcd: what the reference page shows."""
+
+from __future__ import annotations
+
+from ostraca_fabric.adapters.etcd import records
+from ostraca_fabric.adapters.etcd.keys import Keys
+from ostraca_fabric.adapters.membership_rules import ShardGrants
+from ostraca_fabric.fabric_map import (
+    AgentRecord,
+    Claim,
+    DriveRecord,
+    EnclosureRecord,
+    Grant,
+    PlacementRecord,
+    ShardRecord,
+)
+from ostraca_fabric.ids import (
+    AgentId,
+    EnclosureId,
+    FabricId,
+    OwnerEpoch,
+    PlacementEpoch,
+    StartId,
+    TenantId,
+    drive_id,
+    shard_id,
+)
+from ostraca_fabric.layout import KvGroup, Layout
+from ostraca_fabric.volume import VolumeRecord
+
+FABRIC = FabricId(bytes(range(16)))
+NOW, BEFORE = StartId(b"\x11" * 16), StartId(b"\x22" * 16)
+HOST, OTHER = AgentId("host-1"), AgentId("host-2")
+SHELF = EnclosureId("shelf-1")
+DRIVE = drive_id(SHELF, "nvme0")
+SHARD = shard_id(DRIVE, 0)
+
+AGENT = AgentRecord(HOST, NOW, ("tls://host-1:7420",))
+ENCLOSURE = EnclosureRecord(
+    SHELF,
+    (DriveRecord(DRIVE, "/srv/shelf-1/nvme0"),),
+    (ShardRecord(SHARD, DRIVE, offset=0, size_bytes=1 << 40, weight=1 << 40),),
+)
+EPOCH = PlacementEpoch(8)
+EARLIER = PlacementRecord(PlacementEpoch(7), {SHELF: {SHARD: 1 << 39}})
+CLAIM = Claim(HOST, NOW, OwnerEpoch(4))
+GRANTS = ShardGrants(
+    OwnerEpoch(4),
+    (
+        Grant(OwnerEpoch(3), OTHER, BEFORE, (12, 13), is_closed=True),
+        Grant(OwnerEpoch(4), HOST, NOW, (14, 15, 16)),
+    ),
+)
+VOLUME = VolumeRecord(
+    TenantId("acme"), "llama-70b", Layout("llama-70b@a1b2c3", "bf16", 16, (KvGroup(80, 8, 128),)), 5 << 20
+)
+
+
+def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
+    """Return every kind of key with its value, in the order that etcd lists them in."""
+    made = {
+        keys.meta(): records.encode_meta(FABRIC),
+        keys.agent(HOST): records.encode_agent(AGENT),
+        keys.enclosure(SHELF): records.encode_enclosure(ENCLOSURE),
+        keys.placement(): records.encode_placement(EPOCH),
+        keys.earlier_placement(EARLIER.epoch): records.encode_earlier_placement(EARLIER),
+        keys.claim(SHARD): records.encode_claim(SHARD, CLAIM),
+        keys.grants(SHARD): records.encode_grants(GRANTS),
+        keys.volume(VOLUME.tenant, VOLUME.name): records.encode_volume(VOLUME),
+    }
+    return sorted(made.items())
+
+
+def shown(keys: Keys | None = None) -> list[str]:
+    """Return what ``etcdctl get --prefix`` prints."""
+    return [text.decode() for line in lines(keys or Keys()) for text in line]

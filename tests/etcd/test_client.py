@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.etcd.nodes import Cluster
+
+from ostraca_fabric.adapters.etcd.backoff import Backoff
+from ostraca_fabric.adapters.etcd.client import EtcdClient, range_end
+from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
+from ostraca_fabric.adapters.etcd.told import Changed, Entry, Listed
+from ostraca_fabric.adapters.etcd.transactions import is_absent, put
+from ostraca_fabric.adapters.etcd.watch import Watch
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, UsageError
+
+ClientOf = Callable[[Cluster], EtcdClient]
+NO_SUCH_LEASE = 12345
+
+
+def test_waits_double_up_to_their_bound_and_are_never_alike_for_all() -> None:
+    backoff = Backoff(0.1, 0.5, random.Random(1))
+    waits = [backoff.next_s() for _ in range(5)]
+    assert all(
+        bound / 2 <= wait <= bound for wait, bound in zip(waits, (0.1, 0.2, 0.4, 0.5, 0.5), strict=True)
+    )
+    assert waits != [Backoff(0.1, 0.5, random.Random(2)).next_s() for _ in range(5)]
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+@pytest.mark.parametrize("endpoint", ["etcd", "http://etcd:2379", ":2379", "etcd:"])
+def test_an_endpoint_that_is_none_is_refused_with_what_to_write(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="host:port"):
+        EtcdSettings((endpoint,))
+
+
+def test_half_a_pair_for_mutual_tls_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    with pytest.raises(UsageError, match="both"):
+        EtcdTls(folder / "ca.crt", cert=folder / "client.crt")
+
+
+def test_the_end_of_a_prefix_is_the_first_key_behind_it() -> None:
+    assert [range_end(prefix) for prefix in (b"/a/", b"a\xff", b"\xff")] == [b"/a0", b"b", b"\0"]
+
+
+async def test_a_transaction_is_done_or_not_as_it_compares(etcd: Cluster, client_of: ClientOf) -> None:
+    client, key = client_of(etcd), b"/client/once"
+    first, second = [await client.txn([is_absent(key)], [put(key, value)]) for value in (b"first", b"second")]
+    assert (first.succeeded, second.succeeded) == (True, False)
+    assert [kv.value for kv in (await client.range(key)).kvs] == [b"first"]
+
+
+async def test_what_would_be_bound_to_an_ended_lease_is_refused_as_such(
+    etcd: Cluster, client_of: ClientOf
+) -> None:
+    client = client_of(etcd)
+    with pytest.raises(LeaseEndedError):
+        await client.txn([], [put(b"/client/bound", b"", NO_SUCH_LEASE)])
+    await client.lease_revoke(NO_SUCH_LEASE)
+    assert await client.lease_keep_alive(NO_SUCH_LEASE) == 0
+
+
+async def test_an_etcd_that_is_not_there_is_an_error_in_time() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+        settings = EtcdSettings((endpoint,), operation_timeout_s=0.5)
+        client = EtcdClient(settings, dice=random.Random(1))
+        begun_s = time.monotonic()
+        with pytest.raises(MembershipError, match=endpoint):
+            await client.range(b"/")
+        assert time.monotonic() - begun_s < 2
+        await client.close()
+    with pytest.raises(MembershipError, match="closed"):
+        await client.range(b"/")
+
+
+async def test_a_member_that_is_paused_is_left_for_another(three: Cluster, client_of: ClientOf) -> None:
+    client = client_of(three)
+    await client.txn([], [put(b"/k", b"before")])
+    paused = next(node for node in three.nodes if node.endpoint == client.endpoint)
+    paused.pause()
+    await client.txn([], [put(b"/k", b"meanwhile")])
+    assert client.endpoint != paused.endpoint
+    assert [kv.value for kv in (await client.range(b"/k")).kvs] == [b"meanwhile"]
+    paused.resume()
+
+
+async def test_the_death_of_a_leader_loses_no_write_and_doubles_none(
+    three: Cluster, client_of: ClientOf
+) -> None:
+    client = client_of(three)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for told in Watch(client_of(three), b"/n/").run():
+            match told:
+                case Listed(entries):
+                    assert not seen
+                    assert not entries
+                    listed.set()
+                case Changed(changes):
+                    seen.extend(int(change.value) for change in changes if isinstance(change, Entry))
+            if len(seen) >= 200:
+                return
+
+    listed = asyncio.Event()
+    following = asyncio.create_task(follow())
+    await listed.wait()
+    for number in range(200):
+        if number == 60:
+            three.leader().kill()
+        # One key for each: a try that was done and not heard of is then not done again.
+        await client.txn([is_absent(b"/n/%d" % number)], [put(b"/n/%d" % number, b"%d" % number)])
+    await asyncio.wait_for(following, 20)
+    assert seen == list(range(200))

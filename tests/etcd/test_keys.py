@@ -1,0 +1,104 @@
+"""Where things lie, what lies there, and the page that says so."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.etcd import sample_fabric as sample
+
+from ostraca_fabric.adapters.etcd import records
+from ostraca_fabric.adapters.etcd.keys import PREFIX_DEFAULT, Keys, Kind
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.ids import FabricId
+
+PAGE = Path(__file__).parents[2] / "docs/reference/etcd-keys.md"
+
+
+def test_the_reference_page_shows_a_fabric_as_it_lies_in_etcd() -> None:
+    listed, *_ = re.findall(r"```\n(.*?)\n```", PAGE.read_text().partition("etcdctl get")[2], re.DOTALL)
+    assert listed.splitlines() == sample.shown()
+    assert f"`{PREFIX_DEFAULT}`" in PAGE.read_text()
+
+
+def test_the_reference_page_says_of_each_key_what_the_code_says() -> None:
+    """A row each: the key below the prefix with its names in angle brackets, and the docstring."""
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*?) \|$", PAGE.read_text(), re.MULTILINE))
+    assert rows == {
+        "meta": _doc("meta"),
+        "agents/<agent>": _doc("agent"),
+        "enclosures/<enclosure>": _doc("enclosure"),
+        "placement": _doc("placement"),
+        "placements/<epoch>": _doc("earlier_placement"),
+        "claims/<shard>": _doc("claim"),
+        "grants/<shard>": _doc("grants"),
+        "volumes/<tenant>/<name>": _doc("volume"),
+    }
+    assert {row.partition("/")[0] for row in rows} == {kind.value for kind in Kind}
+
+
+def _doc(function: str) -> str:
+    return " ".join((inspect.getdoc(getattr(Keys, function)) or "").split())
+
+
+def test_every_key_lies_under_the_prefix_and_is_known_by_its_kind() -> None:
+    keys = Keys("/a/b")
+    kinds = [keys.kind(key) for key, _ in sample.lines(keys)]
+    assert set(kinds) == set(Kind)
+    assert all(key.startswith(b"/a/b/") for key, _ in sample.lines(keys))
+    assert keys.kind(b"/a/b/later/thing") is None
+    assert Keys("/a/b/").prefix == keys.prefix
+
+
+def test_records_come_back_as_they_were() -> None:
+    assert records.decode_meta(records.encode_meta(sample.FABRIC)) == sample.FABRIC
+    assert records.decode_agent(records.encode_agent(sample.AGENT)) == sample.AGENT
+    assert records.decode_enclosure(records.encode_enclosure(sample.ENCLOSURE)) == sample.ENCLOSURE
+    assert records.decode_placement(records.encode_placement(sample.EPOCH)) == sample.EPOCH
+    assert (
+        records.decode_earlier_placement(records.encode_earlier_placement(sample.EARLIER)) == sample.EARLIER
+    )
+    assert records.decode_claim(records.encode_claim(sample.SHARD, sample.CLAIM)) == (
+        sample.SHARD,
+        sample.CLAIM,
+    )
+    assert records.decode_grants(records.encode_grants(sample.GRANTS)) == sample.GRANTS
+    assert records.decode_volume(records.encode_volume(sample.VOLUME)) == sample.VOLUME
+
+
+def test_every_record_says_its_version_and_ignores_what_a_later_release_added() -> None:
+    for _, value in sample.lines(Keys()):
+        assert json.loads(value)["version"] == records.VERSION
+    meta = {**json.loads(records.encode_meta(sample.FABRIC)), "added": "later"}
+    assert records.decode_meta(json.dumps(meta).encode()) == sample.FABRIC
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "can't be read"),
+        (b"not json", "can't be read"),
+        (b"{}", "can't be read"),
+        (b'{"version":1}', "can't be read"),
+        (b'{"version":1,"fabric":"0011"}', "ids have 16"),
+        (b'{"version":2,"something":"else"}', "start a release"),
+    ],
+)
+def test_a_record_that_can_not_be_read_says_why(data: bytes, says: str) -> None:
+    with pytest.raises(MembershipError, match=says):
+        records.decode_meta(data)
+
+
+def test_a_layout_with_more_than_is_known_here_is_not_taken_for_another() -> None:
+    """A release that adds a field to layouts gives their blocks other tags."""
+    volume = json.loads(records.encode_volume(sample.VOLUME))
+    volume["layout_digest"] = "00" * 16
+    with pytest.raises(MembershipError, match="start a release"):
+        records.decode_volume(json.dumps(volume).encode())
+
+
+def test_a_fabric_id_is_written_as_people_write_it() -> None:
+    assert json.loads(records.encode_meta(FabricId(b"\xab" * 16))) == {"version": 1, "fabric": "ab" * 16}

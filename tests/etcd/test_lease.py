@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.etcd.nodes import Cluster
+
+from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.lease import LeaseKeeper
+from ostraca_fabric.adapters.etcd.settings import EtcdSettings
+from ostraca_fabric.adapters.etcd.transactions import put
+from ostraca_fabric.errors import MembershipError
+
+ClientOf = Callable[[Cluster], EtcdClient]
+TTL_S = 2.0
+
+
+@pytest.fixture
+def keeper(etcd: Cluster) -> Iterator[LeaseKeeper]:
+    keeper = LeaseKeeper(EtcdSettings(etcd.endpoints), dice=random.Random(5))
+    yield keeper
+    keeper.close()
+
+
+def stall(seconds: float) -> None:
+    """Do on this loop what no loop should do."""
+    time.sleep(seconds)
+
+
+async def test_a_lease_outlives_a_blocked_event_loop(
+    etcd: Cluster, keeper: LeaseKeeper, client_of: ClientOf
+) -> None:
+    client = client_of(etcd)
+    lost = asyncio.Event()
+    lease = await keeper.begin(TTL_S, lost.set)
+    await client.txn([], [put(b"/lease/blocked", b"", lease.number)])
+    stall(2.5 * TTL_S)
+    assert time.monotonic() - lease.renewed_at_s < TTL_S
+    assert len((await client.range(b"/lease/blocked")).kvs) == 1
+    assert not lease.is_lost
+    assert not lost.is_set()
+
+
+async def test_a_lease_that_ended_is_told_and_its_keys_are_gone(
+    etcd: Cluster, keeper: LeaseKeeper, client_of: ClientOf
+) -> None:
+    client = client_of(etcd)
+    lost, other = asyncio.Event(), asyncio.Event()
+    lease = await keeper.begin(TTL_S, lost.set)
+    kept = await keeper.begin(TTL_S, other.set)
+    await client.txn([], [put(b"/lease/ended", b"", lease.number)])
+    await client.lease_revoke(lease.number)
+    stall(TTL_S)  # it is noticed over there, whatever is done here
+    assert lease.is_lost
+    await asyncio.wait_for(lost.wait(), 5)
+    assert not (await client.range(b"/lease/ended")).kvs
+    assert not kept.is_lost
+    assert not other.is_set()
+
+
+async def test_ending_a_lease_takes_its_keys_along_and_is_no_loss(
+    etcd: Cluster, keeper: LeaseKeeper, client_of: ClientOf
+) -> None:
+    client = client_of(etcd)
+    lost = asyncio.Event()
+    lease = await keeper.begin(TTL_S, lost.set)
+    await client.txn([], [put(b"/lease/given-back", b"", lease.number)])
+    await keeper.end(lease.number)
+    assert not (await client.range(b"/lease/given-back")).kvs
+    await keeper.end(lease.number)
+    assert not lease.is_lost
+
+
+async def test_no_lease_is_lost_while_etcd_is_away(fresh_etcd: Cluster, client_of: ClientOf) -> None:
+    keeper = LeaseKeeper(EtcdSettings(fresh_etcd.endpoints), dice=random.Random(5))
+    client, lost = client_of(fresh_etcd), asyncio.Event()
+    lease = await keeper.begin(TTL_S, lost.set)
+    await client.txn([], [put(b"/lease/away", b"", lease.number)])
+    renewed_at_s = lease.renewed_at_s
+    fresh_etcd.kill()
+    stall(2 * TTL_S)
+    fresh_etcd.start()
+    async with asyncio.timeout(10):
+        while lease.renewed_at_s <= renewed_at_s + 2 * TTL_S:  # noqa: ASYNC110 (another thread's)
+            await asyncio.sleep(0.05)
+    assert len((await client.range(b"/lease/away")).kvs) == 1
+    assert not lost.is_set()
+    keeper.close()
+
+
+async def test_a_closed_keeper_begins_nothing(etcd: Cluster, keeper: LeaseKeeper) -> None:
+    keeper.close()
+    keeper.close()
+    with pytest.raises(MembershipError, match="closed"):
+        await keeper.begin(TTL_S, lambda: None)

@@ -1,0 +1,333 @@
+"""What only a membership store of its own process, on other machines, has to withstand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+import pytest
+from tests.contract.membership_contract import FIRST, NONE_BEFORE, SECOND, SHARD, A, B, agent, enclosure
+from tests.etcd.nodes import Cluster
+
+from ostraca_fabric.adapters.etcd.keys import Keys
+from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+from ostraca_fabric.adapters.etcd.settings import EtcdSettings
+from ostraca_fabric.errors import MembershipError, UsageError
+from ostraca_fabric.fabric_map import Claim, Grant
+from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId
+from ostraca_fabric.layout import Layout
+from ostraca_fabric.ports.membership import Claimed
+from ostraca_fabric.volume import VolumeRecord
+
+FABRIC, OTHER_FABRIC = FabricId(b"f" * 16), FabricId(b"o" * 16)
+KEYS = Keys("/ostraca/test")
+TTL_S = 2.0
+
+
+class Open(Protocol):
+    def __call__(
+        self, cluster: Cluster, *, fabric: FabricId = FABRIC, keys: Keys = KEYS, begin: bool = True
+    ) -> Awaitable[EtcdMembership]: ...
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Open]:
+    """Opens memberships, each as a process of its own would, and closes them."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(
+            cluster: Cluster, *, fabric: FabricId = FABRIC, keys: Keys = KEYS, begin: bool = True
+        ) -> EtcdMembership:
+            settings = EtcdSettings(cluster.endpoints, operation_timeout_s=3, watch_silence_max_s=2)
+            membership = await EtcdMembership.open(
+                fabric, settings, dice=random.Random(9), keys=keys, begin=begin, lease_ttl_s=TTL_S
+            )
+            stack.push_async_callback(membership.close)
+            return membership
+
+        yield open_one
+
+
+async def until(membership: EtcdMembership, shows: Callable[[], bool]) -> None:
+    """Follow the map until it shows something."""
+    async with asyncio.timeout(30):
+        async for _ in membership.changes():
+            if shows():
+                return
+
+
+async def claimed(membership: EtcdMembership, name: AgentId, shard: ShardId = SHARD) -> tuple[Claim, Claimed]:
+    made = await membership.claim(shard, name, FIRST, epoch_at_least=NONE_BEFORE)
+    assert made is not None
+    return Claim(name, FIRST, made.epoch), made
+
+
+# ---------------------------------------------------------------------- whose etcd it is, and which fabric
+
+
+async def test_two_fabrics_on_one_etcd_do_not_see_each_other(etcd: Cluster, opened: Open) -> None:
+    ours = await opened(etcd, keys=Keys("/two/pod"))
+    theirs = await opened(etcd, fabric=OTHER_FABRIC, keys=Keys("/two/pod-2"))
+    await ours.put_enclosures([enclosure()])
+    await ours.join(agent(A))
+    await theirs.join(agent(B))
+    await claimed(ours, A)
+    assert set(ours.map.agents) == {A}
+    assert set(theirs.map.agents) == {B}
+    assert not theirs.map.claims
+    assert not theirs.map.enclosures
+
+
+async def test_an_etcd_without_the_fabric_is_refused(etcd: Cluster, opened: Open) -> None:
+    with pytest.raises(MembershipError, match=r"no fabric under /nothing/here/.*check the endpoints"):
+        await opened(etcd, keys=Keys("/nothing/here"), begin=False)
+
+
+@pytest.mark.parametrize("begin", [False, True])
+async def test_another_fabric_is_refused_and_left_as_it_is(etcd: Cluster, opened: Open, begin: bool) -> None:
+    keys = Keys("/another")
+    await opened(etcd, fabric=OTHER_FABRIC, keys=keys)
+    with pytest.raises(MembershipError, match=f"{OTHER_FABRIC.hex()}, and not {FABRIC.hex()}"):
+        await opened(etcd, keys=keys, begin=begin)
+    again = await opened(etcd, fabric=OTHER_FABRIC, keys=keys, begin=False)
+    assert again.map.fabric == OTHER_FABRIC
+
+
+async def test_a_fabric_of_a_newer_release_is_refused(etcd: Cluster, opened: Open) -> None:
+    etcd.ctl("put", "/newer/meta", json.dumps({"version": 2, "fabric": FABRIC.hex()}))
+    with pytest.raises(MembershipError, match=r"version 2, and this release reads 1.*start a release"):
+        await opened(etcd, keys=Keys("/newer"))
+
+
+async def test_a_fabric_that_is_raised_to_a_newer_version_is_changed_no_more(
+    etcd: Cluster, opened: Open
+) -> None:
+    membership = await opened(etcd, keys=Keys("/raised"))
+    await membership.join(agent(A))
+    etcd.ctl("put", "/raised/meta", json.dumps({"version": 2, "fabric": FABRIC.hex()}))
+    with pytest.raises(MembershipError, match="start a release"):
+        await membership.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
+    assert set(membership.map.agents) == {A}
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "ostraca", "/a//b", "/A", "/a/../b/ "])
+def test_a_prefix_that_could_not_be_told_from_others_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError, match="not a usable prefix"):
+        Keys(prefix)
+
+
+async def test_a_record_that_can_not_be_read_is_left_out_and_told(etcd: Cluster, opened: Open) -> None:
+    membership = await opened(etcd, keys=Keys("/unreadable"))
+    etcd.ctl("put", "/unreadable/agents/new", json.dumps({"version": 9, "agent": "new"}))
+    etcd.ctl("put", f"/unreadable/claims/{SHARD}", "{}")
+    etcd.ctl("put", "/unreadable/later/thing", "of a newer release")
+    await membership.join(agent(A))
+    assert set(membership.map.agents) == {A}
+    assert "/unreadable/agents/new is left out" in membership.trouble
+    with pytest.raises(MembershipError, match="can't be read"):
+        await membership.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE)
+    for key in ("agents/new", f"claims/{SHARD}"):
+        etcd.ctl("del", f"/unreadable/{key}")
+    await membership.join(agent(B))
+    assert membership.trouble == ""
+
+
+# --------------------------------------------------------------------------------- agents that come and go
+
+
+async def test_of_many_that_claim_at_once_one_has_the_shard(etcd: Cluster, opened: Open) -> None:
+    keys = Keys("/at-once")
+    names = [AgentId(f"agent-{number}") for number in range(6)]
+    stores = [await opened(etcd, keys=keys) for _ in names]
+    await asyncio.gather(*(store.join(agent(name)) for store, name in zip(stores, names, strict=True)))
+    shards = [ShardId(f"enclosure-0/drive-0/{number}") for number in range(10)]
+    for shard in shards:
+        claims = (
+            store.claim(shard, name, FIRST, epoch_at_least=NONE_BEFORE)
+            for store, name in zip(stores, names, strict=True)
+        )
+        made = [each for each in await asyncio.gather(*claims) if each is not None]
+        assert [each.epoch for each in made] == [1]
+
+
+async def test_enclosures_put_by_two_at_once_are_both_there(etcd: Cluster, opened: Open) -> None:
+    stores = [await opened(etcd, keys=Keys("/both")) for _ in range(2)]
+    before = stores[0].map.placement_epoch
+    puts = (store.put_enclosures([enclosure(name)]) for store, name in zip(stores, ("a", "b"), strict=True))
+    await asyncio.gather(*puts)
+    await until(stores[0], lambda: len(stores[0].map.enclosures) == 2)
+    assert set(stores[0].map.enclosures) == {EnclosureId("a"), EnclosureId("b")}
+    assert stores[0].map.placement_epoch == before + 2
+
+
+async def test_more_than_etcd_takes_at_once_is_refused_with_what_to_do(etcd: Cluster, opened: Open) -> None:
+    membership = await opened(etcd, keys=Keys("/many"))
+    with pytest.raises(MembershipError, match="in several steps"):
+        await membership.put_enclosures([enclosure(f"e{number}") for number in range(200)])
+    assert not membership.map.enclosures
+
+
+async def test_a_dead_agent_is_gone_after_its_lease_and_its_grant_stays(etcd: Cluster, opened: Open) -> None:
+    dying, other = [await opened(etcd, keys=Keys("/dead")) for _ in range(2)]
+    await dying.join(agent(A))
+    await other.join(agent(B))
+    first, _ = await claimed(dying, A)
+    assert await dying.grant(SHARD, first, (4, 2))
+    await until(other, lambda: other.map.owner(SHARD) == A)
+    await dying.close()  # without a word, as a process that is killed
+    await until(other, lambda: A not in other.map.agents)
+    assert not other.map.claims  # gone in the same step
+    _, made = await claimed(other, B)
+    assert made.epoch > first.epoch
+    assert made.earlier == (Grant(first.epoch, A, FIRST, (2, 4)),)
+
+
+async def test_another_start_of_an_agent_ends_the_claims_of_the_one_before(
+    etcd: Cluster, opened: Open
+) -> None:
+    before, after = [await opened(etcd, keys=Keys("/restarted")) for _ in range(2)]
+    await before.join(agent(A))
+    first, _ = await claimed(before, A)
+    await before.grant(SHARD, first, (0,))
+    await after.join(agent(A, SECOND))
+    assert not await before.confirm(A, FIRST)
+    assert not await before.grant(SHARD, first, (0, 1))
+    assert await before.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE) is None
+    made = await after.claim(SHARD, A, SECOND, epoch_at_least=NONE_BEFORE)
+    assert made is not None
+    assert made.earlier == (Grant(first.epoch, A, FIRST, (0,)),)
+    await before.leave(A, FIRST)  # late, and of somebody who is gone
+    assert await after.confirm(A, SECOND)
+
+
+async def test_a_lease_lost_while_the_loop_was_blocked_is_no_surprise(etcd: Cluster, opened: Open) -> None:
+    membership, other = [await opened(etcd, keys=Keys("/blocked")) for _ in range(2)]
+    await membership.join(agent(A))
+    await other.join(agent(B))
+    first, _ = await claimed(membership, A)
+    await membership.grant(SHARD, first, (0,))
+    (lease,) = json.loads(etcd.ctl("get", "/blocked/agents/agent-a", "--write-out", "json"))["kvs"]
+    etcd.ctl("lease", "revoke", f"{lease['lease']:x}")
+    time.sleep(1)  # noqa: ASYNC251 (it stands, while another takes the shard)
+    second, _ = await claimed(other, B)
+    assert not await membership.confirm(A, FIRST)
+    assert not await membership.grant(SHARD, first, (0, 1))
+    await until(membership, lambda: A not in membership.map.agents)
+    await membership.join(agent(A))
+    assert await membership.confirm(A, FIRST)
+    assert membership.map.claims == {SHARD: second}
+
+
+async def test_an_agent_stays_while_its_loop_is_blocked(etcd: Cluster, opened: Open) -> None:
+    membership = await opened(etcd, keys=Keys("/busy"))
+    await membership.join(agent(A))
+    first, _ = await claimed(membership, A)
+    time.sleep(2.5 * TTL_S)  # noqa: ASYNC251 (that is what is tested)
+    assert await membership.confirm(A, FIRST)
+    assert await membership.grant(SHARD, first, (0,))
+
+
+# ---------------------------------------------------------------------------- when etcd comes and goes
+
+
+async def test_an_etcd_that_is_away_takes_no_map_along(fresh_etcd: Cluster, opened: Open) -> None:
+    membership = await opened(fresh_etcd)
+    await membership.put_enclosures([enclosure()])
+    await membership.join(agent(A))
+    first, _ = await claimed(membership, A)
+    known = membership.map
+    fresh_etcd.kill()
+    begun_s = time.monotonic()
+    with pytest.raises(MembershipError, match=r"127\.0\.0\.1"):
+        await membership.confirm(A, FIRST)
+    assert time.monotonic() - begun_s < 5
+    assert membership.map is known
+    assert "has not been heard" in membership.trouble
+    fresh_etcd.start()
+    assert await membership.confirm(A, FIRST)
+    assert await membership.grant(SHARD, first, (0,))
+    await membership.join(agent(B))
+    assert membership.map.claims == {SHARD: first}
+    assert membership.trouble == ""
+
+
+async def test_what_was_compacted_while_etcd_was_away_is_in_the_map(
+    fresh_etcd: Cluster, opened: Open
+) -> None:
+    membership = await opened(fresh_etcd)
+    await membership.join(agent(A))
+    await claimed(membership, A)
+    fresh_etcd.kill()
+    fresh_etcd.start()  # this loop stands meanwhile
+    fresh_etcd.ctl("del", f"/ostraca/test/claims/{SHARD}")
+    fresh_etcd.ctl("put", "/ostraca/test/agents/agent-b", json.dumps(_as_json(agent(B).id)))
+    fresh_etcd.compact()
+    await until(membership, lambda: set(membership.map.agents) == {A, B})
+    assert not membership.map.claims
+
+
+async def test_an_etcd_that_lost_its_data_changes_nothing_until_somebody_sees_to_it(
+    fresh_etcd: Cluster, opened: Open
+) -> None:
+    membership = await opened(fresh_etcd)
+    await membership.put_enclosures([enclosure()])
+    await membership.join(agent(A))
+    await claimed(membership, A)
+    known = membership.map
+    fresh_etcd.kill()
+    shutil.rmtree(fresh_etcd.nodes[0].folder / fresh_etcd.nodes[0].name)
+    fresh_etcd.start()
+    for asked in (
+        membership.confirm(A, FIRST),
+        membership.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE),
+        membership.join(agent(A)),
+    ):
+        with pytest.raises(MembershipError, match="there is no fabric under /ostraca/test/"):
+            await asked
+    assert membership.map == known
+    again = await opened(fresh_etcd)  # somebody begins it anew
+    await until(membership, lambda: not membership.map.agents)
+    await membership.join(agent(A))
+    await until(again, lambda: set(again.map.agents) == {A})
+
+
+async def test_the_death_of_a_leader_costs_no_claim_and_makes_none_twice(
+    three: Cluster, opened: Open
+) -> None:
+    one, other = [await opened(three) for _ in range(2)]
+    await one.join(agent(A))
+    await other.join(agent(B))
+    shards = [ShardId(f"enclosure-0/drive-0/{number}") for number in range(60)]
+    for number, shard in enumerate(shards):
+        if number == 20:
+            three.leader().kill()
+        made = await asyncio.gather(
+            one.claim(shard, A, FIRST, epoch_at_least=NONE_BEFORE),
+            other.claim(shard, B, FIRST, epoch_at_least=NONE_BEFORE),
+        )
+        assert [each.epoch for each in made if each is not None] == [1]
+    await until(one, lambda: one.map.revision >= other.map.revision)
+    assert one.map.claims == other.map.claims
+    assert set(one.map.claims) == set(shards)
+    assert await one.confirm(A, FIRST)
+    assert await other.confirm(B, FIRST)
+
+
+async def test_volumes_made_by_another_agent_are_known_and_theirs_is_the_first(
+    etcd: Cluster, opened: Open
+) -> None:
+    one, other = [await opened(etcd, keys=Keys("/volumes")) for _ in range(2)]
+    records = [VolumeRecord(TenantId("t"), "v", Layout("m", dtype, 16), 4096) for dtype in ("bf16", "fp8")]
+    made = await asyncio.gather(one.create_volume(records[0]), other.create_volume(records[1]))
+    assert made[0] == made[1]
+    assert await one.volume(TenantId("t"), "v") == await other.volume(TenantId("t"), "v") == made[0]
+
+
+def _as_json(name: str) -> dict[str, object]:
+    return {"version": 1, "agent": name, "start": FIRST.hex(), "addresses": []}

@@ -1,0 +1,173 @@
+"""etcd with certificates, and with its own access control."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.etcd.nodes import Cluster, Secured
+
+from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls, EtcdUser
+from ostraca_fabric.adapters.etcd.told import Changed, Entry, Listed
+from ostraca_fabric.adapters.etcd.transactions import put
+from ostraca_fabric.adapters.etcd.watch import Watch
+from ostraca_fabric.errors import MembershipError
+
+OURS = EtcdUser("agent", "secret")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A certificate authority, with one certificate for the server and one for a client."""
+
+    folder: Path
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    if shutil.which("openssl") is None:
+        pytest.skip("certificates are made with openssl, which is not here")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for ca in ("ca", "other-ca"):
+        openssl("req", "-x509", *new, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key", "-out", f"{ca}.crt")
+    for name in ("server", "client"):
+        openssl("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.crt")
+    return Certificates(folder)
+
+
+@pytest.fixture
+def tls_etcd(has_etcd: None, certificates: Certificates, tmp_path: Path) -> Iterator[Cluster]:
+    secured = Secured(certificates["ca.crt"], certificates["server.crt"], certificates["server.key"])
+    cluster = Cluster(tmp_path, secured=secured)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def guarded_etcd(fresh_etcd: Cluster) -> Cluster:
+    """Access control is on: our user may use what is under /ours/, and nothing else."""
+    fresh_etcd.ctl("user", "add", "root:root")
+    fresh_etcd.ctl("user", "grant-role", "root", "root")
+    fresh_etcd.ctl("role", "add", "ours")
+    fresh_etcd.ctl("role", "grant-permission", "ours", "--prefix=true", "readwrite", "/ours/")
+    fresh_etcd.ctl("user", "add", f"{OURS.name}:{OURS.password}")
+    fresh_etcd.ctl("user", "grant-role", OURS.name, "ours")
+    fresh_etcd.ctl("auth", "enable")
+    return fresh_etcd
+
+
+def settings(cluster: Cluster, *, tls: EtcdTls | None = None, user: EtcdUser | None = None) -> EtcdSettings:
+    return EtcdSettings(cluster.endpoints, tls=tls, user=user, operation_timeout_s=3)
+
+
+@pytest.fixture
+def opened() -> Callable[[EtcdSettings], EtcdClient]:
+    return lambda asked: EtcdClient(asked, dice=random.Random(1))
+
+
+Opened = Callable[[EtcdSettings], EtcdClient]
+
+
+async def test_mutual_tls_lets_in_who_shows_a_certificate(
+    tls_etcd: Cluster, certificates: Certificates, opened: Opened
+) -> None:
+    tls = EtcdTls(certificates["ca.crt"], certificates["client.crt"], certificates["client.key"])
+    client = opened(settings(tls_etcd, tls=tls))
+    await client.txn([], [put(b"/k", b"v")])
+    assert [kv.value for kv in (await client.range(b"/k")).kvs] == [b"v"]
+    await client.close()
+
+
+@pytest.mark.parametrize("lacks", ["a certificate of ours", "the right authority", "tls at all"])
+async def test_who_is_not_trusted_gets_an_error_in_time(
+    tls_etcd: Cluster, certificates: Certificates, opened: Opened, lacks: str
+) -> None:
+    pair = (certificates["client.crt"], certificates["client.key"])
+    tls = {
+        "a certificate of ours": EtcdTls(certificates["ca.crt"]),
+        "the right authority": EtcdTls(certificates["other-ca.crt"], *pair),
+        "tls at all": None,
+    }[lacks]
+    client = opened(settings(tls_etcd, tls=tls))
+    with pytest.raises(MembershipError, match=tls_etcd.endpoints[0]):
+        await client.range(b"/k")
+    await client.close()
+
+
+async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, opened: Opened) -> None:
+    client = opened(EtcdSettings(("127.0.0.1:1",), tls=EtcdTls(tmp_path / "ca.crt")))
+    with pytest.raises(MembershipError, match=r"ca\.crt"):
+        await client.range(b"/k")
+
+
+async def test_a_user_reads_writes_and_watches_what_is_his(guarded_etcd: Cluster, opened: Opened) -> None:
+    client = opened(settings(guarded_etcd, user=OURS))
+    watch = Watch(client, b"/ours/").run()
+    assert isinstance(await anext(watch), Listed)
+    await client.txn([], [put(b"/ours/k", b"v")])
+    changed = await anext(watch)
+    assert isinstance(changed, Changed)
+    assert [change.value for change in changed.changes if isinstance(change, Entry)] == [b"v"]
+    await watch.aclose()
+    with pytest.raises(MembershipError, match="grant the user's role"):
+        await client.range(b"/theirs/k")
+    await client.close()
+
+
+async def test_a_token_that_etcd_forgot_is_replaced(guarded_etcd: Cluster, opened: Opened) -> None:
+    """Its simple tokens end with the member that made them."""
+    client = opened(settings(guarded_etcd, user=OURS))
+    watch = Watch(client, b"/ours/").run()
+    await anext(watch)
+    await client.txn([], [put(b"/ours/k", b"before")])
+    await anext(watch)
+    guarded_etcd.kill()
+    guarded_etcd.start()
+    await client.txn([], [put(b"/ours/k", b"after")])
+    changed = await anext(watch)
+    assert isinstance(changed, Changed)
+    assert [change.value for change in changed.changes if isinstance(change, Entry)] == [b"after"]
+    await watch.aclose()
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "advice"),
+    [
+        (None, "name a user and its password"),
+        (EtcdUser("agent", "wrong"), "check etcd's user and password"),
+    ],
+)
+async def test_who_says_nothing_or_the_wrong_password_is_told_what_to_do(
+    guarded_etcd: Cluster, opened: Opened, user: EtcdUser | None, advice: str
+) -> None:
+    client = opened(settings(guarded_etcd, user=user))
+    with pytest.raises(MembershipError, match=advice) as refused:
+        await client.range(b"/ours/k")
+    assert "wrong" not in str(refused.value)
+    await client.close()
+
+
+async def test_a_user_where_nobody_asks_for_one_is_told_so(etcd: Cluster, opened: Opened) -> None:
+    client = opened(settings(etcd, user=OURS))
+    with pytest.raises(MembershipError, match="name no user"):
+        await client.range(b"/ours/k")
+    assert OURS.password not in repr(client.settings)
+    await client.close()
