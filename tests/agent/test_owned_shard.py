@@ -6,11 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.agent.assembly import (
     BLOCK_BYTES,
+    FAR_S,
+    SETTINGS,
     SHARD,
     Assembly,
     assembled,
@@ -57,6 +60,9 @@ async def answered(service: OwnerService, request: OwnerRequest) -> OwnerAnswer:
     return await answer if isinstance(answer, Awaitable) else answer
 
 
+GROUPS_FOR_EVER = replace(SETTINGS, owner=replace(SETTINGS.owner, group_commit_s=FAR_S))
+"""Commits that may get company wait longer for it than any test."""
+
 NO_TIMES = [float("nan"), float("inf"), float("-inf"), -1.0, 0.0]
 
 
@@ -69,6 +75,49 @@ async def test_commits_of_many_share_one_summary_write() -> None:
         assert ends == [[PutState.COMMITTED]] * 8
         assert len(fabric.drive.writes) == before + 1
         assert found(fabric, list(range(8))) == [True] * 8
+
+
+async def alone(fabric: Assembly) -> None:
+    """Have a segment in use and the next one ready, so that nothing is written but what a test commits."""
+    await committed(fabric.shard, await reserved(fabric.shard, [0]), [0])
+    await until(lambda: fabric.shard.core.ring.ready is not None)
+
+
+async def turn_the_loop() -> None:
+    """Let everything happen that needs nobody else."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_a_commit_waits_for_no_others_when_nobody_holds_space() -> None:
+    async with assembled(GROUPS_FOR_EVER) as fabric:
+        shard = fabric.shard
+        await alone(fabric)
+        committing = asyncio.create_task(committed(shard, await reserved(shard, [1]), [1]))
+        await turn_the_loop()
+        assert committing.done()
+        assert await committing == [PutState.COMMITTED]
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+async def test_a_commit_waits_for_others_that_hold_space_until_they_commit_or_release(
+    *, is_released: bool
+) -> None:
+    async with assembled(GROUPS_FOR_EVER) as fabric:
+        shard = fabric.shard
+        await alone(fabric)
+        first, second = [await reserved(shard, [number]) for number in (1, 2)]
+        before = shard.core.counts().summary_writes
+        committing = asyncio.create_task(committed(shard, first, [1]))
+        await turn_the_loop()
+        assert shard.core.counts().summary_writes == before
+        if is_released:
+            fabric.service.notice(Release((ShardRelease(SHARD, (), second.reservations.tobytes()),)))
+        else:
+            assert await committed(shard, second, [2]) == [PutState.COMMITTED]
+        assert await committing == [PutState.COMMITTED]
+        assert found(fabric, [1, 2]) == [True, not is_released]
+        assert shard.core.counts().summary_writes == before + 1
 
 
 async def test_nothing_is_committed_before_its_summary_is_on_flash() -> None:

@@ -1,7 +1,8 @@
 """One owned shard: the pure core, its drive, and the group commit between them.
 
-A commit waits a few milliseconds for others, then all of them go to flash in one summary write; each is
-answered when that write has ended. Nothing is gettable before. Should writing summaries crash, which is a
+A commit waits for others, a few milliseconds and no longer than anybody holds space that could be committed;
+then all of them go to flash in one summary write, and each is answered when that write has ended. Nothing is
+gettable before. Should writing summaries crash, which is a
 bug, the shard declines puts from then on, says that it is failing, and goes on serving gets.
 """
 
@@ -106,6 +107,7 @@ class OwnedShard:
         self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
+        self._has_all_commits = asyncio.Event()
         self._written = asyncio.Event()
         self._begun = asyncio.Event()
         self._carry_due = asyncio.Event()
@@ -254,6 +256,8 @@ class OwnedShard:
             self._carry_due.set()
         if self.core.has_writes_due:
             self._commits_due.set()
+            if not self.core.may_get_commits:
+                self._has_all_commits.set()
 
     async def close(self, *, within_s: float) -> bool:
         """Write what has been committed so far, then stop; say whether every I/O has ended by *within_s*.
@@ -262,6 +266,7 @@ class OwnedShard:
         """
         self._closed.set()
         self._commits_due.set()
+        self._has_all_commits.set()
         self._carry_due.set()
         has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
         if has_ended:
@@ -307,12 +312,19 @@ class OwnedShard:
         while True:
             await self._commits_due.wait()
             self._commits_due.clear()
-            if not self._closed.is_set():
-                await asyncio.sleep(self._group_commit_s)
+            await self._gather()
             while self.core.has_writes_due:
                 await self._write(self.core.writes_due())
             if self._closed.is_set():
                 return
+
+    async def _gather(self) -> None:
+        """Wait for commits that may share the next write, as long as there may be any."""
+        self._has_all_commits.clear()
+        if self.core.may_get_commits and not self._closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._group_commit_s):
+                    await self._has_all_commits.wait()
 
     async def _write(self, writes: list[SummaryWrite]) -> None:
         is_ok = [await self._flushed()] * len(writes)

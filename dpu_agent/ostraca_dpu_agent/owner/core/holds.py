@@ -155,6 +155,11 @@ class ReservationTable:
         """How many more fit."""
         return self._free_count
 
+    @property
+    def has_held(self) -> bool:
+        """Whether any was handed out and is neither being committed nor ended."""
+        return bool((self.states == HELD).any())
+
     def number_from(self, count: int) -> None:
         """Give reservations higher counts than this from here on; none was given before."""
         self._count = count

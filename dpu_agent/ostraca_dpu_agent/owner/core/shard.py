@@ -229,6 +229,11 @@ class ShardCore:
             self._opening_due is not None or any(not segment.is_writing for segment in self._queued.values())
         )
 
+    @property
+    def may_get_commits(self) -> bool:
+        """Whether somebody holds space, whose commit a summary write may be kept open for."""
+        return self.reservations.has_held
+
     def writes_due(self) -> list[SummaryWrite]:
         """Take the summary writes to do now: commits gathered so far, and openings of segments.
 
