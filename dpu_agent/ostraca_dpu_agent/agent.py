@@ -261,8 +261,9 @@ class Agent:
         return self._membership.map.claims.get(shard)
 
     def _on_map(self, fabric_map: FabricMap) -> None:
+        self._owner.placed(fabric_map.placement_epoch)
         if fabric_map.revision != self._routes.map.revision:
-            self._routes = Routes(fabric_map)
+            self._routes = Routes(fabric_map, self._routes)
 
 
 def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None, now_s: float) -> ShardStatus:

@@ -28,6 +28,7 @@ from ostraca_fabric.wire.messages import (
     Inspect,
     Lookup,
     OpenVolume,
+    PassedOver,
     PastSettled,
     Prefetch,
     PrefetchFor,
@@ -192,7 +193,7 @@ class Sessions:
     async def handle(self, connection: ServerConnection, request: Request) -> Answer:
         """Serve one request."""
         match request:
-            case Resolve() | Reserve() | Commit() | Inspect():
+            case Resolve() | Reserve() | Commit() | Inspect() | PassedOver():
                 answer = self._neighbours.answer(request)
                 return await answer if isinstance(answer, Awaitable) else answer
             case PrefetchFor():

@@ -80,6 +80,11 @@ class FlowSettings:
     """Waves of one request that may be on their way from flash at once, shared evenly between its drives;
     each drive has one at least."""
 
+    exists_within_s: float = 0.05
+    """How long a put waits, while earlier placement epochs are live, for word that blocks exist where those
+    placed them: a few round trips of a busy network. An agent that does not answer holds it up for so long,
+    and what that one has is written once more."""
+
     requests_max: int = 256
     """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""
 

@@ -111,7 +111,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """The weights of a placement epoch that is over, and whose blocks are still looked up."""
+    """The weights of a placement epoch: of one that is over, and whose blocks are still looked up, or of the
+    current one.
+    """
 
     epoch: PlacementEpoch
     weights: Mapping[EnclosureId, Mapping[ShardId, int]]

@@ -106,3 +106,6 @@ class Reason(IntEnum):
     INDEX_FULL = 25
     """The shard's index holds as many blocks as it may, and the oldest can't be evicted now: readers were
     promised them, or they are being written. More flash would not help; a higher limit would."""
+    STALE_MAP = 27
+    """The agent placed the block by a fabric map that others have replaced more than once: hardly anybody
+    would look for it there."""

@@ -22,7 +22,7 @@ Only weights count. An enclosure's state does not: it may change without a new p
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self
@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.chain import Span
-from ostraca_fabric.fabric_map import EnclosureRecord, FabricMap
-from ostraca_fabric.ids import AgentId, PlacementEpoch, ShardId
+from ostraca_fabric.fabric_map import EnclosureRecord, PlacementRecord, weights_of
+from ostraca_fabric.ids import AgentId, EnclosureId, PlacementEpoch, ShardId
 from ostraca_fabric.native import at, library
 from ostraca_fabric.rows import blake2b_rows
 
@@ -44,11 +44,11 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where blocks go in one placement epoch. Make it once per epoch, with ``of`` or ``among``."""
+    """Where blocks go in one placement epoch. Make it once per epoch, with ``among`` or ``recorded``."""
 
     epoch: PlacementEpoch
     shard_ids: tuple[ShardId, ...]
-    """Every shard of the fabric, those without weight too, sorted: what indexes point into."""
+    """Sorted: what indexes point into. With ``among`` all shards, with ``recorded`` those with weight."""
 
     _enclosure_hashes: NDArray[np.uint64]
     """Shape (1, enclosures): enclosures with weight only, sorted by id."""
@@ -62,22 +62,30 @@ class Placement:
     """The same shape: indexes into ``shard_ids``, NOWHERE where a row has no shard."""
 
     @classmethod
-    def of(cls, fabric_map: FabricMap) -> Self:
-        """Make the placement of a map's placement epoch."""
-        return cls.among(fabric_map.placement_epoch, fabric_map.enclosures.values())
-
-    @classmethod
     def among(cls, epoch: PlacementEpoch, enclosures: Iterable[EnclosureRecord]) -> Self:
         """Make the placement over these enclosures. The order of records is of no account."""
-        ordered = sorted(enclosures, key=lambda enclosure: enclosure.id)
-        shard_ids = tuple(sorted(shard.id for enclosure in ordered for shard in enclosure.shards))
+        known = list(enclosures)
+        shard_ids = [shard.id for enclosure in known for shard in enclosure.shards]
+        assert len(set(shard_ids)) == len(shard_ids), "two shards of a fabric have the same id"
+        return cls._weighted(epoch, weights_of(known), shard_ids)
+
+    @classmethod
+    def recorded(cls, record: PlacementRecord) -> Self:
+        """Make the placement of a record's epoch."""
+        shard_ids = [shard for members in record.weights.values() for shard in members]
+        return cls._weighted(record.epoch, record.weights, shard_ids)
+
+    @classmethod
+    def _weighted(
+        cls,
+        epoch: PlacementEpoch,
+        weights: Mapping[EnclosureId, Mapping[ShardId, int]],
+        shard_ids: Iterable[ShardId],
+    ) -> Self:
+        """Make the placement by these weights, all above zero, with indexes into these shards."""
+        shard_ids = tuple(sorted(shard_ids))
         index_of = {shard: index for index, shard in enumerate(shard_ids)}
-        assert len(index_of) == len(shard_ids), "two shards of a fabric have the same id"
-        rows = [
-            (enclosure.id, sorted((shard.id, shard.weight) for shard in enclosure.shards if shard.weight > 0))
-            for enclosure in ordered
-        ]
-        rows = [(enclosure, members) for enclosure, members in rows if members]
+        rows = [(enclosure, sorted(weights[enclosure].items())) for enclosure in sorted(weights)]
         shape = (len(rows), max((len(members) for _, members in rows), default=0))
         hashes, shares = np.zeros(shape, np.uint64), np.full(shape, np.inf)
         indexes = np.full(shape, NOWHERE, np.intp)

@@ -30,7 +30,17 @@ from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, FabricId, ShardId, TenantId, drive_id, shard_id
+from ostraca_fabric.ids import (
+    AgentId,
+    DriveId,
+    EnclosureId,
+    FabricId,
+    ShardId,
+    TenantId,
+    drive_id,
+    enclosure_of,
+    shard_id,
+)
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Pieces
@@ -74,7 +84,8 @@ class HeldDrive(MemoryDrive):
         geometry = Geometry.planned((1 + segments) * MIB, segment_bytes=MIB)
         super().__init__(drive, geometry.shard_bytes)
         self.shard = shard_id(drive, 0)
-        superblock = Superblock(FABRIC, bytes(16), ENCLOSURE, drive, self.shard, 0, geometry)
+        self.enclosure = enclosure_of(self.shard)
+        superblock = Superblock(FABRIC, bytes(16), self.enclosure, drive, self.shard, 0, geometry)
         pages = encode_superblock(superblock)
         self.bytes[: len(pages)] = pages
         self.holds_reads = False
@@ -90,7 +101,7 @@ class HeldDrive(MemoryDrive):
         drives = (self, *others)
         shards = (ShardRecord(each.shard, each.id, 0, each.size_bytes, each.size_bytes) for each in drives)
         return EnclosureRecord(
-            ENCLOSURE, tuple(DriveRecord(each.id, "memory") for each in drives), tuple(shards)
+            self.enclosure, tuple(DriveRecord(each.id, "memory") for each in drives), tuple(shards)
         )
 
     def submit_read(
@@ -345,13 +356,17 @@ async def assembled(
     transport: Transport | None = None,
     drive: HeldDrive | None = None,
     others: Sequence[HeldDrive] = (),
+    later: Sequence[HeldDrive] = (),
 ) -> AsyncIterator[Assembly]:
-    """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one."""
+    """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one.
+
+    The enclosure has *drive* and *others*; the agent can reach drives of enclosures that come *later*.
+    """
     drive = drive or HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosures([drive.record(*others)])
     owners = LoopbackOwners()
-    agent = _agent(0, settings, addresses, membership, owners, (drive, *others), transport)
+    agent = _agent(0, settings, addresses, membership, owners, (drive, *others, *later), transport)
     await agent.join()
     await agent.start()
     volumes = Volumes(membership, bytes(32))
@@ -366,10 +381,14 @@ async def assembled(
 
 @asynccontextmanager
 async def beside(
-    fabric: Assembly, settings: AgentSettings, *, addresses: Sequence[str] = ()
+    fabric: Assembly,
+    settings: AgentSettings,
+    *,
+    addresses: Sequence[str] = (),
+    later: Sequence[HeldDrive] = (),
 ) -> AsyncIterator[Agent]:
     """Start a second agent in a fabric whose shard the first one owns, and stop it in the end."""
-    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, (fabric.drive,))
+    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, (fabric.drive, *later))
     await agent.join()
     await agent.start()
     yield agent

@@ -16,11 +16,16 @@ from tests.fabric import second_implementation as second
 
 from ostraca_fabric import placement as placement_module
 from ostraca_fabric.chain import RANK_MAX, Chain, Span
-from ostraca_fabric.fabric_map import EnclosureRecord, EnclosureState, FabricMap, ShardRecord
+from ostraca_fabric.fabric_map import (
+    EnclosureRecord,
+    EnclosureState,
+    PlacementRecord,
+    ShardRecord,
+    weights_of,
+)
 from ostraca_fabric.ids import (
     AgentId,
     EnclosureId,
-    FabricId,
     PlacementEpoch,
     ShardId,
     drive_id,
@@ -203,15 +208,13 @@ def test_the_order_of_records_is_of_no_account(order: list[int], dice: Random) -
     np.testing.assert_array_equal(one._shard_hashes, other._shard_hashes)
 
 
-def test_a_placement_made_of_a_map_is_the_one_made_of_its_enclosures() -> None:
-    fabric_map = FabricMap(
-        FabricId(bytes(16)), 9, PlacementEpoch(4), enclosures={each.id: each for each in UNEVEN}
-    )
-    placement = Placement.of(fabric_map)
+def test_a_placement_made_of_recorded_weights_is_the_one_made_of_the_enclosures() -> None:
+    placement = Placement.recorded(PlacementRecord(PlacementEpoch(4), weights_of(UNEVEN)))
     assert placement.epoch == 4
-    assert placement.shard_ids == tuple(shard.id for shard in fabric_map.shards())
-    expected = Placement.among(EPOCH, UNEVEN).shards(SECRET, [loose(100)])
-    np.testing.assert_array_equal(placement.shards(SECRET, [loose(100)]), expected)
+    with_weight = [shard.id for each in UNEVEN for shard in each.shards if shard.weight]
+    assert placement.shard_ids == tuple(sorted(with_weight))
+    found = np.array(placement.shard_ids)[placement.shards(SECRET, [loose(100)])]
+    np.testing.assert_array_equal(found, placed(UNEVEN, loose(100)))
 
 
 def test_only_weights_count_and_not_an_enclosures_state() -> None:

@@ -1,8 +1,13 @@
-"""Asking owners where blocks lie."""
+"""Asking owners where blocks lie.
+
+All live placement epochs are asked at once. Where several owners have a block, the one that the newest epoch
+names is read from; and nobody waits for the word of an older one of what is found already.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,9 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ostraca_dpu_agent.mover.routes import narrowed
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.ids import AgentId
 from ostraca_fabric.outcome import Reason
+from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Release,
@@ -28,16 +35,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
+    from ostraca_dpu_agent.mover.routes import PartsByOwner, Routes, ShardPart
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardExtents
-
-    _Part = tuple[ShardPart, NDArray[np.intp]]
-    """Blocks wanted of one shard: their positions in the request."""
 
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,50 @@ class Located:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Extents:
+    """Columns of an owner's answer: a value for each block asked for, zeros where it is not found."""
+
+    is_found: NDArray[np.bool_]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, said: ShardExtents, count: int) -> _Extents:
+        """Take an answer apart; raises MalformedError."""
+        return cls(
+            columns.u8(said.found, count) != 0,
+            columns.u64(said.offsets, count),
+            columns.u32(said.lengths, count),
+            columns.u64(said.generations, count),
+            columns.rows16(said.tags, count),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """What an owner said of one part."""
+
+    part: ShardPart
+    source: Source
+    reason: Reason
+    """Why blocks are not found, or, of a drive that is held off, may not be read."""
+
+    pin: int = 0
+    extents: _Extents | None = None
+    """None where the owner said nothing of use."""
+
+    is_held_off: bool = False
+
+    @property
+    def found(self) -> NDArray[np.intp]:
+        """Positions of the blocks that can be read."""
+        positions = self.part.positions
+        return positions[:0] if self.extents is None or self.is_held_off else positions[self.extents.is_found]
+
+
 class Locator:
     """Resolves keys with the owners of their shards, all owners at once."""
 
@@ -117,6 +165,7 @@ class Locator:
         """Ask through *owners*. What lies on *drives* that are held off is not found."""
         self._owners = owners
         self._drives = drives
+        self._asking = Tasks("asking owners")
 
     async def locate(
         self,
@@ -137,28 +186,38 @@ class Locator:
         """
         terms = Resolve(0, within_s, pin_s, (), promises=promises)
         located = Located.nothing(len(keys))
-        parts, unowned = routes.by_owner(volume.placement_secret, spans)
+        by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
+        parts, unowned = by_owner(volume.placement_secret, spans)
         located.reasons[unowned] = Reason.NO_OWNER
-        asked = []
-        for owner, shard_parts in parts.items():
-            narrowed = [(part, part.positions[wanted[part.positions]]) for part in shard_parts]
-            wanted_parts = [(part, positions) for part, positions in narrowed if len(positions)]
-            if wanted_parts:
-                asked.append(self._ask(routes, owner, wanted_parts, keys, located, terms))
-        if len(asked) == 1:  # a task for it would cost more than a look-up
-            await asked[0]
-        else:
-            await asyncio.gather(*asked)
-        self._leave_out_refused(located)
+        told = await self._ask_all(routes, narrowed(parts, wanted), keys, terms)
+        for each in sorted(told, key=lambda each: each.part.age) if routes.has_earlier else told:
+            if not _take(located, each):
+                self._release_pin(each)
         return located
 
-    def _leave_out_refused(self, located: Located) -> None:
-        for number, source in enumerate(located.sources):
-            drive = self._drives.get(source.drive)
-            if drive is not None and drive.refuses_reads:
-                is_there = located.is_found & (located.source == number)
-                located.is_found[is_there] = False
-                located.reasons[is_there] = Reason.DRIVE_SUSPECT
+    async def find_earlier(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+    ) -> NDArray[np.bool_]:
+        """Say which of the *wanted* blocks can be got where an earlier placement epoch placed them.
+
+        Owners that do not answer within *within_s* are taken to have none.
+        """
+        is_found = np.zeros(len(keys), np.bool_)
+        if not routes.has_earlier:
+            return is_found
+        parts, _ = routes.by_owner_of_all(volume.placement_secret, spans)
+        earlier = {owner: [part for part in its if part.age] for owner, its in parts.items()}
+        terms = Resolve(0, within_s, 0.0, ())
+        for told in await self._ask_all(routes, narrowed(earlier, wanted), keys, terms):
+            is_found[told.found] = True
+        return is_found
 
     def release(self, located: Located) -> None:
         """Give the pins of a finished request back."""
@@ -178,70 +237,127 @@ class Locator:
             named = (ShardKeys(part.shard, keys[part.positions].tobytes()) for part in shard_parts)
             self._owners.tell(owner, SessionEnded(tuple(named)))
 
+    async def _ask_all(
+        self, routes: Routes, parts: PartsByOwner, keys: NDArray[np.uint8], terms: Resolve
+    ) -> list[_Told]:
+        """Ask every owner; return what they said, or enough of it that more would change nothing."""
+        if len(parts) == 1:  # a task for it would cost more than a look-up
+            ((owner, its),) = parts.items()
+            return await self._ask(routes, owner, its, keys, terms)
+        asked = {owner: self._ask(routes, owner, its, keys, terms) for owner, its in parts.items()}
+        if not routes.has_earlier:
+            return list(itertools.chain.from_iterable(await asyncio.gather(*asked.values())))
+        asking = {self._asking.spawn(ask): parts[owner] for owner, ask in asked.items()}
+        told, is_found = [], np.zeros(len(keys), np.bool_)
+        waiting = set(asking)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in itertools.chain.from_iterable(task.result() for task in done):
+                told.append(each)
+                is_found[each.found] = True
+            left = [part for task in waiting for part in asking[task]]
+            if all(part.age and is_found[part.positions].all() for part in left):
+                break
+        for task in waiting:
+            task.add_done_callback(self._release_late)
+        return told
+
+    def _release_late(self, asking: asyncio.Task[list[_Told]]) -> None:
+        """Give back what was pinned for somebody who did not wait for it."""
+        if not asking.cancelled() and asking.exception() is None:
+            for told in asking.result():
+                self._release_pin(told)
+
+    def _release_pin(self, told: _Told) -> None:
+        if told.pin:
+            self._owners.tell(told.source.owner, Release((ShardRelease(told.source.shard, (told.pin,)),)))
+
     async def _ask(
         self,
         routes: Routes,
         owner: AgentId,
-        parts: list[_Part],
+        parts: list[ShardPart],
         keys: NDArray[np.uint8],
-        located: Located,
         terms: Resolve,
         *,
         is_told: bool = False,
-    ) -> None:
+    ) -> list[_Told]:
         """Ask one agent, and whom it names as the owner instead, unless somebody named this one already."""
         until_s = _now_s() + terms.deadline_s
-        shards = tuple(ShardKeys(part.shard, keys[positions].tobytes()) for part, positions in parts)
+        shards = tuple(ShardKeys(part.shard, keys[part.positions].tobytes(), part.epoch) for part in parts)
         try:
             answer = await self._owners.ask(owner, msgspec.structs.replace(terms, shards=shards))
         except (TimeoutError, ConnectError):
             answer = None
         known = answer.shards if isinstance(answer, Resolved) else ()
-        elsewhere: dict[AgentId, list[_Part]] = {}
-        for number, (part, positions) in enumerate(parts):
-            located.reasons[positions] = Reason.NO_OWNER
-            if number >= len(known):
-                continue
-            extents = known[number]
-            if extents.is_owner:
-                self._found(routes, owner, (part, positions), located, extents)
-            elif extents.known_owner not in ("", owner):
-                elsewhere.setdefault(AgentId(extents.known_owner), []).append((part, positions))
-        if elsewhere and not is_told and (left_s := until_s - _now_s()) > 0:
+        left_s = until_s - _now_s()
+        told: list[_Told] = []
+        elsewhere: dict[AgentId, list[ShardPart]] = {}
+        for number, part in enumerate(parts):
+            said = known[number] if number < len(known) else None
+            named = "" if said is None or said.is_owner or is_told or left_s <= 0 else said.known_owner
+            if named in ("", owner):
+                source = Source(owner, part.shard, *routes.place(part.shard))
+                told.append(self._told(part, source, said))
+            else:
+                elsewhere.setdefault(AgentId(named), []).append(part)
+        if elsewhere:
             again = msgspec.structs.replace(terms, deadline_s=left_s)
-            await asyncio.gather(
-                *(
-                    self._ask(routes, other, its, keys, located, again, is_told=True)
-                    for other, its in elsewhere.items()
-                )
+            asked = (
+                self._ask(routes, other, its, keys, again, is_told=True) for other, its in elsewhere.items()
             )
+            told.extend(itertools.chain.from_iterable(await asyncio.gather(*asked)))
+        return told
 
-    def _found(
-        self, routes: Routes, owner: AgentId, asked: _Part, located: Located, extents: ShardExtents
-    ) -> None:
-        """Take what an owner knows."""
-        part, positions = asked
-        if extents.pin:
-            located.pins.append((owner, ShardRelease(part.shard, (extents.pin,))))
-        drive, base = routes.place(part.shard)
+    def _told(self, part: ShardPart, source: Source, said: ShardExtents | None) -> _Told:
+        """Judge an answer."""
+        if said is None or not said.is_owner:
+            return _Told(part, source, Reason.NO_OWNER)
         try:
-            _fill(located, positions, Source(owner, part.shard, drive, base), extents)
+            extents = _Extents.of(said, len(part.positions))
         except MalformedError:
-            log.exception("Owner %s gave extents that do not fit its request", owner)
+            log.exception("Owner %s gave extents that do not fit its request", source.owner)
+            return _Told(part, source, Reason.NO_OWNER, said.pin)
+        drive = self._drives.get(source.drive)
+        if drive is not None and drive.refuses_reads:
+            return _Told(part, source, Reason.DRIVE_SUSPECT, said.pin, extents, is_held_off=True)
+        reason = Reason.RECOVERING if said.is_recovering else Reason.NOT_FOUND
+        return _Told(part, source, reason, said.pin, extents)
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _fill(located: Located, positions: NDArray[np.intp], source: Source, extents: ShardExtents) -> None:
-    count = len(positions)
-    is_found = columns.u8(extents.found, count) != 0
-    located.offsets[positions] = columns.u64(extents.offsets, count)
-    located.lengths[positions] = columns.u32(extents.lengths, count)
-    located.generations[positions] = columns.u64(extents.generations, count)
-    located.tags[positions] = columns.rows16(extents.tags, count)
-    located.source[positions] = len(located.sources)
-    located.sources.append(source)
-    located.is_found[positions] = is_found
-    located.reasons[positions] = Reason.RECOVERING if extents.is_recovering else Reason.NOT_FOUND
+def _take(located: Located, told: _Told) -> bool:
+    """Note what an owner said that no newer placement epoch has; say whether its pin is needed for it."""
+    _explain(located, told)
+    extents, at = told.extents, told.part.positions
+    if extents is None or told.is_held_off:
+        return False
+    rows: slice | NDArray[np.intp] = slice(None)
+    if told.part.age:
+        rows = np.flatnonzero(extents.is_found & ~located.is_found[at])
+        at = at[rows]
+        if not len(at):
+            return False
+    located.is_found[at] = extents.is_found[rows]
+    located.offsets[at] = extents.offsets[rows]
+    located.lengths[at] = extents.lengths[rows]
+    located.generations[at] = extents.generations[rows]
+    located.tags[at] = extents.tags[rows]
+    located.source[at] = len(located.sources)
+    located.sources.append(told.source)
+    if told.pin:
+        located.pins.append((told.source.owner, ShardRelease(told.source.shard, (told.pin,))))
+    return True
+
+
+def _explain(located: Located, told: _Told) -> None:
+    """Note why blocks may not be found, where nothing newer has said it."""
+    if told.reason is Reason.NOT_FOUND:
+        return
+    at = told.part.positions
+    if told.is_held_off and told.extents is not None:
+        at = at[told.extents.is_found]
+    located.reasons[at[located.reasons[at] == Reason.NOT_FOUND]] = told.reason

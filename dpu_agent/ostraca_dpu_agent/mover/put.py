@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.messages import Put
 
 
+_EXISTS_SHARE = 0.25
+"""How much of what is left of its time a put waits at most for word of blocks that exist already."""
+
+
 class PutRun:
     """One put. ``run`` answers it; waves go on to flash after that.
 
@@ -153,8 +157,24 @@ class PutRun:
             return np.zeros(0, np.intp)
         is_short = is_too_short(self._volume, self._blocks.spans)
         self._end(np.flatnonzero(is_short), PutState.DECLINED, Reason.TOO_SHORT)
-        await self._space.reserve(mover.routes(), self._volume.placement_secret, ~is_short, within_s=within_s)
-        return np.flatnonzero(self._space.is_reserved)
+        routes, secret = mover.routes(), self._volume.placement_secret
+        reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
+        if not routes.has_earlier:
+            await reserving
+            return np.flatnonzero(self._space.is_reserved)
+        finding = mover.locator.find_earlier(
+            routes,
+            self._volume,
+            self._blocks.spans,
+            self._blocks.keys,
+            wanted=~is_short,
+            within_s=min(mover.settings.exists_within_s, _EXISTS_SHARE * within_s),
+        )
+        _, exists = await asyncio.gather(reserving, finding)
+        is_reserved = self._space.is_reserved
+        self._space.release(np.flatnonzero(is_reserved & exists))
+        self._end(np.flatnonzero(exists), PutState.EXISTS, Reason.NONE)
+        return np.flatnonzero(is_reserved & ~exists)
 
     async def _lane(self, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
         while waiting:

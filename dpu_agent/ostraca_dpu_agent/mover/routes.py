@@ -1,6 +1,11 @@
 """Routes: which shard each key belongs to, and which owner to ask.
 
-Built anew when the fabric map changes, and never changed: a request works from the routes it began with.
+Built anew when the fabric map changes, and never changed: a request works from the routes it began with. What
+is dear to make, the placements themselves, is made when it is first asked for, and used again by later routes
+as long as its weights are the same: claims and agents change often, weights seldom.
+
+A block is put where the current placement epoch says. It may lie where an earlier one said, too: those that
+the map names are *live*, and look-ups ask them as well.
 """
 
 from __future__ import annotations
@@ -10,17 +15,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.placement import Placement
+from ostraca_fabric.fabric_map import PlacementRecord, weights_of
+from ostraca_fabric.placement import NOWHERE, Placement
 from ostraca_fabric.rows import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.fabric_map import FabricMap
-    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.fabric_map import EnclosureRecord, FabricMap, ShardRecord
+    from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId
+
+    PartsByOwner = dict[AgentId, list["ShardPart"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +37,134 @@ class ShardPart:
 
     shard: ShardId
     positions: NDArray[np.intp]
+    age: int
+    """0 where the current placement epoch places them here, 1 for the one before it, and so on."""
+
+    epoch: PlacementEpoch
+    """The one that does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Live:
+    """A live placement epoch under one map."""
+
+    record: PlacementRecord
+    placement: Placement
+    numbers: NDArray[np.intp]
+    """Of the map's shards, for each index of the placement; NOWHERE for one that is gone, and at the end."""
+
+
+class Made:
+    """What was made for one map's routes: those of the next map go on with it as far as it still holds."""
+
+    def __init__(self, fabric_map: FabricMap, before: Made | None) -> None:
+        self.enclosures: Mapping[EnclosureId, EnclosureRecord] = fabric_map.enclosures
+        self.shards: tuple[ShardRecord, ...]
+        self.numbers: dict[ShardId, int]
+        self.weights: dict[EnclosureId, dict[ShardId, int]]
+        is_as_before = before is not None and before.enclosures is fabric_map.enclosures
+        if before is not None and is_as_before:
+            self.shards, self.numbers, self.weights = before.shards, before.numbers, before.weights
+        else:
+            self.shards = fabric_map.shards()
+            self.numbers = {shard.id: number for number, shard in enumerate(self.shards)}
+            self.weights = weights_of(fabric_map.enclosures.values())
+        current = PlacementRecord(fabric_map.placement_epoch, self.weights)
+        self.records = (current, *fabric_map.earlier_placements)
+        self._live: dict[PlacementEpoch, _Live] = {}
+        for record in self.records:
+            live = before.live(record.epoch) if before is not None else None
+            if live is not None and live.record.weights == record.weights:
+                self._live[record.epoch] = live if is_as_before else self._numbered(record, live.placement)
+
+    def live(self, epoch: PlacementEpoch) -> _Live | None:
+        """Return a live epoch, if it was made."""
+        return self._live.get(epoch)
+
+    def chosen(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return for each block the number of the shard where an epoch places it; NOWHERE for none."""
+        record = self.records[age]
+        live = self._live.get(record.epoch)
+        if live is None:
+            live = self._live[record.epoch] = self._numbered(record, Placement.recorded(record))
+        found: NDArray[np.intp] = live.numbers[live.placement.shards(secret, spans)]
+        return found
+
+    def _numbered(self, record: PlacementRecord, placement: Placement) -> _Live:
+        numbers = [self.numbers.get(shard, NOWHERE) for shard in placement.shard_ids]
+        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp))
 
 
 class Routes:
     """Where blocks are, under one fabric map."""
 
-    def __init__(self, fabric_map: FabricMap) -> None:
-        """Build the placement of this map."""
+    def __init__(self, fabric_map: FabricMap, before: Routes | None = None) -> None:
+        """Route by this map, and go on with what was made for the one *before*."""
         self.map = fabric_map
-        self._placement = Placement.of(fabric_map)
-        self._records = {shard.id: shard for shard in fabric_map.shards()}
+        self.made: Made = Made(fabric_map, None if before is None else before.made)
 
-    def by_owner(
-        self, secret: bytes, spans: Sequence[Span]
-    ) -> tuple[dict[AgentId, list[ShardPart]], NDArray[np.intp]]:
-        """Group the blocks of a request by owner and shard.
+    @property
+    def has_earlier(self) -> bool:
+        """Whether blocks may lie where an earlier placement epoch placed them."""
+        return len(self.made.records) > 1
+
+    def by_owner(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+        """Group the blocks of a request by owner and shard, as the current placement epoch places them.
 
         Also returns the positions whose shard has no owner now, or that no shard takes. *secret* is the
         volume's placement secret.
         """
-        chosen = self._placement.shards(secret, spans)
-        parts: dict[AgentId, list[ShardPart]] = {}
+        parts: PartsByOwner = {}
+        unowned = self._group(self.made.chosen(0, secret, spans), 0, parts)
+        return parts, unowned
+
+    def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+        """Group them as every live epoch places them, each owner's parts of the current epoch first.
+
+        A block that several epochs place in one shard is there once, under the newest of them. Shards of
+        earlier epochs that are gone, or that nobody owns, are left out; the positions returned are those of
+        ``by_owner``.
+        """
+        parts: PartsByOwner = {}
+        chosen = [self.made.chosen(age, secret, spans) for age in range(len(self.made.records))]
+        unowned = self._group(chosen[0], 0, parts)
+        for age in range(1, len(chosen)):
+            is_new = np.logical_and.reduce([chosen[age] != newer for newer in chosen[:age]])
+            self._group(np.where(is_new, chosen[age], NOWHERE), age, parts)
+        return parts, unowned
+
+    def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
+        """Return the shard that the first block belongs to; None when no shard takes blocks."""
+        number = int(self.made.chosen(0, secret, spans)[0])
+        return None if number < 0 else self.made.shards[number].id
+
+    def place(self, shard: ShardId) -> tuple[DriveId, int]:
+        """Return the drive a shard lies on, and its first byte there."""
+        record = self.made.shards[self.made.numbers[shard]]
+        return record.drive, record.offset
+
+    def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
+        """Add what one epoch says to *parts*; return the positions it says nothing of."""
+        epoch = self.made.records[age].epoch
         unowned = [np.flatnonzero(chosen < 0)]
-        for index in distinct(chosen[chosen >= 0]).tolist():
-            shard = self._placement.shard_ids[index]
-            positions = np.flatnonzero(chosen == index)
+        for number in distinct(chosen[chosen >= 0]).tolist():
+            shard = self.made.shards[number].id
+            positions = np.flatnonzero(chosen == number)
             owner = self.map.owner(shard)
             if owner is None:
                 unowned.append(positions)
             else:
-                parts.setdefault(owner, []).append(ShardPart(shard, positions))
-        return parts, np.concatenate(unowned)
+                parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))
+        return np.concatenate(unowned)
 
-    def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
-        """Return the shard that the first block belongs to; None when no shard takes blocks."""
-        index = int(self._placement.shards(secret, spans)[0])
-        return None if index < 0 else self._placement.shard_ids[index]
 
-    def place(self, shard: ShardId) -> tuple[DriveId, int]:
-        """Return the drive a shard lies on, and its first byte there."""
-        record = self._records[shard]
-        return record.drive, record.offset
+def narrowed(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:
+    """Leave out what is not wanted, shards of which nothing is, and owners of none."""
+    if not wanted.all():
+        parts = {owner: [_only(part, wanted) for part in its] for owner, its in parts.items()}
+    some = {owner: [part for part in its if len(part.positions)] for owner, its in parts.items()}
+    return {owner: its for owner, its in some.items() if its}
+
+
+def _only(part: ShardPart, wanted: NDArray[np.bool_]) -> ShardPart:
+    return ShardPart(part.shard, part.positions[wanted[part.positions]], part.age, part.epoch)

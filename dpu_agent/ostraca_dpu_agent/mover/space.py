@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_dpu_agent.mover.depths import depths_of
-from ostraca_dpu_agent.mover.routes import ShardPart
+from ostraca_dpu_agent.mover.routes import narrowed
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.ids import AgentId
 from ostraca_fabric.outcome import PutState, Reason
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.request import Blocks
-    from ostraca_dpu_agent.mover.routes import Routes
+    from ostraca_dpu_agent.mover.routes import Routes, ShardPart
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardReservations
@@ -101,11 +101,8 @@ class Space:
         self._until_s = self._clock() + self._hold_s
         parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
         self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
-        if not wanted.all():
-            parts = {owner: _only(wanted, shards) for owner, shards in parts.items()}
-        await asyncio.gather(
-            *(self._ask(routes, owner, shards, within_s) for owner, shards in parts.items() if shards)
-        )
+        asked = narrowed(parts, wanted)
+        await asyncio.gather(*(self._ask(routes, owner, its, within_s) for owner, its in asked.items()))
 
     def by_target(self, positions: Positions) -> list[tuple[Target, Positions]]:
         """Group reserved blocks by the shard they go to: for each, indexes into *positions*, in the order
@@ -172,7 +169,15 @@ class Space:
         )
         try:
             answer = await self._owners.ask(
-                owner, Reserve(0, within_s, self._hold_s, wants, ttl_s=self._ttl_s)
+                owner,
+                Reserve(
+                    0,
+                    within_s,
+                    self._hold_s,
+                    wants,
+                    ttl_s=self._ttl_s,
+                    placement_epoch=routes.map.placement_epoch,
+                ),
             )
         except (TimeoutError, ConnectError):
             answer = None
@@ -239,9 +244,3 @@ class Space:
                 with suppress(MalformedError):
                     states = columns.u8(told[number].states, len(positions))
                     self._end(positions, states, columns.u8(told[number].reasons, len(positions)))
-
-
-def _only(wanted: NDArray[np.bool_], parts: list[ShardPart]) -> list[ShardPart]:
-    """Leave out what is not wanted, and shards of which nothing is."""
-    kept = (ShardPart(part.shard, part.positions[wanted[part.positions]]) for part in parts)
-    return [part for part in kept if len(part.positions)]

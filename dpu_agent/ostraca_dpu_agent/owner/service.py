@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 import numpy as np
 
+from ostraca_dpu_agent.owner.core import Reservations
 from ostraca_dpu_agent.owner.inspect import inspect
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.explain import EventKind
-from ostraca_fabric.ids import OwnerEpoch, ShardId
+from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.labels import labelled
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.tallies import tally_text
@@ -24,6 +25,7 @@ from ostraca_fabric.wire.messages import (
     Damage,
     Inspect,
     Inspected,
+    PassedOver,
     Release,
     Reserve,
     Reserved,
@@ -32,11 +34,13 @@ from ostraca_fabric.wire.messages import (
     SessionEnded,
     ShardCommitted,
     ShardExtents,
+    ShardPassed,
     ShardReservations,
+    ShardsPassed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -59,6 +63,12 @@ _ANSWER_MARGIN_S = 0.002
 """A mover that hears nothing by its deadline takes its blocks for lost: the owner stops waiting before."""
 
 
+_CHANGES_BEHIND_MAX = 1
+"""How many placement changes a put's agent may not have heard of. One: a change reaches agents one after the
+other, and no put is declined for that. What an agent that is further behind writes is wasted: the placement
+it goes by will soon be asked no longer, and it looks in none of the newer ones whether a block exists."""
+
+
 class OwnerService:
     """The shards this agent owns, by id."""
 
@@ -77,6 +87,20 @@ class OwnerService:
         self._claim_of = claim_of
         self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
+        self._placement = PlacementEpoch(0)
+
+    def placed(self, epoch: PlacementEpoch) -> None:
+        """Know which placement epoch is the current one.
+
+        When it changes, what was read so far is forgotten: much of it belongs elsewhere now, and is not
+        carried forward unless it is read here again.
+        """
+        if self._placement != epoch:
+            for owned in self.shards.values():
+                owned.core.index.forget_all_reads()
+        self._placement = epoch
+        for owned in self.shards.values():
+            owned.passing.began(epoch)
 
     def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
         """Answer a mover: a look-up at once, and what changes a shard when that is done.
@@ -95,6 +119,8 @@ class OwnerService:
                     raise MalformedError(f"a key of {len(request.key)} bytes")
                 view = inspect(self.shards.get(ShardId(request.shard)), request.key, self.events)
                 return Inspected(request.request, msgspec.msgpack.encode(view))
+            case PassedOver():
+                return self._passed(request)
             case _:
                 assert_never(request)
 
@@ -104,6 +130,14 @@ class OwnerService:
         with labelled(request.label):
             found = (self._resolve(part, keys, pin_s, promises=request.promises) for part, keys in asked)
             return Resolved(request.request, tuple(found))
+
+    def _passed(self, request: PassedOver) -> ShardsPassed:
+        self.placed(self._placement)  # shards that were recovered since begin to count
+        passed = (ShardPassed(shard, owned.passing.over()) for shard, owned in self._recovered())
+        return ShardsPassed(request.request, tuple(passed))
+
+    def _recovered(self) -> Iterator[tuple[ShardId, OwnedShard]]:
+        return ((shard, owned) for shard, owned in self.shards.items() if not owned.core.is_recovering)
 
     async def _reserved(self, request: Reserve) -> Reserved:
         wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
@@ -151,7 +185,8 @@ class OwnerService:
             return ShardExtents(
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
-        found = owned.core.resolve(self._clock(), keys, pin_s=pin_s, promises=promises)
+        is_current = not 0 < part.placement_epoch < self._placement
+        found = owned.core.resolve(self._clock(), keys, pin_s=pin_s, promises=promises, is_counted=is_current)
         owned.wake()
         if log.isEnabledFor(logging.DEBUG):
             hits = np.count_nonzero(found.found)
@@ -183,14 +218,17 @@ class OwnerService:
             return ShardReservations(
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
-        made = await owned.reserve(
-            keys,
-            lengths,
-            depths=depths,
-            ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
-            hold_s=_seconds(request.hold_s),
-            within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
-        )
+        if 0 < request.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
+            made = Reservations.none(owned.core.index.find(keys) >= 0, Reason.STALE_MAP)
+        else:
+            made = await owned.reserve(
+                keys,
+                lengths,
+                depths=depths,
+                ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
+                hold_s=_seconds(request.hold_s),
+                within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
+            )
         self.events.record(EventKind.RESERVED, keys, made.states, made.reasons)
         _tell("reserved", part.shard, made.states, made.reasons)
         return ShardReservations(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostraca_dpu_agent.owner.carrying import Carrier
-from ostraca_dpu_agent.owner.core import Reservations, Scrub, ShardCore, ShardSettings
+from ostraca_dpu_agent.owner.core import Passing, Reservations, Scrub, ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
@@ -101,6 +101,7 @@ class OwnedShard:
         self._group_commit_s = settings.group_commit_s
         self._hold_max_s = settings.hold_s
         self.core = core
+        self.passing = Passing(core)
         self.is_failing = False
         self.scrub: Scrub | None = None
         """How far its scrub is; None where there is none."""

@@ -128,9 +128,9 @@ class BlockIndex:
         return rows
 
     def read(
-        self, rows: NDArray[np.intp]
+        self, rows: NDArray[np.intp], *, is_counted: bool = True
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint8]]:
-        """Return (offsets, lengths, tags) of the blocks of these rows, and set their read bits.
+        """Return (offsets, lengths, tags) of the blocks of these rows; set their read bits if it is counted.
 
         *rows* are what ``find`` returned: the values of row -1 are zero.
         """
@@ -138,7 +138,7 @@ class BlockIndex:
         offsets, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
         tags = np.empty((count, KEY_BYTES), np.uint8)
         library.ostraca_index_read(
-            *self._columns, at(rows), PAGE_BYTES, at(offsets), at(lengths), at(tags), count
+            *self._columns, at(rows), PAGE_BYTES, is_counted, at(offsets), at(lengths), at(tags), count
         )
         return offsets, lengths, tags
 
@@ -234,6 +234,11 @@ class BlockIndex:
     def forget_reads(self, rows: NDArray[np.intp]) -> None:
         """Clear the read bits of these rows."""
         self._lengths[rows] &= ~_READ
+
+    def forget_all_reads(self) -> None:
+        """Clear the read bits of all blocks."""
+        ever_taken = int(self._free_chunks[1]) * CHUNK_ROWS  # what lies behind was never touched
+        self._lengths[:ever_taken] &= ~_READ
 
     def keys(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the blocks' keys, shape (n, 16)."""

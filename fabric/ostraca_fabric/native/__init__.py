@@ -82,8 +82,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # the index, rows, how many
     "ostraca_index_place": (None, [*_index, _at, _count]),
     "ostraca_index_unplace": (_count, [*_index, _at, _count]),
-    # pages, lengths and tags by row, rows, bytes of a page, offsets, lengths and tags made, how many
-    "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _at, _at, _at, _count]),
+    # pages, lengths and tags by row, rows, bytes of a page, whether read bits are set, offsets, lengths and
+    # tags made, how many
+    "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _count, _at, _at, _at, _count]),
     # next chunks, free chunks, a segment's newest chunk, its rows, rows taken, how many
     "ostraca_index_take_rows": (None, [_at, _at, _at, _at, _at, _count]),
     # next chunks, a segment's newest chunk, its rows, rows listed

@@ -181,9 +181,10 @@ PUBLIC int64_t ostraca_index_unplace(uint8_t *prints, uint32_t *slots, uint32_t 
 
 /* Says where the blocks of rows lie, and sets their read bits. Values of row -1 are zero. */
 PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths, const uint8_t *row_tags,
-                               const int64_t *rows, uint64_t page_bytes, uint64_t *offsets, uint32_t *lengths,
-                               uint8_t *tags, int64_t count)
+                               const int64_t *rows, uint64_t page_bytes, int64_t is_counted, uint64_t *offsets,
+                               uint32_t *lengths, uint8_t *tags, int64_t count)
 {
+    const uint32_t read_bit = is_counted ? READ_BIT : 0;
     for (int64_t each = -ROWS_AHEAD; each < count; each++) {
         if (each + ROWS_AHEAD < count && rows[each + ROWS_AHEAD] >= 0) {
             int64_t later = rows[each + ROWS_AHEAD];
@@ -201,7 +202,7 @@ PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths,
             continue;
         }
         memcpy(tags + TAG_BYTES * each, row_tags + TAG_BYTES * row, TAG_BYTES);
-        row_lengths[row] |= READ_BIT;
+        row_lengths[row] |= read_bit;
     }
 }
 

@@ -345,10 +345,15 @@ class EndSession(Message, frozen=True, tag=32):
 
 
 class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Some keys of one shard: 16 bytes each."""
+    """Some keys of one shard: 16 bytes each.
+
+    ``placement_epoch``: the newest in which the asker finds them placed there; 0 says nothing. Looking up
+    what an earlier epoch than the current one placed is no read of it.
+    """
 
     shard: str
     keys: bytes
+    placement_epoch: int = 0
 
 
 class Resolve(Message, frozen=True, tag=40):
@@ -418,6 +423,10 @@ class Reserve(Message, frozen=True, tag=42):
     label: str = ""
     ttl_s: float = 0.0
     """As in ``Put``, of all these blocks."""
+
+    placement_epoch: int = 0
+    """In which the asker finds the blocks placed in these shards; 0 says nothing. More than one change older
+    than what the owner knows of, it is declined: STALE_MAP."""
 
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -538,6 +547,30 @@ class SessionEnded(Message, frozen=True, tag=51):
     shards: tuple[ShardKeys, ...]
 
 
+class PassedOver(Message, frozen=True, tag=52):
+    """Which of your shards have gone round since which placement epoch began?"""
+
+    request: int
+    deadline_s: float
+    label: str = ""
+
+
+class ShardPassed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One shard: its ring has gone round since ``placement_epoch`` began, and holds nothing older; 0 where
+    the owner knows of no such epoch.
+    """
+
+    shard: str
+    placement_epoch: int
+
+
+class ShardsPassed(Message, frozen=True, tag=53):
+    """Answer to PassedOver: every shard that the agent owns and has recovered."""
+
+    request: int
+    shards: tuple[ShardPassed, ...]
+
+
 # --- agent to agent
 # --------------------------------------------------------------------------------------------------
 
@@ -571,8 +604,8 @@ AgentAnswer = (
     | Explained
     | Failed
 )
-OwnerRequest = Resolve | Reserve | Commit | Inspect
-OwnerAnswer = Resolved | Reserved | Committed | Inspected | Failed
+OwnerRequest = Resolve | Reserve | Commit | Inspect | PassedOver
+OwnerAnswer = Resolved | Reserved | Committed | Inspected | ShardsPassed | Failed
 OwnerNotice = Release | Damage | SessionEnded
 AgentRequest = OwnerRequest | PrefetchFor
 AnswerToAgent = OwnerAnswer | PrefetchDone

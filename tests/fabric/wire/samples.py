@@ -49,6 +49,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),
     m.Inspect(1, 0.5, "e/d/0", bytes(16)),
     m.Inspected(1, b"body"),
+    m.PassedOver(1, 0.5),
+    m.ShardsPassed(1, (m.ShardPassed("e/d/0", 3),)),
     m.SessionEnded((m.ShardKeys("e/d/0", bytes(16)),)),
     m.PrefetchFor(1, 0.5, "tenant", "volume", 1, SPANS, "01020304/7"),
 )

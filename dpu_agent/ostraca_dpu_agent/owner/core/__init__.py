@@ -21,6 +21,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 from ostraca_dpu_agent.owner.core.counts import ShardCounts
 from ostraca_dpu_agent.owner.core.evicting import Carry
 from ostraca_dpu_agent.owner.core.holds import slots_in
+from ostraca_dpu_agent.owner.core.passing import Passing
 from ostraca_dpu_agent.owner.core.recovering import recovered_share
 from ostraca_dpu_agent.owner.core.scrubbing import Scrub, ScrubSettings
 from ostraca_dpu_agent.owner.core.segments import SegmentState
@@ -31,6 +32,7 @@ __all__ = [
     "Carry",
     "CommitAnswer",
     "CommitsDone",
+    "Passing",
     "Reservations",
     "Resolution",
     "Scrub",

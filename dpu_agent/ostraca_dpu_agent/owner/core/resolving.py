@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def resolved(
-    core: ShardCore, now_s: float, keys: NDArray[np.uint8], *, pin_s: float, promises: bool
+    core: ShardCore, now_s: float, keys: NDArray[np.uint8], *, pin_s: float, promises: bool, is_counted: bool
 ) -> Resolution:
     """Answer ``ShardCore.resolve``, after what has run out was ended."""
     rows, end_s = core.index.find(keys), now_s + min(pin_s, core.settings.pin_max_s)
@@ -25,7 +25,7 @@ def resolved(
     if promises:
         _promise(core, rows, end_s)
     found = rows >= 0
-    offsets, lengths, tags = core.index.read(rows)
+    offsets, lengths, tags = core.index.read(rows, is_counted=is_counted)
     generations, pin = np.zeros(len(rows), np.uint64), 0
     hits = int(np.count_nonzero(found))
     if hits:

@@ -121,16 +121,22 @@ class ShardCore:
         self._advance(now_s)
 
     def resolve(
-        self, now_s: float, keys: NDArray[np.uint8], *, pin_s: float, promises: bool = False
+        self,
+        now_s: float,
+        keys: NDArray[np.uint8],
+        *,
+        pin_s: float,
+        promises: bool = False,
+        is_counted: bool = True,
     ) -> Resolution:
         """Find blocks and keep their segments from being reused for *pin_s*, at most ``pin_max_s``.
 
         With *promises* they can also be found for as long: none is evicted, and one that can't be promised
-        is not found now. *keys*: shape (n, 16). Counts as a read of every block found. A *pin_s* of 0 pins
-        nothing.
+        is not found now. *keys*: shape (n, 16). Counts as a read of every block found, unless *is_counted* is
+        false. A *pin_s* of 0 pins nothing.
         """
         self.expire(now_s)
-        return resolved(self, now_s, keys, pin_s=pin_s, promises=promises)
+        return resolved(self, now_s, keys, pin_s=pin_s, promises=promises, is_counted=is_counted)
 
     def reserve(
         self,
