@@ -22,6 +22,7 @@ from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.core import recovered_share
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.session import Sessions
+from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.volumes import Volumes
@@ -129,6 +130,14 @@ class Agent:
             open_drive=self._open_guarded,
             clock=clock,
         )
+        self._retiring = Retiring(
+            agent,
+            membership=membership,
+            owners=owners,
+            clock=clock,
+            turn_s=settings.placement_turn_s,
+            ttl_s=settings.placement_ttl_s,
+        )
         self._volume_copies = VolumeCopies(
             membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
         )
@@ -157,6 +166,7 @@ class Agent:
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
         self._loops.spawn(self._volume_copies.run())
+        self._loops.spawn(self._retiring.run())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,

@@ -186,6 +186,15 @@ class AgentSettings:
     """How long a shard is left alone that could not be opened because its drive failed a read. Each try reads
     all of its summaries."""
 
+    placement_ttl_s: float = 7 * 86_400.0
+    """How long blocks are looked up where an earlier placement epoch placed them, at most. Most often it ends
+    before, when flash has been written over once since. Lower it where that takes long and another change of
+    enclosures waits for it."""
+
+    placement_turn_s: float = 60.0
+    """How often the one agent that ends earlier placement epochs asks owners how far round they have gone. It
+    is a matter of hours and days."""
+
     drain_s: float = 10.0
     """How long an orderly stop waits for puts already acknowledged as staged."""
 
