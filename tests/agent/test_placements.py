@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from tests.agent.assembly import (
@@ -26,6 +27,7 @@ from tests.agent.assembly import (
 from tests.stalls import Stopwatch
 
 from ostraca_dpu_agent.agent import Agent
+from ostraca_fabric.explain import BlockExplanation
 from ostraca_fabric.ids import AgentId, EnclosureId, PlacementEpoch, drive_id
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState, Reason
@@ -34,6 +36,7 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     AgentRequest,
     AnswerToAgent,
+    Explain,
     Lookup,
     OwnerNotice,
     Release,
@@ -326,6 +329,19 @@ async def test_what_only_an_earlier_epoch_s_owner_has_is_waited_for() -> None:
         waiting.let_go.set()
         assert set(get_states(await getting)) == {BlockState.HIT}
         await all_at_rest(fabric, other)
+
+
+async def test_a_block_is_explained_by_who_has_it() -> None:
+    async with grown() as (fabric, _, drive):
+        moved = placed_on(fabric, NUMBERS, drive).index(True)
+        for number, shard, is_listed in ((moved, SHARD, True), (NEWER[0], None, False)):
+            asked = Explain(1, FAR_S, "v", chain_of([number]))
+            told = await fabric.mover.explain(fabric.volume, asked)
+            explained = msgspec.msgpack.decode(told.body, type=BlockExplanation)
+            expected = shard or fabric.mover.routes().shard(fabric.volume.placement_secret, asked.spans)
+            assert explained.shard == expected
+            assert explained.owner_view is not None
+            assert explained.owner_view.is_listed is is_listed
 
 
 async def test_an_owner_is_asked_once_for_all_epochs() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.agent.assembly import SETTINGS, MemoryWorker, assembled, put_states, until
-from tests.agent.owned_shard import OwnedShard
+from tests.agent.assembly import SETTINGS, MemoryWorker, assembled, beside, put_states, until
+from tests.agent.owned_shard import OwnedShard, keys_of
 from tests.agent.test_placements import add, new_drive
 from tests.agent.test_routes import AGENTS, E, F, G, fabric_map
 
-from ostraca_dpu_agent.owner.core import Passing
+from ostraca_dpu_agent.owner.core import Passing, ShardSettings
 from ostraca_dpu_agent.steward.placements import Retire, keeper, over_since, to_retire
+from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_fabric.fabric_map import EnclosureRecord
 from ostraca_fabric.ids import PlacementEpoch, ShardId
 from ostraca_fabric.outcome import PutState
@@ -85,18 +86,51 @@ def test_a_shard_is_passed_over_when_its_ring_has_gone_round_and_nothing_older_i
     assert passing.over() == NINE, "the newest has only begun"
 
 
-def test_an_empty_ring_has_to_go_round_too_and_a_new_owner_begins_anew() -> None:
-    shard = OwnedShard(segments=4)
+def test_a_ring_that_holds_nothing_older_has_to_go_round_too_and_a_new_owner_begins_anew() -> None:
+    shard = OwnedShard(segments=12, settings=ShardSettings(blocks_max=32))  # a small index evicts early
     passing = Passing(shard.core)
     passing.began(NINE)
-    shard.put([1])
+    shard.put(list(range(40)))
+    assert shard.found([0]) == []
     assert passing.over() == 0
-    shard.put(list(range(2, 200)))
+    shard.put(list(range(40, 200)))
     assert passing.over() == NINE
     shard.restart()
     again = Passing(shard.core)
     again.began(NINE)
     assert again.over() == 0
+
+
+def test_a_segment_that_readers_keep_from_eviction_keeps_its_shard_from_being_passed_over() -> None:
+    shard = OwnedShard(segments=6)
+    passing, ring = Passing(shard.core), shard.core.ring
+    shard.put([0])
+    passing.began(NINE)
+    made = ring.generations_made
+    shard.core.resolve(shard.now_s, keys_of([0]), pin_s=20.0, promises=True)
+    shard.put(list(range(1, 200)))
+    assert ring.generations_made - made > 6
+    assert shard.found([0]) == [0]
+    assert passing.over() == 0
+
+
+async def test_only_the_agent_that_is_to_decide_retires_epochs() -> None:
+    async with assembled() as fabric, beside(fabric, SETTINGS):
+        await fabric.membership.put_enclosures([new_drive().record()])
+        known = fabric.membership.map
+        decides = keeper(known)
+        for agent in sorted(known.agents, key=lambda agent: agent == decides):
+            assert fabric.membership.map.earlier_placements
+            retiring = Retiring(
+                agent,
+                membership=fabric.membership,
+                owners=fabric.owners,
+                clock=fabric.mover.clock,
+                turn_s=60.0,
+                ttl_s=0.0,
+            )
+            await retiring.turn()
+        assert not fabric.membership.map.earlier_placements
 
 
 async def test_a_running_agent_retires_an_epoch_when_flash_has_been_written_over_since() -> None:

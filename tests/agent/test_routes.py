@@ -26,7 +26,7 @@ from ostraca_fabric.placement import Placement
 SPANS = chain_of(range(300))
 START = StartId(bytes(16))
 AGENTS = [AgentId("a"), AgentId("b")]
-E, F, G = (enclosure(name, [TERABYTE] * 3) for name in "efg")
+D, E, F, G = (enclosure(name, [TERABYTE] * 3) for name in "defg")
 
 
 def fabric_map(*enclosures: EnclosureRecord, earlier: list[list[EnclosureRecord]] | None = None) -> FabricMap:
@@ -127,7 +127,7 @@ def test_the_current_placement_is_used_again_as_an_earlier_one() -> None:
     routes = Routes(before)
     routes.by_owner(SECRET, SPANS)
     after = replace(
-        fabric_map(E, F, earlier=[[E]]),
+        fabric_map(D, E, earlier=[[E]]),
         placement_epoch=PlacementEpoch(11),
         earlier_placements=(PlacementRecord(before.placement_epoch, weights_of([E])),),
     )
@@ -136,7 +136,7 @@ def test_the_current_placement_is_used_again_as_an_earlier_one() -> None:
     assert then is not None
     assert now is not None
     assert now.placement is then.placement
-    assert asked_of(later.by_owner_of_all(SECRET, SPANS)[0]) == expected([[E, F], [E]], set(after.claims))
+    assert asked_of(later.by_owner_of_all(SECRET, SPANS)[0]) == expected([[D, E], [E]], set(after.claims))
 
 
 def test_a_placement_whose_weights_are_others_is_made_anew() -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.ids import AgentId, ShardId
-    from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import Explain
 
 
@@ -28,10 +27,17 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
     routes = mover.routes()
     shard = routes.shard(volume.placement_secret, request.spans)
     owner = None if shard is None else routes.map.owner(shard)
+    until_s = mover.clock() + min(mover.settings.deadline_max_s, request.deadline_s)
     view = None
     if shard is not None and owner is not None:
-        within_s = min(mover.settings.deadline_max_s, request.deadline_s)
-        view = await _inspected(mover.owners, owner, shard, key, within_s)
+        view = await _inspected(mover, owner, shard, key, until_s)
+    if view is None or not (view.is_listed or view.is_being_written):
+        for other in routes.earlier_shards(volume.placement_secret, request.spans):
+            holder = routes.map.owner(other)
+            found = None if holder is None else await _inspected(mover, holder, other, key, until_s)
+            if found is not None and found.is_listed:
+                shard, owner, view = other, holder, found
+                break
     own = events.of(key)
     reaches = [events.reaches_back_s]
     if view is not None and view.agent != events.agent:
@@ -53,11 +59,11 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
 
 
 async def _inspected(
-    owners: Owners, owner: AgentId, shard: ShardId, key: bytes, within_s: float
+    mover: Mover, owner: AgentId, shard: ShardId, key: bytes, until_s: float
 ) -> OwnerView | None:
     """Ask the owner; None when it does not answer, or not in words known here."""
     try:
-        answer = await owners.ask(owner, Inspect(0, within_s, shard, key))
+        answer = await mover.owners.ask(owner, Inspect(0, until_s - mover.clock(), shard, key))
         return msgspec.msgpack.decode(answer.body, type=OwnerView) if isinstance(answer, Inspected) else None
     except (TimeoutError, ConnectError, msgspec.DecodeError):
         return None

@@ -138,6 +138,13 @@ class Routes:
         number = int(self.made.chosen(0, secret, spans)[0])
         return None if number < 0 else self.made.shards[number].id
 
+    def earlier_shards(self, secret: bytes, spans: Sequence[Span]) -> list[ShardId]:
+        """Return the other shards where the first block may lie, those of the newest epoch first."""
+        ages = range(len(self.made.records))
+        numbers = [int(self.made.chosen(age, secret, spans)[0]) for age in ages]
+        others = dict.fromkeys(number for number in numbers[1:] if number not in (NOWHERE, numbers[0]))
+        return [self.made.shards[number].id for number in others]
+
     def place(self, shard: ShardId) -> tuple[DriveId, int]:
         """Return the drive a shard lies on, and its first byte there."""
         record = self.made.shards[self.made.numbers[shard]]
