@@ -114,7 +114,7 @@ class Located:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Extents:
     """Columns of an owner's answer: a value for each block asked for, zeros where it is not found."""
 
@@ -136,7 +136,7 @@ class _Extents:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Told:
     """What an owner said of one part."""
 
@@ -190,7 +190,9 @@ class Locator:
         parts, unowned = by_owner(volume.placement_secret, spans)
         located.reasons[unowned] = Reason.NO_OWNER
         told = await self._ask_all(routes, narrowed(parts, wanted), keys, terms)
-        for each in sorted(told, key=lambda each: each.part.age) if routes.has_earlier else told:
+        if routes.has_earlier:
+            told.sort(key=lambda each: each.part.age)
+        for each in told:
             if not _take(located, each):
                 self._release_pin(each)
         return located
@@ -213,7 +215,9 @@ class Locator:
         if not routes.has_earlier:
             return is_found
         parts, _ = routes.by_owner_of_all(volume.placement_secret, spans)
-        earlier = {owner: [part for part in its if part.age] for owner, its in parts.items()}
+        earlier = {
+            owner: some for owner, its in parts.items() if (some := [part for part in its if part.age])
+        }
         terms = Resolve(0, within_s, 0.0, ())
         for told in await self._ask_all(routes, narrowed(earlier, wanted), keys, terms):
             is_found[told.found] = True
@@ -331,7 +335,8 @@ def _now_s() -> float:
 
 def _take(located: Located, told: _Told) -> bool:
     """Note what an owner said that no newer placement epoch has; say whether its pin is needed for it."""
-    _explain(located, told)
+    if told.reason is not Reason.NOT_FOUND:
+        _explain(located, told)
     extents, at = told.extents, told.part.positions
     if extents is None or told.is_held_off:
         return False
@@ -355,8 +360,6 @@ def _take(located: Located, told: _Told) -> bool:
 
 def _explain(located: Located, told: _Told) -> None:
     """Note why blocks may not be found, where nothing newer has said it."""
-    if told.reason is Reason.NOT_FOUND:
-        return
     at = told.part.positions
     if told.is_held_off and told.extents is not None:
         at = at[told.extents.is_found]

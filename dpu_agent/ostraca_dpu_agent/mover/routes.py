@@ -53,6 +53,9 @@ class _Live:
     numbers: NDArray[np.intp]
     """Of the map's shards, for each index of the placement; NOWHERE for one that is gone, and at the end."""
 
+    has_same_numbers: bool
+    """Most often the placement's indexes are the map's numbers, which need not be looked up then."""
+
 
 class Made:
     """What was made for one map's routes: those of the next map go on with it as far as it still holds."""
@@ -87,12 +90,13 @@ class Made:
         live = self._live.get(record.epoch)
         if live is None:
             live = self._live[record.epoch] = self._numbered(record, Placement.recorded(record))
-        found: NDArray[np.intp] = live.numbers[live.placement.shards(secret, spans)]
-        return found
+        indexes = live.placement.shards(secret, spans)
+        return indexes if live.has_same_numbers else live.numbers[indexes]
 
     def _numbered(self, record: PlacementRecord, placement: Placement) -> _Live:
         numbers = [self.numbers.get(shard, NOWHERE) for shard in placement.shard_ids]
-        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp))
+        has_same = numbers == list(range(len(numbers)))
+        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp), has_same)
 
 
 class Routes:
@@ -167,9 +171,10 @@ class Routes:
 
 def narrowed(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:
     """Leave out what is not wanted, shards of which nothing is, and owners of none."""
-    if not wanted.all():
-        parts = {owner: [_only(part, wanted) for part in its] for owner, its in parts.items()}
-    some = {owner: [part for part in its if len(part.positions)] for owner, its in parts.items()}
+    if wanted.all():
+        return parts
+    some = {owner: [_only(part, wanted) for part in its] for owner, its in parts.items()}
+    some = {owner: [part for part in its if len(part.positions)] for owner, its in some.items()}
     return {owner: its for owner, its in some.items() if its}
 
 
