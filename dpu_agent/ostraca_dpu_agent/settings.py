@@ -106,6 +106,11 @@ class OwnerSettings:
     """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after
     it."""
 
+    pause_max_s: float = 60.0
+    """A write that was begun so long ago and is not submitted yet is dropped: this agent was stopped. Half of
+    the two minutes after which a successor counts on it that no write lands any more; the path's own
+    time-outs have the rest."""
+
     pin_max_s: float = 10.0
     """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a
     segment."""

@@ -106,6 +106,9 @@ class Reason(IntEnum):
     INDEX_FULL = 25
     """The shard's index holds as many blocks as it may, and the oldest can't be evicted now: readers were
     promised them, or they are being written. More flash would not help; a higher limit would."""
+    FENCED = 26
+    """The shard's owner has not heard lately that it still is, and writes nothing until it has: etcd can't be
+    reached, another agent owns the shard now, or the owner was stopped for a while."""
     STALE_MAP = 27
     """The agent placed the block by a fabric map that others have replaced more than once: hardly anybody
     would look for it there."""

@@ -69,14 +69,41 @@ class OwnedShard:
         joined = np.frombuffer(b"".join(areas), np.uint8).reshape(shape)
         return recover(self.superblock, np.array(chosen, np.intp), joined)
 
-    def restart(self, *, earlier_pins_end_s: float = 0.0) -> None:
-        """Forget everything but the flash; the next owner epoch takes over."""
+    def restart(self, *, earlier_pins_end_s: float = 0.0, withheld: frozenset[int] | None = None) -> None:
+        """Forget everything but the flash; the next owner epoch takes over.
+
+        Alone, or where something is *withheld* as one among others: it is confirmed and granted nothing yet.
+        """
         self.under_way.clear()
         self.epoch += 1
         self.core = ShardCore(self.superblock, settings=self.settings, earlier_pins_end_s=earlier_pins_end_s)
         self.core.take_in(self.recovered())
-        self.core.begin(self.now_s, epoch=OwnerEpoch(self.epoch))
+        self.core.begin(self.now_s, epoch=OwnerEpoch(self.epoch), withheld=withheld or frozenset())
+        if withheld is None:
+            self.core.own_alone(self.now_s)
         self.core.check()
+
+    def successor(self, withheld: frozenset[int]) -> OwnedShard:
+        """Return the next owner of the same flash, while this one lives on."""
+        made = OwnedShard(self.segments, self.block_bytes, self.settings, self.now_s, self.epoch)
+        made.flash = self.flash
+        made.epoch = self.epoch
+        made.restart(withheld=withheld)
+        return made
+
+    def grant(self) -> frozenset[int]:
+        """Have what is wanted for the grant recorded; return the grant."""
+        wanted = self.core.grant_wanted(self.now_s)
+        if wanted is not None:
+            self.core.granted(self.now_s, wanted)
+        self.core.check()
+        return self.core.grants.own
+
+    def adopt(self) -> int:
+        """Read everything again, and adopt it."""
+        new = self.core.adopt(self.now_s, self.recovered())
+        self.core.check()
+        return new
 
     def write_pieces(self, write: SummaryWrite) -> None:
         for offset, pages in write.pieces:
@@ -86,7 +113,7 @@ class OwnedShard:
         """Do all summary writes that are due, and those that become due by it."""
         done = []
         while self.core.has_writes_due:
-            for write in self.core.writes_due():
+            for write in self.core.writes_due(self.now_s):
                 if is_ok:
                     self.write_pieces(write)
                 done.append(self.core.written(self.now_s, write, is_ok=is_ok))

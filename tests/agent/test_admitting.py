@@ -123,7 +123,7 @@ def test_declines_cost_nothing_and_space_and_summaries_what_they_take() -> None:
     made = shard.reserve([1], 5000)
     assert shard.core.spending.written_bytes == before + 2 * PAGE
     shard.commit(made.reservations, [1])
-    pages = sum(len(data) for write in shard.core.writes_due() for _, data in write.pieces)
+    pages = sum(len(data) for write in shard.core.writes_due(shard.now_s) for _, data in write.pieces)
     assert pages >= PAGE
     assert shard.core.spending.written_bytes == before + 2 * PAGE + pages
     assert shard.core.spending.level_bytes == pytest.approx(level + BLOCK - 2 * PAGE - pages)

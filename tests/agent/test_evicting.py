@@ -230,7 +230,7 @@ def test_a_copy_whose_summary_can_not_be_written_leaves_the_block_where_it_was()
     place = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=0.0).offsets[0]
     made = shard.core.reserve_carried(shard.now_s, carry.keys, carry.lengths, hold_s=5.0)
     shard.commit(made.reservations, [1])
-    writes = [write for write in shard.core.writes_due() if write.segment != carry.segment]
+    writes = [write for write in shard.core.writes_due(shard.now_s) if write.segment != carry.segment]
     shard.core.written(shard.now_s, writes[-1], is_ok=False)
     shard.core.check()
     assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=0.0).offsets[0] == place

@@ -68,6 +68,7 @@ def test_below_what_flash_lists_the_newest_stay_in_whatever_order_summaries_are_
     assert min(limit, BLOCKS) - per_segment < len(kept) <= limit
     assert core.counts().blocks_beyond_limit == BLOCKS - len(kept)
     core.begin(0.0, epoch=OwnerEpoch(9))
+    core.own_alone(0.0)
     core.check()
 
 

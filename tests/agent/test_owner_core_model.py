@@ -224,7 +224,7 @@ class OwnerMachine(RuleBasedStateMachine):
 
     @rule()
     def begin_writes(self) -> None:
-        self.under_way += self.shard.core.writes_due()
+        self.under_way += self.shard.core.writes_due(self.now_s)
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), is_ok=st.sampled_from([True, True, True, False]), seed=st.integers(0, 1 << 30))
@@ -240,7 +240,7 @@ class OwnerMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """All writes end well."""
         while self.under_way or self.shard.core.has_writes_due:
-            for write in self.under_way + self.shard.core.writes_due():
+            for write in self.under_way + self.shard.core.writes_due(self.now_s):
                 self.shard.write_pieces(write)
                 self.end(write, is_ok=True)
             self.under_way.clear()

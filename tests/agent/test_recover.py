@@ -46,6 +46,7 @@ async def with_blocks(drive: HeldDrive, numbers: list[int]) -> None:
     )
     epoch = OwnerEpoch(core.highest_epoch + 1)
     shard.begin(epoch)
+    shard.own_alone()
     lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
     made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)
     tags = rows16([tag_of(number) for number in numbers])

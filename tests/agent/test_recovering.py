@@ -108,6 +108,7 @@ def test_in_any_order_and_cutting_the_newest_entry_counts_at_once_and_in_the_end
         in_parts.index.check()
     for core in (at_once, in_parts):
         core.begin(0.0, epoch=OwnerEpoch(2))
+        core.own_alone(0.0)
         core.check()
     assert extents(in_parts, range(13)) == extents(at_once, range(13))
     rings = [[segment.number for segment in core.ring.sealed] for core in (at_once, in_parts)]
@@ -137,6 +138,7 @@ def test_an_index_too_small_for_all_that_is_listed_keeps_the_newest_in_any_order
     gone = [int.from_bytes(key.tobytes(), "little") for keys in core.eviction.take_evicted() for key in keys]
     assert sorted(gone) == sorted(set(numbers) - found)
     core.begin(0.0, epoch=OwnerEpoch(2))
+    core.own_alone(0.0)
     core.check()
 
 
@@ -168,6 +170,7 @@ def test_a_shard_of_two_segments_answers_for_the_one_that_was_read_and_stores_no
     assert not core.has_writes_due
     core.take_in(shard.recovered([0]))
     core.begin(0.0, epoch=OwnerEpoch(2))
+    core.own_alone(0.0)
     assert recovered_share(core) == 1.0
 
 
@@ -231,5 +234,6 @@ async def test_a_sparse_shard_of_a_terabyte_is_recovered(tmp_path: Path) -> None
     finally:
         drive.close()
     core.begin(0.0, epoch=OwnerEpoch(2))
+    core.own_alone(0.0)
     assert core.areas_taken_in == geometry.segments
     assert core.resolve(0.0, keys_of([1, 2, 3, 4]), pin_s=0).found.tolist() == [True, True, True, False]

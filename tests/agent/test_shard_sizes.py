@@ -140,6 +140,7 @@ async def owned(path: Path, lengths: dict[int, int] | None = None) -> AsyncItera
         events=EventRing("a", 16, time.monotonic),
     )
     shard.begin(OwnerEpoch(core.highest_epoch + 1))
+    shard.own_alone()
     yield Store(drive, shard, dict(lengths or {}))
     assert await shard.close(within_s=FAR_S)
     drive.close()

@@ -112,6 +112,7 @@ class Owner:
                     core.take_in(some)
                     await asyncio.sleep(0)
         self._shard.begin(OwnerEpoch(max(epoch_above, core.highest_epoch) + 1))
+        self._shard.own_alone()
 
     @property
     def shard(self) -> OwnedShard:
@@ -218,7 +219,7 @@ class Owner:
         if self._shard is not None:
             for task in set(self._shard._tasks._tasks):
                 task.cancel()
-            self._shard._pages.close()
+            self._shard._writer.pages.close()
         self._part()
 
     def _part(self) -> None:

@@ -16,7 +16,7 @@ from tests.simulation.world import Fate, Setup, World
 from ostraca_dpu_agent.owner.core import CommitAnswer, ShardCore, SummaryWrite
 from ostraca_dpu_agent.owner.core.holds import ReservationTable
 from ostraca_dpu_agent.owner.core.segments import Ring
-from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_fabric.flash import recovery
 from ostraca_fabric.flash.summary import Entries, Pages
 from ostraca_fabric.ids import OwnerEpoch
@@ -65,18 +65,18 @@ def test_a_volatile_cache_that_nobody_flushes_loses_what_was_committed() -> None
 
 
 def test_an_index_that_is_ahead_of_flash_promises_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, answer = OwnedShard._write, OwnedShard._answer
+    write, end = SummaryWriter._write, SummaryWriter._end
 
-    async def eager(self: OwnedShard, writes: list[SummaryWrite]) -> None:
+    async def eager(self: SummaryWriter, writes: list[SummaryWrite], begun_s: float) -> None:
         for each in writes:
-            answer(self, each, is_ok=True)
-        await write(self, writes)
+            end(self, each, is_ok=True, was_submitted=True)
+        await write(self, writes, begun_s)
 
-    def silent(self: OwnedShard, write: SummaryWrite, *, is_ok: bool) -> None:
+    def silent(self: SummaryWriter, write: SummaryWrite, *, is_ok: bool, was_submitted: bool) -> None:
         """It was answered before."""
 
-    monkeypatch.setattr(OwnedShard, "_write", eager)
-    monkeypatch.setattr(OwnedShard, "_answer", silent)
+    monkeypatch.setattr(SummaryWriter, "_write", eager)
+    monkeypatch.setattr(SummaryWriter, "_end", silent)
     assert found(LASTING)
 
 

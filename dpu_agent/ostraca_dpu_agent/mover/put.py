@@ -301,10 +301,12 @@ class PutRun:
         try:
             for target, chosen in self._space.by_target(positions[rows]):
                 drive = self._mover.drives.get(target.drive)
+                pieces = self._pieces(positions, rows[chosen], lease)
                 if drive is not None and drive.refuses_writes:
                     reasons[chosen] = Reason.DRIVE_SUSPECT
+                elif self._space.has_run_out:  # looked at last: this agent may have been stopped meanwhile
+                    reasons[chosen] = Reason.EXPIRED
                 elif drive is not None:
-                    pieces = self._pieces(positions, rows[chosen], lease)
                     writes.add(drive, chosen, drive.submit_write(pieces))
             await writes.ended_or_given_up()
         except BaseException:  # whatever went wrong: the lease must outlive every write that was begun

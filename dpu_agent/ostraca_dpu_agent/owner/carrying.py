@@ -110,10 +110,13 @@ class Carrier:
         base = shard.record.offset
         pieces = Pieces(memory, places, base + carry.offsets[rows].astype(np.int64), stored)
         good = np.flatnonzero(await self._drive.submit_read(pieces, check))
+        until_s = self._clock() + min(_HOLD_S, shard.core.settings.hold_max_s)
         made = await shard.reserve_carried(carry.keys[rows[good]], lengths[good], hold_s=_HOLD_S)
         has_space = made.states == PutState.STAGED
         good, offsets, numbers = good[has_space], made.offsets[has_space], made.reservations[has_space]
         target = Pieces(memory, places[good], base + offsets.astype(np.int64), stored[good])
+        if self._clock() >= until_s:  # this agent was stopped, and the space may be others' by now
+            return
         written = await self._drive.submit_write(target)
         shard.core.release(self._clock(), (), numbers[~written], may_land=True)
         await shard.commit(

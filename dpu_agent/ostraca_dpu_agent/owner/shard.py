@@ -19,6 +19,7 @@ import numpy as np
 from ostraca_dpu_agent.owner.carrying import Carrier
 from ostraca_dpu_agent.owner.core import Passing, Reservations, Scrub, ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.tickets import Tickets
+from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.extent import rounded_up
@@ -29,14 +30,15 @@ from ostraca_fabric.tags import matches
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable
 
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.events import EventRing
-    from ostraca_dpu_agent.owner.core import SummaryWrite
+    from ostraca_dpu_agent.owner.core import CommitsDone
     from ostraca_dpu_agent.settings import OwnerSettings
     from ostraca_fabric.fabric_map import ShardRecord
+    from ostraca_fabric.flash.recovery import RecoveredAreas
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import OwnerEpoch
     from ostraca_fabric.ports.drive import Drive
@@ -98,22 +100,24 @@ class OwnedShard:
         self._clock = clock
         self._events = events
         self._on_damage = on_damage
-        self._group_commit_s = settings.group_commit_s
         self._hold_max_s = settings.hold_s
         self.core = core
         self.passing = Passing(core)
         self.is_failing = False
         self.scrub: Scrub | None = None
         """How far its scrub is; None where there is none."""
+
+        self.grant_due = asyncio.Event()
+        """Set while another grant is wanted: have ``grant_wanted`` recorded, and say so with ``granted``."""
+
         self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
-        self._has_all_commits = asyncio.Event()
         self._written = asyncio.Event()
         self._begun = asyncio.Event()
         self._carry_due = asyncio.Event()
         self._closed = asyncio.Event()
-        self._pages = HugeMemory(1 << 20, prefault=False)
+        self._writer = SummaryWriter(self, drive, clock, settings)
         self._carrier = Carrier(self, drive, clock)
         self._tasks = Tasks(f"shard {record.id}")
         self._tasks.spawn(self._write_summaries())
@@ -134,11 +138,62 @@ class OwnedShard:
         """Do something beside on the shard's drive; ``close`` waits for its end."""
         self._tasks.spawn(work)
 
-    def begin(self, epoch: OwnerEpoch) -> None:
-        """End recovery; the first summary writes start at once."""
-        self.core.begin(self._clock(), epoch=epoch)
+    def begin(
+        self,
+        epoch: OwnerEpoch,
+        *,
+        withheld: frozenset[int] = frozenset(),
+        resumed: frozenset[int] = frozenset(),
+    ) -> None:
+        """End recovery, as ``ShardCore.begin``. Then ``confirm``, and record what ``grant_due`` asks for."""
+        self.core.begin(self._clock(), epoch=epoch, withheld=withheld, resumed=resumed)
         self._begun.set()
         self.wake()
+        self._ask_for_grant()
+
+    def own_alone(self) -> None:
+        """Be granted everything for ever, where no other owner knows of this shard."""
+        self.core.own_alone(self._clock())
+        self.wake()
+
+    def confirm(self, until_s: float) -> None:
+        """Write until then: the time before the claim was asked for, and found to stand, plus ``grant_s``."""
+        self.core.confirm(until_s)
+        self.core.expire(self._clock())
+        self.wake()
+
+    def fence(self) -> None:
+        """Write nothing any more, for another owner has a higher epoch; go on answering look-ups."""
+        self.core.fence(self._clock())
+        self.wake()
+
+    def grant_wanted(self) -> tuple[int, ...] | None:
+        """Return the segments to have recorded as this epoch's grant, when ``grant_due`` is set."""
+        return self.core.grant_wanted(self._clock())
+
+    def granted(self, segments: Iterable[int]) -> None:
+        """Take these segments for the grant, as they are recorded in place of those before."""
+        self.core.granted(self._clock(), segments)
+        self.grant_due.clear()
+        self.wake()
+        self._ask_for_grant()
+
+    @property
+    def withheld(self) -> frozenset[int]:
+        """The segments under unretired grants, whose summaries are to be read again and ``adopt``-ed."""
+        return self.core.grants.withheld
+
+    def adopt(self, areas: RecoveredAreas) -> int:
+        """Know what was read again of withheld segments' summaries; return how many blocks are new."""
+        new = self.core.adopt(self._clock(), areas)
+        self.wake()
+        return new
+
+    def retire(self, segments: Iterable[int]) -> None:
+        """Use these segments like any other, once what their summaries said in the end was adopted."""
+        self.core.retire(self._clock(), segments)
+        self.wake()
+        self._ask_for_grant()
 
     async def reserve(
         self,
@@ -255,10 +310,21 @@ class OwnedShard:
             self._events.record(EventKind.EVICTED, keys, label="")
         if self.core.eviction.has_carry_due:
             self._carry_due.set()
+        for done in self.core.take_declined():
+            self.answer(done)
         if self.core.has_writes_due:
             self._commits_due.set()
             if not self.core.may_get_commits:
-                self._has_all_commits.set()
+                self._writer.has_all_commits.set()
+
+    def answer(self, done: CommitsDone) -> None:
+        """Tell who waits how commits ended."""
+        self._tickets.answer(done)
+        self._say_written()
+
+    def _ask_for_grant(self) -> None:
+        if self.grant_wanted() is not None:
+            self.grant_due.set()
 
     async def close(self, *, within_s: float) -> bool:
         """Write what has been committed so far, then stop; say whether every I/O has ended by *within_s*.
@@ -267,13 +333,13 @@ class OwnedShard:
         """
         self._closed.set()
         self._commits_due.set()
-        self._has_all_commits.set()
+        self._writer.has_all_commits.set()
         self._carry_due.set()
         has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
         if has_ended:
-            self._pages.close()
+            self._writer.pages.close()
         else:
-            self._pages.leak()
+            self._writer.pages.leak()
         return has_ended
 
     async def _read_again(self, report: Damage) -> None:
@@ -300,7 +366,7 @@ class OwnedShard:
 
     async def _write_summaries(self) -> None:
         try:
-            await self._write_until_closed()
+            await self._writer.run(self._commits_due)
         except Exception:
             self.is_failing = True
             self.core.end_writing()
@@ -308,52 +374,6 @@ class OwnedShard:
             self._say_written()
             log.error("shard %s writes no more: it declines puts and serves gets", self.record.id)  # noqa: TRY400 (Tasks logs the crash)
             raise
-
-    async def _write_until_closed(self) -> None:
-        while True:
-            await self._commits_due.wait()
-            self._commits_due.clear()
-            await self._gather()
-            while self.core.has_writes_due:
-                await self._write(self.core.writes_due())
-            if self._closed.is_set():
-                return
-
-    async def _gather(self) -> None:
-        """Wait for commits that may share the next write, as long as there may be any."""
-        self._has_all_commits.clear()
-        if self.core.may_get_commits and not self._closed.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._group_commit_s):
-                    await self._has_all_commits.wait()
-
-    async def _write(self, writes: list[SummaryWrite]) -> None:
-        is_ok = [await self._flushed()] * len(writes)
-        pieces = [(number, *piece) for number, write in enumerate(writes) for piece in write.pieces]
-        for batch in _batches(pieces, len(self._pages.view)):
-            lengths = np.array([len(pages) for _, _, pages in batch], np.uint32)
-            places = np.cumsum(lengths, dtype=np.int64) - lengths
-            offsets = np.array([self.record.offset + offset for _, offset, _ in batch], np.int64)
-            for (_, _, pages), at in zip(batch, places.tolist(), strict=True):
-                self._pages.view[at : at + len(pages)] = pages
-            ends = await self._drive.submit_write(Pieces(self._pages.array, places, offsets, lengths))
-            for (number, _, _), end in zip(batch, ends.tolist(), strict=True):
-                is_ok[number] &= end
-        if not await self._flushed():
-            is_ok = [False] * len(writes)
-        for write, good in zip(writes, is_ok, strict=True):
-            self._answer(write, is_ok=good)
-
-    async def _flushed(self) -> bool:
-        """Make what was written before durable, where the drive's cache would lose it."""
-        return not self._drive.has_volatile_cache or await self._drive.submit_flush()
-
-    def _answer(self, write: SummaryWrite, *, is_ok: bool) -> None:
-        if not is_ok:
-            self.is_failing = True
-            log.warning("shard %s could not write its summary; the blocks in it are declined", self.record.id)
-        self._tickets.answer(self.core.written(self._clock(), write, is_ok=is_ok))
-        self._say_written()
 
     def _say_written(self) -> None:
         """Let reservations that wait for space look again."""
@@ -377,21 +397,6 @@ class OwnedShard:
         while not self._closed.is_set():
             self.core.expire(self._clock())
             self.wake()
+            self._ask_for_grant()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), _EXPIRE_EVERY_S)
-
-
-def _batches(pieces: list[tuple[int, int, bytes]], room: int) -> Iterator[list[tuple[int, int, bytes]]]:
-    """Cut (write, offset, pages) into batches of at most *room* bytes, splitting what is longer."""
-    batch: list[tuple[int, int, bytes]] = []
-    used = 0
-    for write, offset, pages in pieces:
-        for start in range(0, len(pages), room):
-            part = pages[start : start + room]
-            if used + len(part) > room:
-                yield batch
-                batch, used = [], 0
-            batch.append((write, offset + start, part))
-            used += len(part)
-    if batch:
-        yield batch

@@ -18,7 +18,7 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.ports.drive import Pieces
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -66,20 +66,22 @@ async def read_superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -
 
 
 async def read_summaries(
-    drive: Drive, record: ShardRecord, superblock: Superblock
+    drive: Drive, record: ShardRecord, superblock: Superblock, segments: Iterable[int] | None = None
 ) -> AsyncGenerator[RecoveredAreas, None]:
-    """Yield what the summary areas of a shard say, some segments at a time, in a few MiB of memory.
+    """Yield what the summary areas of a shard say, or of these *segments* of it, some at a time, in a few MiB
+    of memory.
 
     A segment whose summary area can't be read is left out: its blocks are lost. In the end what was read is
     durable. Raises DriveError then when none could be read, or the drive can't flush; and at once when it
     falls silent. Close the generator, and only between two of its values.
     """
     geometry, lost = superblock.geometry, 0
-    at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, geometry.segments))
+    wanted = np.array(sorted(range(geometry.segments) if segments is None else segments), np.intp)
+    at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, len(wanted)))
     memory, reader = HugeMemory(at_once * geometry.summary_bytes, prefault=False), _Reader(drive)
     try:
-        for first in range(0, geometry.segments, at_once):
-            numbers = np.arange(first, min(first + at_once, geometry.segments))
+        for first in range(0, len(wanted), at_once):
+            numbers = wanted[first : first + at_once]
             areas = memory.array[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
             good = await _read_areas(reader, record, superblock, numbers, areas)
             lost += len(good) - int(np.count_nonzero(good))
@@ -90,14 +92,14 @@ async def read_summaries(
             del areas
     finally:
         reader.let_go(memory)
-    if lost == geometry.segments:
+    if lost == len(wanted) > 0:
         message = f"the summaries of shard {record.id} can't be read from {drive.id}"
         raise DriveError(message)
     if not await _flushed(drive):
         message = f"shard {record.id} can't be served: {drive.id} does not flush its cache"
         raise DriveError(message)
     if lost:
-        log.warning("%d of %d summaries of shard %s can't be read", lost, geometry.segments, record.id)
+        log.warning("%d of %d summaries of shard %s can't be read", lost, len(wanted), record.id)
 
 
 def in_slices(areas: RecoveredAreas) -> Iterator[RecoveredAreas]:

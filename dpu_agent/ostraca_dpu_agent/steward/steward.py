@@ -226,6 +226,7 @@ class Steward:
             await owned.close(within_s=self._settings.drain_s)
             return
         owned.begin(claimed)
+        owned.own_alone()
         begin_scrub(owned, drive, superblock, self._settings.owner.scrub, self._clock)
         counts = owned.core.counts()
         log.info(

@@ -126,8 +126,9 @@ def admitted(
     exists = core.index.find(keys) >= 0
     states[exists], reasons[exists] = PutState.EXISTS, Reason.NONE
     wanted = np.flatnonzero(~is_bad & ~exists)
-    if not core.is_writable or core.is_recovering:
-        reasons[wanted] = Reason.RECOVERING if core.is_writable else Reason.DRIVE_ERROR
+    closed = _closed(core, now_s)
+    if closed is not Reason.NONE:
+        reasons[wanted] = closed
         return wanted[:0]
     wanted = core.reservations.not_in_flight(keys, wanted, reasons)
     if depths is None:
@@ -140,3 +141,12 @@ def admitted(
     reasons[wanted[room:]] = Reason.INDEX_FULL
     within: NDArray[np.intp] = wanted[:room]
     return within
+
+
+def _closed(core: ShardCore, now_s: float) -> Reason:
+    """Return why the shard takes nothing now; NONE where it does."""
+    if not core.is_writable:
+        return Reason.DRIVE_ERROR
+    if core.is_recovering:
+        return Reason.RECOVERING
+    return Reason.NONE if core.grants.may_write(now_s) else Reason.FENCED

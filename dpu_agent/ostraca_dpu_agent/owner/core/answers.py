@@ -43,7 +43,7 @@ class Reservations:
 
     reasons: NDArray[np.uint8]
     """A Reason each where declined: IN_FLIGHT, ADMISSION, BUDGET, NO_SPACE, OVERLOADED, BAD_LENGTH,
-    RECOVERING, DRIVE_ERROR."""
+    RECOVERING, DRIVE_ERROR, INDEX_FULL, FENCED."""
 
     reservations: NDArray[np.uint64]
     """Zero where nothing was reserved."""
@@ -70,7 +70,7 @@ class CommitAnswer:
 
     reasons: NDArray[np.uint8]
     """EXPIRED where the reservation had ended, was unknown, or is of another owner epoch; IN_FLIGHT where it
-    was committed already."""
+    was committed already; FENCED where the owner may not write now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,6 @@ class CommitsDone:
 
     reservations: NDArray[np.uint64]
     states: NDArray[np.uint8]
-    """COMMITTED, or DECLINED when the summary could not be written."""
+    """COMMITTED, or DECLINED when the summary could not be written, or may not be any more."""
 
     reasons: NDArray[np.uint8]

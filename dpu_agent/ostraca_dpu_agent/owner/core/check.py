@@ -25,8 +25,12 @@ def check(core: ShardCore) -> None:
     _check_ring(core)
     for segment in core.ring.segments:
         _check_segment(core, segment)
-    in_flight = core.reservations.keys[(core.reservations.states != FREE) & ~core.reservations.is_carried]
-    assert not (core.index.find(in_flight) >= 0).any(), "of what can be got, only copies are written"
+    core.grants.check()
+    table = core.reservations
+    in_flight = table.keys[(table.states != FREE) & ~table.is_carried & ~table.is_adopted]
+    assert not (core.index.find(in_flight) >= 0).any(), (
+        "of what can be got, only copies are written, and what was adopted meanwhile"
+    )
     assert len(core.reservations) <= core.index.room, "room in the index is kept for everything under way"
 
 
@@ -39,6 +43,7 @@ def _check_ring(core: ShardCore) -> None:
         *((segment, SegmentState.SEALED) for segment in ring.sealed),
         *((segment, SegmentState.DRAINING) for segment in ring.draining),
         *((segment, SegmentState.FREE) for segment in ring.free),
+        *((segment, SegmentState.WITHHELD) for segment in ring.withheld),
     ]
     placed = [(segment.number, state) for segment, state in in_ring if segment is not None]
     states = [(segment.number, segment.state) for segment in ring.segments]
@@ -66,7 +71,9 @@ def _check_segment(core: ShardCore, segment: Segment) -> None:
     rows = core.index.rows_of(segment.number)
     rows = rows[core.index.lengths(rows) > 0]
     is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
-    assert is_in_use or not len(rows), "only segments in use are in the index"
+    is_withheld = segment.state is SegmentState.WITHHELD
+    assert is_in_use or is_withheld or not len(rows), "only segments in use are in the index"
+    assert not is_withheld or not len(here), "nothing is written in what another epoch may write"
     is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
     assert not is_idle or not (len(here) or core.pins.on_segment[segment.number]), (
         "nobody holds what may be reused"

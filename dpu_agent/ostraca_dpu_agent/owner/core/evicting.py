@@ -126,7 +126,8 @@ class Eviction:
         """Empty segments until enough are free, or nothing more can go; look through those that are next."""
         core, ring = self._core, self._core.ring
         while ring.lacks_free or self._lacks_index_room:
-            segment = ring.begin_draining(lambda segment: self._is_promised(segment, now_s))
+            granted = core.grants.oldest_sealed()
+            segment = ring.begin_draining(each for each in granted if not self._is_promised(each, now_s))
             if segment is None:
                 break
             removed = core.index.remove_segment(segment.number)
@@ -183,7 +184,7 @@ def reserve_carried(
     count = len(keys)
     states, reasons = np.full(count, PutState.DECLINED, np.uint8), np.full(count, Reason.NO_SPACE, np.uint8)
     made = Reservations(states, reasons, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
-    if not core.is_writable:
+    if not core.is_writable or not core.grants.may_write(now_s):
         return made
     rows = core.index.find(keys)
     wanted = np.flatnonzero(rows >= 0)  # one that was dropped meanwhile stays so
@@ -210,13 +211,16 @@ def reserve_carried(
 
 
 def listed(core: ShardCore, slots: NDArray[np.intp], segment: int) -> None:
-    """Enter blocks into the index whose summary is written; copies take the place of what they copy."""
+    """Enter blocks into the index whose summary is written; copies take the place of what they copy, and own
+    blocks of those of the same keys that an earlier owner listed meanwhile.
+    """
     table, index = core.reservations, core.index
     stored_bytes = _stored_bytes(table.lengths[slots])
     is_carried = table.is_carried[slots]
+    takes_place = is_carried | table.is_adopted[slots]
     carried_bytes = int(stored_bytes[is_carried].sum())
-    if is_carried.any():
-        rows = index.find(table.keys[slots[is_carried]])
+    if takes_place.any():
+        rows = index.find(table.keys[slots[takes_place]])
         rows = rows[rows >= 0]
         if len(rows):
             core.promises.inherit(segment, core.ring.segment_of(index.offsets(rows)))

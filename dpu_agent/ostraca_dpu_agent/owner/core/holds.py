@@ -136,6 +136,9 @@ class ReservationTable:
         self.lengths = np.zeros(slots, np.uint32)
         self.segments = np.zeros(slots, np.intp)
         self.is_carried = np.zeros(slots, np.bool_)
+        self.is_adopted = np.zeros(slots, np.bool_)
+        """Whether the block was found since to have been listed by an earlier owner."""
+
         self.kept_until_s = np.zeros(slots, np.float64)
         self.ends_s = np.zeros(slots, np.float64)
         self.in_flight = KeyTable(self.keys)
@@ -200,7 +203,7 @@ class ReservationTable:
         self.states[slots] = HELD
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
         self.segments[slots], self.ends_s[slots], self.is_carried[slots] = segments, end_s, is_carried
-        self.kept_until_s[slots] = kept_until_s
+        self.kept_until_s[slots], self.is_adopted[slots] = kept_until_s, False
         is_new = self.in_flight.enter(slots)
         assert is_new.all(), "a key that someone is writing was reserved again"
         heapq.heappush(self._batches, (end_s, self._count, numbers))

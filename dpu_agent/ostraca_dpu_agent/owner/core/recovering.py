@@ -56,7 +56,7 @@ def take_in(core: ShardCore, areas: RecoveredAreas, earlier_pins_end_s: float) -
             if segment.generation > core.ring.unlisted_up_to:
                 _list(core, [segment])
             else:
-                _leave_out(core, segment.entries["key"])
+                leave_out(core, segment.entries["key"])
     core.promises.make(np.array([segment.number for segment in newest_first], np.intp), earlier_pins_end_s)
 
 
@@ -84,7 +84,7 @@ def _list(core: ShardCore, newest_first: list[RecoveredSegment]) -> None:
     taken = core.index.insert(
         listed["key"], listed["tag"], offsets_of(listed), listed["length"], segment=segments
     )
-    _leave_out(core, listed["key"][taken == Insertion.FULL])
+    leave_out(core, listed["key"][taken == Insertion.FULL])
 
 
 def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
@@ -96,10 +96,10 @@ def _make_room(core: ShardCore, segment: RecoveredSegment) -> None:
         if listed[oldest] == newest:
             break
         core.ring.unlisted_up_to = max(core.ring.unlisted_up_to, int(listed[oldest]))
-        _leave_out(core, core.index.remove_segment(oldest).keys)
+        leave_out(core, core.index.remove_segment(oldest).keys)
 
 
-def _leave_out(core: ShardCore, keys: NDArray[np.uint8]) -> None:
+def leave_out(core: ShardCore, keys: NDArray[np.uint8]) -> None:
     """Count blocks that the index has no room for, and say that they are gone."""
     if len(keys):
         core.eviction.note_evicted(np.ascontiguousarray(keys))

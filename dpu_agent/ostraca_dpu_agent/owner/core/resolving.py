@@ -39,9 +39,12 @@ def resolved(
 
 
 def _promise(core: ShardCore, rows: NDArray[np.intp], end_s: float) -> None:
-    """Promise the blocks of these rows of the index until then; rows that can't be become -1."""
+    """Promise the blocks of these rows of the index until then; rows that can't be become -1.
+
+    What lies in a withheld segment can't be: an earlier owner may yet use it for other blocks.
+    """
     found = np.flatnonzero(rows >= 0)
     segments = core.ring.segment_of(core.index.offsets(rows[found]))
-    may_last = core.promises.may_last(segments, end_s)
+    may_last = core.promises.may_last(segments, end_s) & ~core.grants.is_withheld[segments]
     rows[found[~may_last]] = -1
     core.promises.make(segments[may_last], end_s)

@@ -6,9 +6,11 @@ One segment at most is OPENING, and two at most are OPEN: the *current* one, whi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,7 @@ from ostraca_fabric.flash.summary import SummaryLog
 from ostraca_fabric.ids import OwnerEpoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -66,6 +68,10 @@ class SegmentState(Enum):
     DRAINING = "draining"
     """Out of the index; waits for pins and reservations on it to end."""
 
+    WITHHELD = "withheld"
+    """Lies under the grant of an earlier owner epoch, which may write it until that is retired. Its blocks
+    can be got."""
+
 
 @dataclass(slots=True)
 class Segment:
@@ -88,6 +94,9 @@ class Segment:
 
     quiet_at_s: float = 0.0
     """From when on no write that was abandoned or has failed, and no reader of an earlier owner, is left."""
+
+    touched_s: float = -math.inf
+    """When a reservation on it, or a write of its summary, ended last."""
 
     queued: list[NDArray[np.intp]] = field(default_factory=list)
     """Committed reservations for the next summary write."""
@@ -127,6 +136,7 @@ class Ring:
         self.ready: Segment | None = None
         self.opening: Segment | None = None
         self.draining: list[Segment] = []
+        self.withheld: list[Segment] = []
         self.looked_through = 0
         """How many of the sealed, the oldest, were looked through."""
 
@@ -159,13 +169,38 @@ class Ring:
                 segment.bytes_used, segment.entries_used = self.geometry.data_bytes, len(found.entries)
         self._count = max(self._count, areas.highest_count)
 
-    def begin(self, epoch: OwnerEpoch) -> None:
+    def begin(self, epoch: OwnerEpoch, is_withheld: NDArray[np.bool_]) -> None:
         """Give every segment its place, now that all are known; new generations are of *epoch*."""
         self._epoch = epoch
         # Free ones of the lowest generation first, so that flash wears evenly over restarts.
         for number in np.argsort(self.generations, kind="stable").tolist():
             segment = self.segments[number]
-            (self.free if segment.state is SegmentState.FREE else self.sealed).append(segment)
+            if is_withheld[number]:
+                segment.state = SegmentState.WITHHELD
+                self.withheld.append(segment)
+            else:
+                (self.free if segment.state is SegmentState.FREE else self.sealed).append(segment)
+
+    def renew(self, number: int, made: Generation, listed: int) -> None:
+        """Know of a withheld segment that it lists so many blocks, in this generation."""
+        segment = self.segments[number]
+        segment.generation = self.generations[number] = made
+        segment.bytes_used, segment.entries_used = self.geometry.data_bytes, listed
+
+    def retire(self, is_listed: dict[int, bool]) -> None:
+        """Give withheld segments their places among the others: for each, whether it has blocks."""
+        retired = [segment for segment in self.withheld if segment.number in is_listed]
+        self.withheld = [segment for segment in self.withheld if segment.number not in is_listed]
+        for segment in retired:
+            segment.state = SegmentState.SEALED if is_listed[segment.number] else SegmentState.DRAINING
+        self.draining += [segment for segment in retired if segment.state is SegmentState.DRAINING]
+        sealed = [segment for segment in retired if segment.state is SegmentState.SEALED]
+        self.sealed = deque(sorted((*self.sealed, *sealed), key=lambda segment: segment.generation))
+        # Those that come to stand before one that was looked through will not be: their turn has passed.
+        looked = [place for place, segment in enumerate(self.sealed) if segment.is_looked_through]
+        self.looked_through = max(looked, default=-1) + 1
+        for segment in islice(self.sealed, self.looked_through):
+            segment.is_looked_through = True
 
     @property
     def generations_made(self) -> int:
@@ -209,12 +244,21 @@ class Ring:
         place = len(self.sealed) - 1 - self._aged_behind
         return self.sealed[place] if place >= 0 and not self.sealed[place].is_aged else None
 
-    def begin_opening(self) -> Segment | None:
-        """Take a free segment into its next generation, when it is time and one is free."""
+    @property
+    def ready_least(self) -> int:
+        """How many segments must be at hand for the ring to go round: one to open, and one kept ready."""
+        return 2 if self._spare else 1
+
+    @property
+    def wants_opening(self) -> bool:
+        """Whether it is time to open a segment, where there is one to open."""
         is_time = self.opening is None and self.ready is None and (self._spare > 0 or self.needs_next)
-        if not is_time or not self.free:
-            return None
-        number = self.free.popleft().number
+        return is_time and len(self.free) > 0
+
+    def begin_opening(self, freed: Segment) -> Segment:
+        """Take a free segment into its next generation."""
+        self.free.remove(freed)
+        number = freed.number
         self._count += 1
         made = generation(epoch=self._epoch, count=self._count)
         assert made > int(self.generations[number]), f"generation {generation_parts(made)} is not the newest"
@@ -276,13 +320,13 @@ class Ring:
             self.sealed.append(self.current)
             self.current = None
 
-    def begin_draining(self, is_kept: Callable[[Segment], bool]) -> Segment | None:
-        """Take the oldest sealed segment out of use of those that nobody *is_kept* for.
+    def begin_draining(self, oldest: Iterator[Segment]) -> Segment | None:
+        """Take the first of these sealed segments out of use.
 
         None when there is none, while commits to it are being written, and while a younger one than the
         oldest has writers still at work.
         """
-        segment = next((segment for segment in self.sealed if not is_kept(segment)), None)
+        segment = next(oldest, None)
         if segment is None or segment.queued or segment.is_writing:
             return None
         if segment.held and segment is not self.sealed[0]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_dpu_agent.owner.core.admitting import Spending, admitted
+from ostraca_dpu_agent.owner.core.adopting import Adoption
 from ostraca_dpu_agent.owner.core.answers import (
     CommitAnswer,
     CommitsDone,
@@ -17,12 +19,14 @@ from ostraca_dpu_agent.owner.core.answers import (
 )
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
-from ostraca_dpu_agent.owner.core.evicting import Eviction, listed, reserve_carried
-from ostraca_dpu_agent.owner.core.holds import COMMITTING, HELD, Pins, Promises, ReservationTable
+from ostraca_dpu_agent.owner.core.evicting import Eviction, reserve_carried
+from ostraca_dpu_agent.owner.core.granting import Grants
+from ostraca_dpu_agent.owner.core.holds import HELD, Pins, Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.lifetimes import NO_END_S, Lifetimes, end_of
+from ostraca_dpu_agent.owner.core.listing import Listing
 from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
 from ostraca_dpu_agent.owner.core.resolving import resolved
-from ostraca_dpu_agent.owner.core.segments import Ring, Segment, SegmentState
+from ostraca_dpu_agent.owner.core.segments import Ring
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
@@ -33,23 +37,19 @@ from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from ostraca_fabric.flash.recovery import RecoveredAreas
     from ostraca_fabric.flash.superblock import Superblock
 
-_NONE = np.zeros(0, np.intp)
-
-_WRITE_ENTRIES_MAX = 1600
-"""Blocks in one summary write: 33 pages at most. More wait for the next."""
-
 
 class ShardCore:
     """One shard under one owner epoch.
 
-    It recovers first: ``take_in`` tells what can be found, nothing is stored before ``begin``. After every
+    It recovers first: ``take_in`` tells what can be found, nothing is stored before ``begin``. Then it stores
+    in the segments that it was ``granted``, until the time it was last told with ``confirm``. After every
     call that takes the time, look at ``has_writes_due``; take the writes with ``writes_due``, do the I/O, and
     report each with ``written``. One call at a time; nothing here blocks.
     """
@@ -86,13 +86,13 @@ class ShardCore:
         self.reservations = ReservationTable(settings.reservations_max)
         self.spending = Spending(settings.endurance, geometry.shard_bytes)
         self.is_writable = True
-        self._writes: dict[int, tuple[Segment, NDArray[np.intp]]] = {}
-        self._queued: dict[int, Segment] = {}
-        self._opening_due: Segment | None = None
-        self._open_after_s = 0.0
+        self._told_s = 0.0
         self._earlier_pins_end_s = earlier_pins_end_s
         self.counted: Counter[str] = Counter()
         self.eviction = Eviction(self, carry_share=settings.carry_share)
+        self.grants = Grants(self)
+        self.adoption = Adoption(self)
+        self.listing = Listing(self)
 
     def take_in(self, areas: RecoveredAreas) -> None:
         """Know of some segments what ``flash.recovery.recover`` found: their blocks can be got from here on.
@@ -103,21 +103,81 @@ class ShardCore:
         self.areas_taken_in += areas.areas
         take_in(self, areas, self._earlier_pins_end_s)
 
-    def begin(self, now_s: float, *, epoch: OwnerEpoch) -> None:
+    def begin(
+        self,
+        now_s: float,
+        *,
+        epoch: OwnerEpoch,
+        withheld: frozenset[int] = frozenset(),
+        resumed: frozenset[int] = frozenset(),
+    ) -> None:
         """End recovery: segments that were not taken in are lost, and are taken for free.
 
+        *withheld*: those under unretired grants of earlier epochs, until ``retire``. *resumed*: those that an
+        earlier core was granted under this same epoch; they are withheld too, and stay in the grant. Space
+        is handed out when there was a ``confirm`` and something was ``granted``, and the first summary
+        writes, due then, are written.
+
         Raises UsageError when *epoch* is below ``highest_epoch``: claim with ``epoch_at_least`` above that.
-        The first summary writes are due at once; space is handed out when they are written.
         """
         if epoch < self.highest_epoch:
             raise UsageError(
                 f"owner epoch {epoch} of the shard is below {self.highest_epoch}, which wrote there: claim "
                 "the shard with a higher one"
             )
-        self.epoch, self.is_recovering, self._open_after_s = epoch, False, now_s
-        self.ring.begin(epoch)
+        self.epoch, self.is_recovering = epoch, False
+        self.grants.withhold(withheld, resumed)
+        self.ring.begin(epoch, self.grants.is_withheld)
+        self.adoption.begin()
+        self.listing.begin(now_s)
         number_above(self)
         self.spending.begin(now_s)
+        self._advance(now_s)
+
+    def confirm(self, until_s: float) -> None:
+        """Hand out space and write summaries until then, or until a later time that was said before.
+
+        *until_s*: the time before the claim was asked for, and found to stand, plus ``grant_s``.
+        """
+        self.grants.confirm(until_s)
+
+    def fence(self, now_s: float) -> None:
+        """Hand out and write nothing any more: another owner has a higher epoch. Goes on resolving."""
+        self.grants.fence()
+        self._advance(now_s)
+
+    def grant_wanted(self, now_s: float) -> tuple[int, ...] | None:
+        """Return the segments to have recorded as this epoch's grant, and then ``granted``; None while the
+        one that it has will do. Ask about once a second.
+        """
+        return self.grants.wanted(now_s)
+
+    def granted(self, now_s: float, segments: Iterable[int]) -> None:
+        """Take these segments for this epoch's grant: it is recorded, in place of the one before."""
+        self.grants.granted(segments)
+        self._advance(now_s)
+
+    def own_alone(self, now_s: float) -> None:
+        """Be granted everything for ever: no other owner knows of this shard."""
+        self.confirm(math.inf)
+        self.granted(now_s, range(self.geometry.segments))
+
+    def adopt(self, now_s: float, areas: RecoveredAreas) -> int:
+        """Know what was read again of withheld segments' summaries; return how many blocks are new.
+
+        Others are left out, so whoever reads may be late. A higher epoch found there is the end of this one.
+        """
+        new = self.adoption.adopt(areas)
+        self._advance(now_s)
+        return new
+
+    def retire(self, now_s: float, segments: Iterable[int]) -> None:
+        """Use segments whose grant is retired like any other.
+
+        Before that read their summaries once more, begun when no write to them could land any more, and
+        ``adopt`` what they say.
+        """
+        self.adoption.retire(segments)
         self._advance(now_s)
 
     def resolve(
@@ -201,69 +261,34 @@ class ShardCore:
         *tags*: shape (n, 16), each made with its seed.
         """
         self.expire(now_s)
-        states = np.full(len(reservations), PutState.DECLINED, np.uint8)
-        reasons = np.full(len(reservations), Reason.EXPIRED, np.uint8)
-        if epoch != self.epoch:
-            return CommitAnswer(states, reasons)
-        table = self.reservations
-        slots = table.slots_of(reservations)
-        known = np.flatnonzero(slots >= 0)
-        reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
-        held = known[table.states[slots[known]] == HELD]
-        segments = table.segments[slots[held]]
-        for number in distinct(segments).tolist():
-            segment = self.ring.segments[number]
-            here = held[segments == number]
-            segment.held -= len(here)
-            is_broken = segment.is_broken or not self.is_writable
-            if is_broken or segment.state is SegmentState.DRAINING:
-                table.end(slots[here])
-                reasons[here] = Reason.DRIVE_ERROR if is_broken else Reason.EXPIRED
-                continue
-            table.states[slots[here]] = COMMITTING
-            table.tags[slots[here]], table.seeds[slots[here]] = tags[here], seeds[here]
-            segment.queued.append(slots[here])
-            self._queued[number] = segment
-            states[here], reasons[here] = PutState.STAGED, Reason.NONE
+        if epoch == self.epoch:
+            answer = self.listing.commit(now_s, reservations, tags, seeds)
+        else:
+            if epoch > self.epoch and not self.is_recovering:
+                self.grants.fence()
+            states = np.full(len(reservations), PutState.DECLINED, np.uint8)
+            answer = CommitAnswer(states, np.full(len(reservations), Reason.EXPIRED, np.uint8))
         self._advance(now_s)
-        return CommitAnswer(states, reasons)
+        return answer
 
     @property
     def has_writes_due(self) -> bool:
-        """Whether ``writes_due`` would return anything."""
-        return self.is_writable and (
-            self._opening_due is not None or any(not segment.is_writing for segment in self._queued.values())
-        )
+        """Whether ``writes_due`` would return anything, at the time that was told last."""
+        return self.is_writable and self.listing.is_due and self.grants.may_write(self._told_s)
 
     @property
     def may_get_commits(self) -> bool:
         """Whether somebody holds space, whose commit a summary write may be kept open for."""
         return self.reservations.has_held
 
-    def writes_due(self) -> list[SummaryWrite]:
+    def writes_due(self, now_s: float) -> list[SummaryWrite]:
         """Take the summary writes to do now: commits gathered so far, and openings of segments.
 
         A segment has at most one write under way; what is committed meanwhile waits for the next. Every write
-        taken must be reported to ``written``. A write has at most 33 pages.
+        taken must be reported to ``written``, or to ``dropped``. A write has at most 33 pages.
         """
-        writes: list[SummaryWrite] = []
-        if not self.is_writable:
-            return writes
-        if self._opening_due is not None:
-            assert self._opening_due.log is not None, "an opening segment has a summary"
-            writes.append(self._write(self._opening_due, _NONE, self._opening_due.log.opening()))
-            self._opening_due = None
-        for segment in [segment for segment in self._queued.values() if not segment.is_writing]:
-            assert segment.log is not None, "commits go to segments opened by this owner"
-            gathered = np.concatenate(segment.queued)
-            slots, later = gathered[:_WRITE_ENTRIES_MAX], gathered[_WRITE_ENTRIES_MAX:]
-            segment.queued = [later] if len(later) else []
-            if not segment.queued:
-                del self._queued[segment.number]
-            table = self.reservations
-            entries = table.entries(slots)
-            writes.append(self._write(segment, slots, segment.log.append(entries)))
-        return writes
+        self._told_s = now_s
+        return self.listing.take_due() if self.has_writes_due else []
 
     def written(self, now_s: float, write: SummaryWrite, *, is_ok: bool) -> CommitsDone:
         """Say how a summary write ended: *is_ok* only when every piece is durable.
@@ -271,28 +296,23 @@ class ShardCore:
         Blocks of a good write are in the index from here on. A failed one declines its blocks, and those
         gathered behind it, and seals the segment.
         """
-        segment, slots = self._writes.pop(write.number)
-        segment.is_writing = False
-        self.counted["summary_write_failures"] += not is_ok
         if not is_ok:
-            self._keep_quiet(np.array([segment.number]), now_s)
-        if segment is self.ring.opening:
-            self.ring.end_opening(is_ok=is_ok)
-            if not is_ok:
-                self._open_after_s = now_s + self.settings.retry_s
-        elif not is_ok:
-            slots = self._break(segment, slots)
-        table = self.reservations
-        if is_ok and len(slots):
-            listed(self, slots, segment.number)
-        table.end(slots)
-        done = CommitsDone(
-            table.numbers[slots],
-            np.full(len(slots), PutState.COMMITTED if is_ok else PutState.DECLINED, np.uint8),
-            np.full(len(slots), Reason.NONE if is_ok else Reason.DRIVE_ERROR, np.uint8),
-        )
+            self._keep_quiet(np.array([write.segment]), now_s)
+        done = self.listing.end(now_s, write, Reason.NONE if is_ok else Reason.DRIVE_ERROR)
         self._advance(now_s)
         return done
+
+    def dropped(self, now_s: float, write: SummaryWrite) -> CommitsDone:
+        """Say that nothing of a summary write was submitted, and never will be: it declines its blocks like
+        a failed one.
+        """
+        done = self.listing.end(now_s, write, Reason.FENCED)
+        self._advance(now_s)
+        return done
+
+    def take_declined(self) -> list[CommitsDone]:
+        """Return commits that ended since the last call because the fence came before their write."""
+        return self.listing.take_declined()
 
     def end_writing(self) -> None:
         """Hand out no space and list nothing any more; what can be got stays so.
@@ -317,7 +337,7 @@ class ShardCore:
         held = slots[self.reservations.states[slots] == HELD]
         if may_land:
             self._keep_quiet(self.reservations.segments[held], now_s)
-        self._end_held(held)
+        self._end_held(held, now_s)
         self.expire(now_s)
 
     def expire(self, now_s: float) -> None:
@@ -331,7 +351,7 @@ class ShardCore:
                 segment = self.ring.segments[number]
                 quiet_at_s = float(ends_s[segments == number].max()) + self.settings.late_write_s
                 segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
-            self._end_held(expired)
+            self._end_held(expired, now_s)
         self._advance(now_s)
 
     def is_current(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
@@ -364,45 +384,27 @@ class ShardCore:
         """Return what the shard holds and has done."""
         return counts_of(self)
 
-    def _write(
-        self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]
-    ) -> SummaryWrite:
-        self.counted["summary_writes"] += 1
-        number = self.counted["summary_writes"]
-        self.counted["summary_bytes"] += sum(len(pages) for _, pages in pieces)
-        self._writes[number] = (segment, slots)
-        segment.is_writing = True
-        self.spending.spend(sum(len(pages) for _, pages in pieces))
-        return SummaryWrite(number, segment.number, segment.generation, pieces)
-
-    def _break(self, segment: Segment, slots: NDArray[np.intp]) -> NDArray[np.intp]:
-        """List nothing more in a segment whose summary can't be written; return the commits that fail."""
-        segment.is_broken = True
-        failed = np.concatenate([slots, *segment.queued])
-        segment.queued = []
-        self._queued.pop(segment.number, None)
-        if segment is self.ring.current:
-            self.ring.seal_current()
-        return failed
-
     def _keep_quiet(self, segments: NDArray[np.intp], since_s: float) -> None:
         """Use segments no more until writes that ended nowhere known by then can't land any more."""
         for number in distinct(segments).tolist():
             segment = self.ring.segments[number]
             segment.quiet_at_s = max(segment.quiet_at_s, since_s + self.settings.late_write_s)
 
-    def _end_held(self, slots: NDArray[np.intp]) -> None:
+    def _end_held(self, slots: NDArray[np.intp], now_s: float) -> None:
         held = np.bincount(self.reservations.segments[slots])
         for number in np.flatnonzero(held).tolist():
             self.ring.segments[number].held -= int(held[number])
+            self.ring.segments[number].touched_s = now_s
         self.reservations.end(slots)
 
     def _advance(self, now_s: float) -> None:
         """Free what has drained, evict and open ahead of need."""
         ring = self.ring
         ring.end_draining(now_s, self.pins.on_segment)
+        self._told_s = now_s
         if self.is_recovering or not self.is_writable:
             return
+        if not self.grants.may_write(now_s):
+            self.listing.decline_queued(now_s)
         self.eviction.advance(now_s)
-        if now_s >= self._open_after_s and self._opening_due is None:
-            self._opening_due = ring.begin_opening()
+        self.listing.open_next(now_s)

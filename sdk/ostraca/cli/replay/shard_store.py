@@ -99,6 +99,7 @@ class ShardStore:
         blocks_max = max(settings.blocks_per_shard_max, plan.geometry.segments * plan.geometry.entries_max)
         self.core = core_of(superblock, replace(settings, blocks_per_shard_max=blocks_max))
         self.core.begin(0.0, epoch=_EPOCH)
+        self.core.own_alone(0.0)
         self.written = Written()
         self._plan = plan
         self._keys = keys
@@ -154,7 +155,7 @@ class ShardStore:
     def _end_writes(self, now_s: float) -> bool:
         has_written = False
         while self.core.has_writes_due:
-            for write in self.core.writes_due():
+            for write in self.core.writes_due(now_s):
                 self.written.summary_bytes += sum(len(pages) for _, pages in write.pieces)
                 self.core.written(now_s, write, is_ok=True)
                 has_written = True

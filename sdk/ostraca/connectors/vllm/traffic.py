@@ -60,6 +60,7 @@ _WRITES_FAIL = _READS_FAIL | {
     Reason.NO_SPACE,
     Reason.INDEX_FULL,
     Reason.NO_OWNER,
+    Reason.FENCED,
     Reason.QUARANTINED,
 }
 """A store that ends with nothing but these, not all late, would only meet the same again."""

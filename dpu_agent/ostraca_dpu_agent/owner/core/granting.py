@@ -1,0 +1,168 @@
+"""What an owner may write, and until when: its grant of segments, and its fence.
+
+A *grant* says which segments an owner epoch may write. Only segments of the own grant are opened, and none
+that lies under an earlier grant before that is retired: such segments are *withheld*. Space is handed out,
+and summaries are written, only until the *fence*: the time until which the owner was told that its claim
+stands. It passes by itself, is put off by the next word, and comes for good where a higher epoch was seen.
+
+What is wanted for the grant is what is in use, and the segments next in line to be opened. Whoever has it
+recorded says so with ``granted``; until then what was asked for last stays so, and what it leaves out is not
+opened any more. A segment leaves the grant ``late_write_s`` after its last reservation has ended or its last
+summary write has: then no write to it is left.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.owner.core.segments import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ostraca_dpu_agent.owner.core.segments import Segment
+    from ostraca_dpu_agent.owner.core.shard import ShardCore
+
+AHEAD_S = 600.0
+"""A grant reaches for so long at the rate of the write budget: etcd is asked no more often than every five
+minutes, and may be down for as long."""
+
+AHEAD_BYTES_S = 1e9
+"""The rate where there is no budget."""
+
+AHEAD_MAX = 1024
+"""A record of more segments would be long; an extension every minute costs as little."""
+
+_SHARD_SHARE = 4
+"""At most one in so many segments is granted ahead: a successor has the others at once."""
+
+_ASK_BELOW = 0.5
+_DAY_S = 86_400.0
+
+
+class Grants:
+    """What one owner epoch may write. Nothing, at first."""
+
+    def __init__(self, core: ShardCore) -> None:
+        """Be granted nothing, with the fence passed."""
+        geometry = core.geometry
+        self._core = core
+        self.own: frozenset[int] = frozenset()
+        """As recorded, and nothing that it leaves out may be written by this epoch."""
+
+        self.is_withheld = np.zeros(geometry.segments, np.bool_)
+        """Of each segment, whether it lies under an unretired grant."""
+
+        self.until_s = -math.inf
+        """The fence."""
+
+        self.is_fenced = False
+        """For good."""
+
+        self._resumed: frozenset[int] = frozenset()
+        self._asked: frozenset[int] | None = None
+
+    @property
+    def withheld(self) -> frozenset[int]:
+        """The segments under unretired grants."""
+        return frozenset(np.flatnonzero(self.is_withheld).tolist())
+
+    def withhold(self, segments: frozenset[int], resumed: frozenset[int]) -> None:
+        """Withhold segments; those *resumed* stay in the own grant meanwhile."""
+        self.is_withheld[list(segments | resumed)] = True
+        self._resumed = resumed
+
+    def retire(self, segments: Iterable[int]) -> None:
+        """Withhold these no more."""
+        numbers = list(segments)
+        self.is_withheld[numbers] = False
+        self._resumed -= frozenset(numbers)
+
+    def confirm(self, until_s: float) -> None:
+        """Put the fence off, unless it has come for good."""
+        self.until_s = max(self.until_s, until_s)
+
+    def fence(self) -> None:
+        """Write nothing any more."""
+        self.is_fenced = True
+
+    def may_write(self, now_s: float) -> bool:
+        """Say whether space may be handed out now, and summaries written."""
+        return now_s < self.until_s and not self.is_fenced
+
+    def may_open(self, number: int) -> bool:
+        """Say whether a segment may be opened, as far as grants go."""
+        is_asked = self._asked is None or number in self._asked
+        return number in self.own and is_asked and not self.is_withheld[number]
+
+    def first_free(self) -> Segment | None:
+        """Return the next free segment to open; None when no one near the head of the line may be."""
+        few = islice(self._core.ring.free, self.ahead)
+        return next((segment for segment in few if self.may_open(segment.number)), None)
+
+    def oldest_sealed(self) -> Iterator[Segment]:
+        """Yield sealed segments that may be opened once they are empty, the oldest first.
+
+        It gives up where too many others stand before them: the line is to be granted anew then, and of a
+        long ring no call looks at more than its head.
+        """
+        passed_by = 0
+        for segment in self._core.ring.sealed:
+            if self.may_open(segment.number):
+                yield segment
+            elif (passed_by := passed_by + 1) > self.ahead:
+                return
+
+    @property
+    def ahead(self) -> int:
+        """How many segments that are next in line the grant should hold."""
+        core = self._core
+        rate = core.spending.budget_bytes_per_day / _DAY_S or AHEAD_BYTES_S
+        wanted = math.ceil(AHEAD_S * rate / core.geometry.segment_bytes)
+        return max(core.ring.ready_least, min(wanted, core.geometry.segments // _SHARD_SHARE, AHEAD_MAX))
+
+    def wanted(self, now_s: float) -> tuple[int, ...] | None:
+        """Return what to have recorded as the own grant, in place of what it was; None while that will do.
+
+        Once it was returned it stays so until ``granted``.
+        """
+        core = self._core
+        if core.is_recovering or self.is_fenced or not core.is_writable:
+            return None
+        if self._asked is None:
+            ring, ahead = core.ring, self.ahead
+            in_line = chain(ring.free, ring.draining, ring.sealed)
+            line = [segment.number for segment in islice(in_line, ahead)]
+            if sum(number in self.own for number in line) >= max(1, _ASK_BELOW * ahead):
+                return None
+            in_use = (number for number in self.own if self._is_in_use(number, now_s))
+            wanted = frozenset(line).union(in_use, self._resumed)
+            if wanted <= self.own:
+                return None
+            self._asked = wanted
+        return tuple(sorted(self._asked))
+
+    def granted(self, segments: Iterable[int]) -> None:
+        """Take the own grant as it is recorded now."""
+        self.own, self._asked = frozenset(segments), None
+
+    def check(self) -> None:
+        """Assert that nothing is open outside the grant, nor anything withheld."""
+        ring = self._core.ring
+        for segment in (ring.opening, ring.ready, ring.current):
+            if segment is not None:
+                assert segment.number in self.own, "what is open is granted"
+                assert self._asked is None or segment.number in self._asked, "and stays so"
+        withheld = {segment.number for segment in ring.withheld}
+        assert withheld == self.withheld, "what is withheld is in its place"
+        assert not (withheld - self._resumed) & self.own, "a grant holds nothing of an unretired one"
+
+    def _is_in_use(self, number: int, now_s: float) -> bool:
+        segment = self._core.ring.segments[number]
+        is_open = segment.state in (SegmentState.OPENING, SegmentState.OPEN)
+        is_busy = bool(segment.held or segment.queued or segment.is_writing)
+        return is_open or is_busy or now_s < segment.touched_s + self._core.settings.late_write_s

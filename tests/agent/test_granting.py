@@ -1,0 +1,303 @@
+"""An owner among others: what it may write, and until when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tests.agent.owned_shard import OwnedShard, keys_of, rows16, seeds_of, tag_of
+
+from ostraca_dpu_agent.owner.core import SegmentState, ShardCore, ShardSettings
+from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.policies.endurance import EnduranceSettings
+
+STAGED, COMMITTED, EXISTS, DECLINED = PutState.STAGED, PutState.COMMITTED, PutState.EXISTS, PutState.DECLINED
+NOTHING = frozenset[int]()
+
+
+def among_others(
+    segments: int = 8, withheld: frozenset[int] = NOTHING, until_s: float = math.inf
+) -> OwnedShard:
+    shard = OwnedShard(segments=segments)
+    shard.restart(withheld=withheld)
+    shard.core.confirm(until_s)
+    shard.core.expire(shard.now_s)
+    return shard
+
+
+def opened(shard: OwnedShard) -> set[int]:
+    return {segment.number for segment in shard.core.ring.segments if segment.log is not None}
+
+
+def test_nothing_is_opened_before_it_is_granted() -> None:
+    shard = among_others()
+    shard.pass_time(10.0)
+    assert not shard.core.has_writes_due
+    assert shard.reserve([1]).reasons[0] == Reason.NO_SPACE
+    shard.core.granted(shard.now_s, [1])
+    (write,) = shard.core.writes_due(shard.now_s)
+    assert write.segment == 1
+
+
+def test_nothing_is_handed_out_before_the_claim_is_confirmed() -> None:
+    shard = OwnedShard()
+    shard.restart(withheld=NOTHING)
+    shard.core.granted(shard.now_s, range(4))
+    assert not shard.core.has_writes_due
+    assert shard.reserve([1]).reasons[0] == Reason.FENCED
+    shard.core.confirm(shard.now_s + 1.0)
+    shard.pass_time(0.0)
+    shard.settle()
+    assert shard.reserve([1]).states[0] == STAGED
+
+
+def test_at_the_fence_space_commits_and_what_was_committed_before_are_declined() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    assert shard.put([1]) == [COMMITTED]
+    early, late = shard.reserve([2], hold_s=30.0), shard.reserve([3], hold_s=30.0)
+    shard.commit(early.reservations, [2])
+    shard.now_s = 1005.0
+    assert shard.core.writes_due(shard.now_s) == []
+    assert shard.commit(late.reservations, [3]) == [Reason.FENCED]
+    (declined,) = shard.core.take_declined()
+    assert declined.reservations.tolist() == early.reservations.tolist()
+    assert (declined.states.tolist(), declined.reasons.tolist()) == ([DECLINED], [Reason.FENCED])
+    again = shard.reserve([1, 2])
+    assert (again.states.tolist(), again.reasons.tolist()) == (
+        [EXISTS, DECLINED],
+        [Reason.NONE, Reason.FENCED],
+    )
+    assert shard.found([1, 2, 3]) == [1]
+    assert not shard.core.has_writes_due
+    assert len(shard.core.reservations) == 0
+
+
+def test_a_fence_that_is_put_off_in_time_or_late_lets_writing_go_on() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    shard.core.confirm(1020.0)
+    shard.core.confirm(1010.0)  # an older word that comes later takes nothing back
+    shard.now_s = 1019.0
+    assert shard.put([1]) == [COMMITTED]
+    shard.pass_time(10.0)
+    assert shard.reserve([2]).reasons[0] == Reason.FENCED
+    shard.core.confirm(1040.0)
+    assert shard.put([2]) == [COMMITTED]
+
+
+def test_a_write_that_was_begun_before_the_fence_may_end_after_it() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    made = shard.reserve([1])
+    shard.settle()
+    shard.commit(made.reservations, [1])
+    (write,) = shard.core.writes_due(1004.9)
+    shard.now_s = 1006.0
+    shard.write_pieces(write)
+    assert shard.core.written(shard.now_s, write, is_ok=True).states.tolist() == [COMMITTED]
+    assert shard.found([1]) == [1]
+
+
+@pytest.mark.parametrize("shown_by", ["commit", "summary", "steward"])
+def test_an_owner_that_is_shown_a_higher_epoch_writes_no_more_and_goes_on_resolving(shown_by: str) -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    assert shard.put([1]) == [COMMITTED]
+    made = shard.reserve([2])
+    higher = OwnerEpoch(shard.epoch + 1)
+    if shown_by == "commit":
+        shard.core.commit(shard.now_s, made.reservations, rows16([tag_of(2)]), seeds_of([2]), epoch=higher)
+    elif shown_by == "summary":
+        shard.core.adopt(shard.now_s, replace(shard.recovered(), highest_epoch=higher))
+    else:
+        shard.core.fence(shard.now_s)
+    assert shard.commit(made.reservations, [2]) == [Reason.FENCED]
+    shard.core.confirm(math.inf)
+    assert shard.reserve([2]).reasons[0] == Reason.FENCED
+    assert shard.core.grant_wanted(shard.now_s) is None
+    assert shard.found([1]) == [1]
+
+
+def test_a_summary_that_was_never_submitted_declines_its_blocks_and_its_segment_is_left() -> None:
+    shard = OwnedShard()
+    shard.settle()
+    made = shard.reserve([1, 2])
+    shard.settle()
+    shard.commit(made.reservations[:1], [1])
+    (write,) = shard.core.writes_due(shard.now_s)
+    done = shard.core.dropped(shard.now_s, write)
+    assert (done.states.tolist(), done.reasons.tolist()) == ([DECLINED], [Reason.FENCED])
+    assert shard.commit(made.reservations[1:], [2]) == [Reason.DRIVE_ERROR]
+    shard.settle()
+    assert shard.put([1, 2]) == [COMMITTED, COMMITTED]
+
+
+def test_what_is_withheld_is_neither_emptied_nor_opened_and_can_be_got_and_is_never_promised() -> None:
+    before = OwnedShard(segments=6)
+    first = list(range(45))
+    assert before.put(first) == [COMMITTED] * 45
+    withheld = frozenset({0, 1, 3, 4})
+    shard = before.successor(withheld)
+    shard.core.confirm(math.inf)
+    assert shard.grant().isdisjoint(withheld)
+    shard.settle()
+    states = shard.put(list(range(100, 200)))
+    assert COMMITTED in states
+    for _ in range(40):
+        shard.grant()
+        shard.put(list(range(200, 210)))
+    assert opened(shard) <= {2, 5}
+    kept = shard.found(first)
+    assert set(kept) >= set(range(30)), "those in segments 0 and 1"
+    assert shard.reserve([0]).states[0] == EXISTS
+    answer = shard.core.resolve(shard.now_s, keys_of([0]), pin_s=1.0, promises=True)
+    assert not answer.found[0]
+    shard.core.retire(shard.now_s, withheld)
+    shard.core.check()
+    answer = shard.core.resolve(shard.now_s, keys_of([0]), pin_s=1.0, promises=True)
+    assert answer.found[0]
+
+
+def test_with_no_segment_left_to_open_puts_are_declined_until_the_grant_is_retired() -> None:
+    shard = OwnedShard(segments=4).successor(frozenset(range(4)))
+    shard.core.confirm(math.inf)
+    assert shard.core.grant_wanted(shard.now_s) is None
+    assert shard.reserve([1]).reasons[0] == Reason.NO_SPACE
+    shard.core.retire(shard.now_s, range(4))
+    assert len(shard.grant()) == 2
+    assert shard.put([1]) == [COMMITTED]
+
+
+def test_retired_segments_are_emptied_in_the_order_of_their_generations() -> None:
+    before = OwnedShard(segments=6)
+    assert before.put(list(range(110))) == [COMMITTED] * 110
+    ages = [segment.number for segment in before.core.ring.sealed]
+    assert ages != sorted(ages), "it has gone round"
+    shard = before.successor(frozenset(ages[1::2]))
+    sealed = shard.core.ring.sealed
+    assert [segment.number for segment in sealed][: len(ages[::2])] == ages[::2]
+    shard.core.retire(shard.now_s, ages[1::2])
+    shard.core.check()
+    in_order = [segment.number for segment in shard.core.ring.sealed]
+    assert [number for number in in_order if number in ages] == ages
+
+
+def test_a_grant_is_what_is_in_use_and_next_in_line_a_quarter_of_the_shard_at_most() -> None:
+    shard = among_others(segments=40)
+    assert shard.grant() == frozenset(range(10))
+    shard.settle()
+    shard.put(list(range(15 * 3 + 1)))
+    assert opened(shard) == {0, 1, 2, 3, 4}
+    assert shard.core.grant_wanted(shard.now_s) is None, "half of what is next in line is left"
+    shard.put(list(range(100, 116)))
+    assert shard.core.grant_wanted(shard.now_s) == tuple(range(16))
+
+
+def test_what_is_wanted_stays_so_until_it_is_granted_and_nothing_else_is_opened() -> None:
+    shard = among_others(segments=8)
+    shard.core.granted(shard.now_s, [0, 7])
+    assert shard.core.grants.may_open(7)
+    wanted = shard.core.grant_wanted(shard.now_s)
+    assert wanted == (0, 1, 2)
+    assert not shard.core.grants.may_open(7), "whoever is granted it next may be told first"
+    shard.settle()
+    shard.put(list(range(60)))
+    assert shard.core.grant_wanted(shard.now_s) == wanted
+    assert opened(shard) == {0}
+    shard.core.granted(shard.now_s, wanted)
+    shard.settle()
+    assert opened(shard) == {0, 1}
+
+
+def test_a_segment_leaves_the_grant_when_no_write_to_it_is_left() -> None:
+    late_s = 5.0
+    shard = OwnedShard(segments=40, settings=ShardSettings(late_write_s=late_s))
+    shard.restart(withheld=NOTHING)
+    shard.core.confirm(math.inf)
+    shard.grant()
+    shard.settle()
+    held = shard.reserve([999], hold_s=20.0)
+    shard.put(list(range(15 * 6)))
+    shard.pass_time(late_s)
+    shard.put([1000])
+    left = shard.grant()
+    assert left >= {0}, "there is a reservation on it"
+    assert not left & {1, 2, 3}, "these are full, and long written"
+    shard.core.release(shard.now_s, [], held.reservations)
+    shard.put(list(range(1001, 1001 + 15 * 6)))
+    assert 0 in shard.grant(), "its writer may have a path that is late"
+    shard.pass_time(late_s)
+    shard.put(list(range(2001, 2001 + 15 * 6)))
+    assert 0 not in shard.grant()
+
+
+def test_resumed_segments_stay_in_the_grant_and_are_not_opened_before_they_are_retired() -> None:
+    shard = OwnedShard(segments=8)
+    core = shard.core = ShardCore(shard.superblock, settings=shard.settings)
+    core.take_in(shard.recovered())
+    core.begin(shard.now_s, epoch=OwnerEpoch(shard.epoch), resumed=frozenset({0, 1}))
+    core.confirm(math.inf)
+    assert shard.grant() == {0, 1, 2, 3}
+    shard.settle()
+    assert opened(shard) == {2}
+    shard.put(list(range(40)))
+    assert shard.grant() >= {0, 1}
+    core.retire(shard.now_s, [0, 1])
+    shard.settle()
+    core.check()
+    assert opened(shard) <= core.grants.own
+
+
+@pytest.mark.parametrize(
+    ("segments", "dwpd", "ahead"), [(2, 0.0, 1), (3, 0.0, 2), (40, 0.0, 10), (400, 1.0, 3), (400, 40.0, 100)]
+)
+def test_how_many_segments_are_granted_ahead(segments: int, dwpd: float, ahead: int) -> None:
+    settings = ShardSettings(endurance=EnduranceSettings(rated_dwpd=dwpd))
+    shard = OwnedShard(segments=segments, settings=settings)
+    assert shard.core.grants.ahead == ahead
+
+
+@hypothesis_settings(deadline=None, max_examples=25)
+@given(
+    withheld=st.frozensets(st.integers(0, 7), max_size=8),
+    steps=st.lists(st.sampled_from(["put", "grant", "time", "retire", "write", "confirm"]), max_size=30),
+)
+def test_whatever_happens_nothing_outside_the_grant_is_opened(
+    withheld: frozenset[int], steps: list[str]
+) -> None:
+    before = OwnedShard(segments=8)
+    before.put(list(range(70)))
+    shard = before.successor(withheld)
+    number = 1000
+    for step in steps:
+        if step == "put":
+            made = shard.reserve([number])
+            if made.states[0] == STAGED:
+                shard.commit(made.reservations, [number])
+            number += 1
+        elif step == "grant":
+            assert shard.grant().isdisjoint(shard.core.grants.withheld)
+        elif step == "time":
+            shard.pass_time(3.0)
+        elif step == "retire":
+            shard.core.retire(shard.now_s, list(withheld)[::2])
+        elif step == "write":
+            for done in shard.settle():
+                assert set(done.states.tolist()) <= {COMMITTED}
+        else:
+            shard.core.confirm(shard.now_s + 5.0)
+        shard.core.check()
+        assert opened(shard) <= shard.core.grants.own
+        is_withheld = [shard.core.ring.segments[n].state is SegmentState.WITHHELD for n in range(8)]
+        assert np.array_equal(is_withheld, shard.core.grants.is_withheld)
