@@ -2,7 +2,8 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
-#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
+#   EXPLORE_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -71,6 +72,10 @@ simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE
 .PHONY: soak-sim
 soak-sim: $(READY) ## 10,000 histories of a whole simulated fabric (SOAK_SIM_ARGS: --histories, --seed, --steps, --jobs)
 	@$(BIN)/python -m tests.simulation.fabric $(SOAK_SIM_ARGS)
+
+.PHONY: explore
+explore: $(READY) ## Every order of events around a change of owner, at small scope (EXPLORE_ARGS: --deep)
+	@$(BIN)/python -m tests.simulation.explore $(EXPLORE_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits
