@@ -148,6 +148,8 @@ class EtcdMembership:
             read = await self._store.read(key)
             lease = await self._lease_of(agent)
             known = read.entries.get(key)
+            if known is not None and (known.lease, known.value) == (lease.number, value):
+                return await self._follower.until_told(known.modified)
             if known is None or known.lease == lease.number:
                 with contextlib.suppress(LeaseEndedError):  # then the next try begins another
                     done = await self._store.write(read, [put(key, value, lease.number)], unchanged=[key])

@@ -55,8 +55,9 @@ class EtcdSettings:
     """How long one member may take to answer before the next is asked. An election takes about as long."""
 
     operation_timeout_s: float = 5.0
-    """How long an operation is tried in all, over all members; then it fails with MembershipError. Nothing
-    that waits for it is on the data path."""
+    """How long a call is tried in all, over all members; then it fails with MembershipError. Also how long a
+    change is decided anew because somebody else was first, and how long the watch may take to tell of it.
+    Nothing that waits for it is on the data path."""
 
     inflight_max: int = 64
     """How many calls are under way at once. More wait their turn, within ``operation_timeout_s``: with all of

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.adapters.etcd.keys import Keys
     from ostraca_fabric.ids import FabricId
 
-TRIES_MAX = 50
-"""How often a change is begun anew because somebody else was first. All agents of a fabric may claim at once,
-but no two of them the same shards for long."""
-
 OPERATIONS_MAX = 128
 """What etcd takes in one transaction (its ``--max-txn-ops``)."""
 
@@ -123,12 +119,11 @@ class Tries:
         """Begin with the first."""
         self._what = what
         self._backoff = client.backoff()
-        self._left = TRIES_MAX
+        self._until_s = asyncio.get_running_loop().time() + client.settings.operation_timeout_s
 
     async def again(self) -> None:
-        """Wait before the next try. Raises MembershipError when there were too many."""
-        self._left -= 1
-        if self._left == 0:
-            message = f"others changed the same records of etcd all the time: gave up to {self._what}"
+        """Wait before the next try. Raises MembershipError when ``operation_timeout_s`` is over."""
+        if asyncio.get_running_loop().time() >= self._until_s:
+            message = f"others changed the same records of etcd all the time, while this was to {self._what}"
             raise MembershipError(message)
         await asyncio.sleep(self._backoff.next_s())
