@@ -3,7 +3,7 @@
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   EXPLORE_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -76,6 +76,10 @@ soak-sim: $(READY) ## 10,000 histories of a whole simulated fabric (SOAK_SIM_ARG
 .PHONY: explore
 explore: $(READY) ## Every order of events around a change of owner, at small scope (EXPLORE_ARGS: --deep)
 	@$(BIN)/python -m tests.simulation.explore $(EXPLORE_ARGS)
+
+.PHONY: mutants
+mutants: $(READY) ## Mistakes made on purpose, each of which some simulation must find (MUTANTS_ARGS: WORD, --jobs)
+	@$(BIN)/python -m tests.simulation.mutants $(MUTANTS_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits

@@ -156,11 +156,23 @@ def test_what_a_dead_process_had_under_way_lands_late_unless_it_is_over(is_over:
     assert play(scenario, TransferFaults(late=1.0, late_s=5.0)).landed == (0 if is_over else WHOLE)
 
 
-def test_nothing_lands_in_an_arena_that_was_renewed() -> None:
+def test_an_arena_that_was_renewed_takes_what_was_under_way_and_nothing_new() -> None:
+    async def scenario(pair: Pair) -> None:
+        peer = await pair.attached()
+        end = peer.submit(TO_WORKER, wave(4, PAGE, PAGE))
+        pair.worker.end.renew()
+        assert await peer.submit(TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
+        assert await end is DONE
+        assert pair.landed == 4 * PAGE
+
+    play(scenario)
+
+
+def test_nothing_lands_in_an_arena_that_is_closed() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
         ends = [peer.submit(direction, wave(4, PAGE, PAGE)) for direction in (TO_WORKER, FROM_WORKER)]
-        pair.worker.end.renew()
+        pair.worker.end.close()
         assert await asyncio.gather(*ends) == [FAILED, FAILED]
         assert pair.landed == 0
 

@@ -7,7 +7,7 @@ own, as what is under it then says; its wave has ended when the last has landed.
 
 A process that dies leaves transfers under way, as a network card does: they land or not, up to ``late_s``
 later, and nobody is told. They are over for certain once ``over`` was called, as whoever starts a successor
-must, or the arena was renewed.
+must.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class SimulatedArenaEnd:
 
         self._plane = plane
         self._chunk_bytes = chunk_bytes
+        self.is_closed = False
+        """Nothing lands any more."""
+
         self._key = b""
         self.renew()
 
@@ -101,14 +104,15 @@ class SimulatedArenaEnd:
         """As in the port: nothing here waits for it."""
 
     def renew(self) -> None:
-        """As in the port. What is under way to the offer before does not land."""
-        self.close()
+        """As in the port. What is under way lands all the same, as it does through shared memory."""
+        self._plane.arenas.pop(self._key, None)
         self._key = self._plane.new_key()
         self._plane.arenas[self._key] = self
 
     def close(self) -> None:
         """As in the port."""
         self._plane.arenas.pop(self._key, None)
+        self.is_closed = True
 
 
 class SimulatedTransport:
@@ -202,6 +206,7 @@ class Transfer:
         self._blocks = list(
             zip(wave.staging.tolist(), wave.arena.tolist(), wave.lengths.tolist(), strict=True)
         )
+        self._arena: SimulatedArenaEnd | None = None
         self._slots: list[object] = []
         self._left = len(self._blocks)
         self._fails = False
@@ -212,9 +217,9 @@ class Transfer:
         """Be under way."""
         dice, faults = self._plane.dice, self._plane.faults
         self._transport.under_way[self] = None
-        arena = self._plane.arenas.get(self._key)
-        if arena is not None and self._is_sent:
-            self._slots = [arena.on_submitted(at) for _, at, _ in self._blocks]
+        self._arena = self._plane.arenas.get(self._key)
+        if self._arena is not None and self._is_sent:
+            self._slots = [self._arena.on_submitted(at) for _, at, _ in self._blocks]
         stall_s = dice.uniform(0, faults.stall_s) if _chance(dice, faults.stalls) else 0.0
         self._fails = _chance(dice, faults.failures)
         loop = asyncio.get_running_loop()
@@ -258,8 +263,8 @@ class Transfer:
 
     def _land(self, row: int, part: float) -> bool:
         """Move a block, or the first part of it; say whether there is still an arena."""
-        arena = self._plane.arenas.get(self._key)
-        if arena is None:
+        arena = self._arena
+        if arena is None or arena.is_closed:
             return False
         from_at, to_at, length = self._blocks[row]
         length = int(length * part)

@@ -191,6 +191,14 @@ class History:
             world.outside.network.cut(*way)
             self._later(12.0, partial(world.outside.network.heal, *way, is_lost=is_lost))
 
+    def worker_is_reset(self) -> None:
+        """The connections between a worker and an agent are cut off, and made anew."""
+        world = self.world
+        agent, worker = self._dice.choice(sorted(world.agents)), self._dice.choice(sorted(world.workers))
+        self._tell(worker, "is reset")
+        world.outside.network.cut(worker, agent)
+        world.outside.network.heal(worker, agent, is_lost=True)
+
     def link_is_slow(self) -> None:
         world = self.world
         one = self._dice.choice(sorted(world.agents))

@@ -1,0 +1,195 @@
+"""Mistakes made on purpose, each in the running code of a process that is given up to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.simulation import test_oracle as shard_scenes
+from tests.simulation.fabric import worker
+
+from ostraca.core.ledger import Ledger
+from ostraca.core.operations import GetOperation
+from ostraca_dpu_agent.mover.put import PutRun
+from ostraca_dpu_agent.mover.routes import Made
+from ostraca_dpu_agent.owner.core import ShardCore, adopting
+from ostraca_dpu_agent.owner.core.granting import Grants
+from ostraca_dpu_agent.owner.core.holds import ReservationTable
+from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.owner.writing import SummaryWriter
+from ostraca_dpu_agent.session import Sessions
+from ostraca_fabric.flash.index import BlockIndex
+from ostraca_fabric.slots import SlotPool
+from ostraca_fabric.tags import blank_rests, tags_of
+from ostraca_fabric.wire.messages import PastSettled
+
+
+def _change(of: Any, name: str, to: Any) -> None:
+    setattr(of, name, to)
+
+
+# ------------------------------------------------------------------------------------------- at the two ends
+
+
+def no_tag_at_the_reader() -> None:
+    _change(worker, "are_good", lambda memory, offsets, lengths, seeds, tags: np.ones(len(lengths), np.bool_))
+
+
+def hits_on_the_agents_word() -> None:
+    concluded = GetOperation._concluded
+
+    def trusting(self: GetOperation, done: Any) -> Any:
+        self._good |= np.frombuffer(done.states, np.uint8) == 1
+        return concluded(self, done)
+
+    _change(GetOperation, "_concluded", trusting)
+
+
+def tags_made_by_the_agent() -> None:
+    def making(self: PutRun, positions: NDArray[np.intp], lease: Any) -> Callable[[], NDArray[np.bool_]]:
+        memory, offsets = self._mover.staging.array, lease.offsets
+        lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
+
+        def check() -> NDArray[np.bool_]:
+            self._tags = self._tags.copy()
+            self._tags[positions] = tags_of(memory, offsets, lengths, seeds)
+            blank_rests(memory, offsets, lengths)
+            return np.ones(len(positions), np.bool_)
+
+        return check
+
+    _change(PutRun, "_checks", making)
+
+
+def slots_used_again_without_quarantine() -> None:
+    def give_at_once(pool: SlotPool, _holder: object, offsets: NDArray[np.int64]) -> None:
+        pool.give(offsets)
+
+    _change(SlotPool, "quarantine", give_at_once)
+    _change(SlotPool, "settle", lambda pool, holder: None)
+
+
+def a_lost_connection_settles_its_slots() -> None:
+    lost = Ledger.lost
+
+    def settling(self: Ledger, *, is_drained: bool) -> None:
+        lost(self, is_drained=True)
+
+    _change(Ledger, "lost", settling)
+
+
+def the_past_is_settled_before_it_is() -> None:
+    async def at_once(_self: Sessions, _session: Any, request: Any) -> PastSettled:
+        return PastSettled(request.request)
+
+    _change(Sessions, "_settle_past", at_once)
+
+
+# ------------------------------------------------------------------------------------------------ in owners
+
+
+def committed_before_it_is_on_flash() -> None:
+    write, end = SummaryWriter._write, SummaryWriter._end
+
+    async def eager(self: SummaryWriter, writes: Any, begun_s: float) -> None:
+        for each in writes:
+            end(self, each, is_ok=True, was_submitted=True)
+        await write(self, writes, begun_s)
+
+    def silent(_self: SummaryWriter, _write: Any, *, is_ok: bool, was_submitted: bool) -> None:
+        """It was answered before."""
+
+    _change(SummaryWriter, "_write", eager)
+    _change(SummaryWriter, "_end", silent)
+
+
+def what_exists_is_taken_for_new() -> None:
+    reserve, find = ShardCore.reserve, BlockIndex.find
+
+    def forgetful(self: ShardCore, *rest: Any, **named: Any) -> Any:
+        _change(BlockIndex, "find", lambda index, keys: np.full(len(keys), -1))
+        try:
+            return reserve(self, *rest, **named)
+        finally:
+            _change(BlockIndex, "find", find)
+
+    _change(ShardCore, "reserve", forgetful)
+
+
+def a_commit_under_an_ended_epoch_counts() -> None:
+    _change(ShardCore, "commit", shard_scenes.trusting)
+    _change(ReservationTable, "number_from", lambda table, count: None)
+
+
+def pins_are_ignored() -> None:
+    end_draining = Ring.end_draining
+
+    def ruthless(self: Ring, now_s: float, pins: NDArray[np.int64]) -> None:
+        end_draining(self, now_s, np.zeros_like(pins))
+
+    _change(Ring, "end_draining", ruthless)
+
+
+def stale_damage_is_trusted() -> None:
+    async def trusting(_self: OwnedShard, _report: Any) -> bool:
+        return True
+
+    _change(OwnedShard, "_is_damaged", trusting)
+
+
+def a_failed_write_is_not_waited_for() -> None:
+    _change(ShardCore, "_keep_quiet", lambda self, segments, since_s: None)
+
+
+# ------------------------------------------------------------------------------------------- between owners
+
+
+def a_successor_opens_inside_an_unretired_grant() -> None:
+    begin_core = ShardCore.begin
+
+    def greedy(self: ShardCore, now_s: float, *, epoch: Any, **_withheld: Any) -> None:
+        begin_core(self, now_s, epoch=epoch)
+
+    _change(ShardCore, "begin", greedy)
+
+
+def nothing_is_adopted() -> None:
+    def blind(_self: ShardCore, _now_s: float, _areas: Any) -> int:
+        return 0
+
+    _change(ShardCore, "adopt", blind)
+
+
+def an_own_entry_does_not_win() -> None:
+    _change(adopting, "outranked", lambda core, found, entries: np.zeros(len(entries), np.bool_))
+
+
+def a_commit_after_its_reservation_counts() -> None:
+    _change(ReservationTable, "take_expired", lambda self, now_s: np.zeros(0, np.intp))
+
+
+def the_fence_is_ignored() -> None:
+    _change(Grants, "may_write", lambda self, now_s: True)
+
+
+# --------------------------------------------------------------------------------------------- in placement
+
+
+def blocks_are_placed_by_revision() -> None:
+    begin_made, chosen = Made.__init__, Made.chosen
+    revisions: dict[int, int] = {}
+
+    def by_revision(self: Made, fabric_map: Any, before: Any) -> None:
+        begin_made(self, fabric_map, before)
+        revisions[id(self)] = fabric_map.revision
+
+    def salted(self: Made, age: int, secret: bytes, spans: Any) -> NDArray[np.intp]:
+        salt = b"%d" % revisions[id(self)]
+        return chosen(self, age, blake2b(secret, key=salt, digest_size=32).digest(), spans)
+
+    _change(Made, "__init__", by_revision)
+    _change(Made, "chosen", salted)

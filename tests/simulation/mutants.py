@@ -1,0 +1,210 @@
+"""``make mutants``: mistakes made on purpose, each of which some simulation must find.
+
+A mutant changes one thing in the running code, in a process of its own, and is then hunted: by histories of a
+whole fabric, by histories of one shard, or by a scene made for it. A mutant that nobody finds says that the
+hunters have a blind spot; ends with 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from tests.simulation import history as shard_history
+from tests.simulation import mistakes
+from tests.simulation import test_oracle as shard_scenes
+from tests.simulation.explore import explore
+from tests.simulation.explore_scope import Scope
+from tests.simulation.fabric import history as fabric_history
+from tests.simulation.fabric.world import Setup
+from tests.simulation.many import begin
+from tests.simulation.world import Setup as ShardSetup
+
+from ostraca_fabric.testing.drive_faults import DriveFaults
+from ostraca_fabric.testing.simulated_transport import TransferFaults
+from ostraca_fabric.testing.virtual_time import VirtualLoop
+
+Hunt = Callable[[], str]
+"""Looks for a mutant; returns what was found, empty if nothing was."""
+
+_HISTORIES = 60
+_STATES = 6000
+FULL = Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True)
+AT_ONCE = Scope(puts=2, keys=1, ticks=0, claim_until=0)
+SLOW = DriveFaults(service_s=0.002, late=0.5, late_s=4.0)
+LYING = Setup(lies=0.2, strikes=("link_is_slow",))
+STALLING = Setup(
+    transfer_faults=TransferFaults(stalls=0.3, stall_s=20.0, late=1.0),
+    strikes=("worker_is_reset",),
+)
+CRASHING = Setup(drive_faults=SLOW, strikes=("agent_dies",), numbers=32)
+GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
+
+
+def in_fabric(setup: Setup | None = None, histories: int = _HISTORIES) -> Hunt:
+    """Play histories of a fabric."""
+
+    def hunt() -> str:
+        for seed in range(histories):
+            try:
+                fabric_history.play(seed, setup=setup)
+            except fabric_history.FailedHistoryError as failed:
+                return f"history {seed} of a fabric: {str(failed).splitlines()[-1]}"
+        return ""
+
+    return hunt
+
+
+def in_shard(setup: ShardSetup, histories: int = _HISTORIES) -> Hunt:
+    """Play histories of a shard."""
+
+    def hunt() -> str:
+        for seed in range(histories):
+            try:
+                shard_history.play(seed, setup=setup)
+            except AssertionError as violation:
+                return f"history {seed} of a shard: {str(violation).splitlines()[-1]}"
+        return ""
+
+    return hunt
+
+
+def in_scene(scene: Callable[[], Awaitable[object]]) -> Hunt:
+    """Play a scene that was made for it."""
+
+    def hunt() -> str:
+        loop = VirtualLoop()
+        try:
+            loop.run_until_complete(_awaited(scene()))
+        except AssertionError as violation:
+            return f"a scene of a shard: {violation}"
+        finally:
+            for task in asyncio.all_tasks(loop):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            loop.close()
+        return ""
+
+    return hunt
+
+
+def in_exploration(scope: Scope) -> Hunt:
+    """Go through every order of events around a change of owner."""
+
+    def hunt() -> str:
+        explored = explore(scope, states_max=_STATES, checks_every=1 << 30)
+        return f"exploration, after {explored.states} states: {explored.wrong}" if explored.wrong else ""
+
+    return hunt
+
+
+async def _awaited(scene: Awaitable[object]) -> None:
+    await scene
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake: what is wrong, what makes it, and who may find it, the likeliest first."""
+
+    name: str
+    plant: Callable[[], None]
+    hunts: tuple[Hunt, ...]
+
+
+_LASTING, _SMALL = shard_scenes.LASTING, shard_scenes.SMALL
+_FAILING = replace(_SMALL, faults=replace(shard_scenes.SLOW, write_errors=0.1, late_failures=1.0, late_s=4.0))
+_READ_WRONG = replace(_LASTING, faults=replace(shard_scenes.SLOW, rot_on_read=0.05))
+
+MUTANTS = (
+    Mutant("no tag is checked at the reader", mistakes.no_tag_at_the_reader, (in_fabric(LYING),)),
+    Mutant(
+        "a block is a HIT because the agent says so", mistakes.hits_on_the_agents_word, (in_fabric(LYING),)
+    ),
+    Mutant("tags are made by the agent", mistakes.tags_made_by_the_agent, (in_fabric(LYING),)),
+    Mutant(
+        "slots are used again without quarantine",
+        mistakes.slots_used_again_without_quarantine,
+        (in_fabric(STALLING),),
+    ),
+    Mutant(
+        "a lost connection settles its slots",
+        mistakes.a_lost_connection_settles_its_slots,
+        (in_fabric(STALLING),),
+    ),
+    Mutant(
+        "the past is settled before it is", mistakes.the_past_is_settled_before_it_is, (in_fabric(STALLING),)
+    ),
+    Mutant(
+        "a put is committed before it is on flash",
+        mistakes.committed_before_it_is_on_flash,
+        (in_fabric(CRASHING), in_shard(_LASTING)),
+    ),
+    Mutant("what exists is taken for new", mistakes.what_exists_is_taken_for_new, (in_fabric(CRASHING),)),
+    Mutant(
+        "a commit under an ended epoch counts",
+        mistakes.a_commit_under_an_ended_epoch_counts,
+        (in_scene(shard_scenes.commit_to_a_successor),),
+    ),
+    Mutant("pins are ignored", mistakes.pins_are_ignored, (in_scene(shard_scenes.read_while_others_put),)),
+    Mutant("a report of damage is trusted", mistakes.stale_damage_is_trusted, (in_shard(_READ_WRONG),)),
+    Mutant(
+        "a failed write is not waited for", mistakes.a_failed_write_is_not_waited_for, (in_shard(_FAILING),)
+    ),
+    Mutant(
+        "a successor opens inside an unretired grant",
+        mistakes.a_successor_opens_inside_an_unretired_grant,
+        (in_exploration(FULL),),
+    ),
+    Mutant("nothing is adopted", mistakes.nothing_is_adopted, (in_exploration(FULL),)),
+    Mutant("an own entry does not win", mistakes.an_own_entry_does_not_win, (in_exploration(AT_ONCE),)),
+    Mutant(
+        "a commit after its reservation counts",
+        mistakes.a_commit_after_its_reservation_counts,
+        (in_exploration(FULL),),
+    ),
+    Mutant("the fence is ignored", mistakes.the_fence_is_ignored, (in_exploration(FULL),)),
+    Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
+)
+
+
+def hunted(name: str) -> tuple[str, float]:
+    """Plant a mutant in this process and hunt it; return what was found, and how long that took."""
+    began_s = time.monotonic()
+    mutant = next(each for each in MUTANTS if each.name == name)
+    mutant.plant()
+    return next(filter(None, (hunt() for hunt in mutant.hunts)), ""), time.monotonic() - began_s
+
+
+def all_hunted(names: list[str], jobs: int) -> Iterator[tuple[str, str, float]]:
+    """Hunt each in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=begin, max_tasks_per_child=1) as pool:
+        hunts = {pool.submit(hunted, name): name for name in names}
+        for done in as_completed(hunts):
+            yield hunts[done], *done.result()
+
+
+def main() -> int:
+    """Hunt all mutants, or those whose names hold a word."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="hunt only mutants whose names hold it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    chosen = parser.parse_args()
+    names = [mutant.name for mutant in MUTANTS if chosen.word in mutant.name]
+    lives = []
+    for name, found, took_s in all_hunted(names, chosen.jobs):
+        print(f"{name} ({took_s:.0f} s)\n    {found or 'NOT FOUND'}", flush=True)
+        if not found:
+            lives.append(name)
+    print(f"{len(names) - len(lives)} of {len(names)} mutants were found")
+    return 1 if lives else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Some of ``make mutants``: those that are found at once."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.mutants import MUTANTS, all_hunted
+
+SOON = (
+    "no tag is checked at the reader",
+    "tags are made by the agent",
+    "slots are used again without quarantine",
+    "blocks are placed by revision",
+)
+
+
+@pytest.mark.timeout(120)
+def test_mistakes_made_on_purpose_are_found() -> None:
+    assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not found} == set()
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
