@@ -17,6 +17,8 @@ from ostraca_fabric.adapters.etcd.transactions import is_absent, put
 from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import LeaseEndedError, MembershipError, UsageError
 
+pytestmark = pytest.mark.slow
+
 ClientOf = Callable[[Cluster], EtcdClient]
 NO_SUCH_LEASE = 12345
 

@@ -14,6 +14,8 @@ from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.adapters.etcd.transactions import put
 from ostraca_fabric.errors import MembershipError
 
+pytestmark = pytest.mark.slow
+
 ClientOf = Callable[[Cluster], EtcdClient]
 TTL_S = 2.0
 

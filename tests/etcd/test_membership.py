@@ -25,6 +25,8 @@ from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Claimed
 from ostraca_fabric.volume import VolumeRecord
 
+pytestmark = pytest.mark.slow
+
 FABRIC, OTHER_FABRIC = FabricId(b"f" * 16), FabricId(b"o" * 16)
 KEYS = Keys("/ostraca/test")
 TTL_S = 2.0

@@ -14,6 +14,8 @@ from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.ids import FabricId
 
+pytestmark = pytest.mark.slow
+
 FABRIC = FabricId(b"f" * 16)
 
 

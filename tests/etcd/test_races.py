@@ -32,6 +32,8 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import AgentRecord, Claim, Grant
 from ostraca_fabric.ids import AgentId, EnclosureId, FabricId
 
+pytestmark = pytest.mark.slow
+
 FABRIC = FabricId(b"f" * 16)
 Meddle = Callable[[], Awaitable[object]]
 

@@ -19,6 +19,8 @@ from ostraca_fabric.adapters.etcd.transactions import put
 from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import MembershipError
 
+pytestmark = pytest.mark.slow
+
 OURS = EtcdUser("agent", "secret")
 
 

@@ -15,6 +15,8 @@ from ostraca_fabric.adapters.etcd.told import Changed, Deleted, Entry, Listed
 from ostraca_fabric.adapters.etcd.transactions import delete, is_unchanged, put
 from ostraca_fabric.adapters.etcd.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 ClientOf = Callable[[Cluster], EtcdClient]
 
 PREFIX = b"/w/"
