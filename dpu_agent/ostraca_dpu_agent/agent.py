@@ -196,6 +196,12 @@ class Agent:
         for server in self._servers:
             server.readmit(access)
 
+    async def hand_over(self) -> None:
+        """Leave every shard to the other agents of the fabric, and go on serving what can be got until they
+        have them. For an agent that ends while others go on; ``drain`` comes next.
+        """
+        await self._steward.hand_over_all()
+
     async def drain(self) -> bool:
         """Take no more requests, and let those under way and puts acknowledged as staged end.
 

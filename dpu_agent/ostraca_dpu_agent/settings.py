@@ -115,6 +115,20 @@ class OwnerSettings:
     """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a
     segment."""
 
+    grant_s: float = 5.0
+    """How long an owner hands out space and lists blocks after it last asked the membership store, and was
+    told that its claims stand: so long do puts go on when the store is down. A successor waits as long before
+    it counts on the one before to have stopped. As long as a lease of the store lasts; no use in more."""
+
+    late_write_s: float = 120.0
+    """How long after its end a write may still reach a drive: through a path that holds it back, or because
+    its agent was stopped meanwhile (``pause_max_s`` of it). No segment is used again sooner. Raise it where
+    ``fast_io_fail_tmo`` of the paths is longer than a minute."""
+
+    adopt_every_s: float = 10.0
+    """How often the summaries of segments are read again that an owner before this one may still be
+    listing blocks in."""
+
     blocks_per_shard_max: int = 1 << 20
     """Limit of one shard's index, and so of its memory: at most 48 bytes each. At the limit the oldest
     segment is evicted, though there is flash left. Raise it where a shard's ``blocks`` stay at it while

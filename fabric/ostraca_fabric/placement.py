@@ -120,14 +120,14 @@ class Placement:
         return np.repeat(self._shard_indexes[rows, columns], unit_blocks)
 
 
-def preferred_agent(shard: ShardId, agents: Sequence[AgentId]) -> AgentId:
-    """Return the agent that rendezvous prefers as the shard's owner, of at least one, in any order."""
+def ranked_agents(shard: ShardId, agents: Sequence[AgentId]) -> tuple[AgentId, ...]:
+    """Return these agents, in any order, as rendezvous prefers them as the shard's owner, the first most."""
     prefix = struct.pack("<I", len(shard.encode())) + shard.encode()
 
     def draw(agent: AgentId) -> tuple[bytes, AgentId]:
         return blake2b(prefix + agent.encode(), digest_size=8, person=b"ostraca-agent").digest(), agent
 
-    return max(agents, key=draw)
+    return tuple(sorted(agents, key=draw, reverse=True))
 
 
 def _member_hash(member: str) -> int:

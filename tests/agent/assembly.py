@@ -357,16 +357,19 @@ async def assembled(
     drive: HeldDrive | None = None,
     others: Sequence[HeldDrive] = (),
     later: Sequence[HeldDrive] = (),
+    behind: Callable[[MemoryMembership], MemoryMembership] | None = None,
 ) -> AsyncIterator[Assembly]:
     """Start an agent, and stop it in the end. Blocks cross inline, unless *transport* is another one.
 
-    The enclosure has *drive* and *others*; the agent can reach drives of enclosures that come *later*.
+    The enclosure has *drive* and *others*; the agent can reach drives of enclosures that come *later*. It
+    reaches the store through what *behind* puts before it.
     """
     drive = drive or HeldDrive(segments)
     membership = MemoryMembership(FABRIC)
     await membership.put_enclosures([drive.record(*others)])
     owners = LoopbackOwners()
-    agent = _agent(0, settings, addresses, membership, owners, (drive, *others, *later), transport)
+    seen = membership if behind is None else behind(membership)
+    agent = another_agent(0, settings, addresses, seen, owners, (drive, *others, *later), transport)
     await agent.join()
     await agent.start()
     volumes = Volumes(membership, bytes(32))
@@ -388,7 +391,7 @@ async def beside(
     later: Sequence[HeldDrive] = (),
 ) -> AsyncIterator[Agent]:
     """Start a second agent in a fabric whose shard the first one owns, and stop it in the end."""
-    agent = _agent(1, settings, addresses, fabric.membership, fabric.owners, (fabric.drive, *later))
+    agent = another_agent(1, settings, addresses, fabric.membership, fabric.owners, (fabric.drive, *later))
     await agent.join()
     await agent.start()
     yield agent
@@ -396,7 +399,7 @@ async def beside(
     agent.unmap()
 
 
-def _agent(
+def another_agent(
     number: int,
     settings: AgentSettings,
     addresses: Sequence[str],

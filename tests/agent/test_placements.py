@@ -31,7 +31,7 @@ from ostraca_fabric.explain import BlockExplanation
 from ostraca_fabric.ids import AgentId, EnclosureId, PlacementEpoch, drive_id
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.placement import preferred_agent
+from ostraca_fabric.placement import ranked_agents
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     AgentRequest,
@@ -60,7 +60,7 @@ def new_drive(name: str = "f") -> HeldDrive:
 def of_agent_1() -> HeldDrive:
     """A drive whose shard the second of two agents is preferred for."""
     drives = (new_drive(f"f{number}") for number in range(100))
-    return next(drive for drive in drives if preferred_agent(drive.shard, AGENTS) == AGENTS[1])
+    return next(drive for drive in drives if ranked_agents(drive.shard, AGENTS)[0] == AGENTS[1])
 
 
 async def add(fabric: Assembly, *drives: HeldDrive, agent: Agent | None = None) -> None:

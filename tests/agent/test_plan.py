@@ -1,8 +1,22 @@
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 
-from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
+import pytest
+
+from ostraca_dpu_agent.steward.plan import (
+    PATIENCE_S,
+    Attach,
+    HandOver,
+    Join,
+    Observed,
+    Reclaim,
+    Serve,
+    Stop,
+    plan,
+)
 from ostraca_fabric.fabric_map import AgentRecord, Claim, DriveRecord, EnclosureRecord, FabricMap, ShardRecord
 from ostraca_fabric.ids import (
     AgentId,
@@ -10,6 +24,7 @@ from ostraca_fabric.ids import (
     FabricId,
     OwnerEpoch,
     PlacementEpoch,
+    ShardId,
     StartId,
     drive_id,
     shard_id,
@@ -116,3 +131,129 @@ def test_with_nothing_to_do_the_sentence_says_so() -> None:
         served=frozenset(shard.id for shard in shards),
     )
     assert plan(settled).sentence == "I serve 2 of the fabric's 2 shards and have nothing to change."
+
+
+def world(shards: int, agents: int) -> tuple[FabricMap, list[Observed]]:
+    """One map, and how each agent of it sees it."""
+    box = enclosure(shards)
+    records = {
+        AgentId(f"agent-{n}"): AgentRecord(AgentId(f"agent-{n}"), StartId(bytes([n]) * 16), ())
+        for n in range(agents)
+    }
+    fabric_map = FabricMap(FabricId(b"f" * 16), 1, PlacementEpoch(1), records, {box.id: box})
+    drives = frozenset(drive.id for drive in box.drives)
+    return fabric_map, [
+        Observed(fabric_map, record.id, record.start, drives, frozenset(), frozenset())
+        for record in records.values()
+    ]
+
+
+def settle(fabric_map: FabricMap, agents: list[Observed], *, waited_s: float = 0.0) -> FabricMap:
+    """Let agents take turns, each with the claims of those before, until nobody does anything any more."""
+    served: dict[AgentId, set[ShardId]] = {each.agent: set() for each in agents}
+    for shard, claim in fabric_map.claims.items():
+        if claim.agent in served:
+            served[claim.agent].add(shard)
+    for _ in range(10 * len(fabric_map.shards())):
+        done = 0
+        for each in agents:
+            unowned = {shard.id: waited_s for shard in fabric_map.shards()}
+            now = replace(each, map=fabric_map, served=frozenset(served[each.agent]), unowned_s=unowned)
+            claims = dict(fabric_map.claims)
+            for step in plan(now).steps:
+                done += 1
+                match step:
+                    case Serve(record):
+                        assert fabric_map.owner(record.id) is None
+                        claims[record.id] = Claim(each.agent, each.start, OwnerEpoch(1))
+                        served[each.agent].add(record.id)
+                    case HandOver(shard_id):
+                        del claims[shard_id]
+                        served[each.agent].discard(shard_id)
+                    case _:
+                        raise AssertionError(step)
+            fabric_map = replace(fabric_map, claims=claims)
+        if not done:
+            return fabric_map
+    raise AssertionError("agents pass shards to and fro")
+
+
+def shares(fabric_map: FabricMap) -> list[int]:
+    owners = Counter(fabric_map.owner(shard.id) for shard in fabric_map.shards())
+    return sorted(owners[agent] for agent in fabric_map.agents)
+
+
+@pytest.mark.parametrize(("shards", "agents"), [(1, 3), (2, 2), (7, 3), (36, 9), (64, 64)])
+def test_all_shards_are_owned_and_nobody_has_much_more_than_its_share(shards: int, agents: int) -> None:
+    fabric_map, seen = world(shards, agents)
+    after = settle(fabric_map, seen, waited_s=agents * PATIENCE_S)
+    assert all(after.owner(shard.id) for shard in after.shards())
+    assert max(shares(after)) <= math.ceil(1.25 * shards / agents)
+
+
+def test_an_agent_that_joins_late_gets_its_part_one_shard_at_a_time() -> None:
+    fabric_map, seen = world(32, 4)
+    alone_first = settle(
+        replace(fabric_map, agents={seen[0].agent: fabric_map.agents[seen[0].agent]}), seen[:1]
+    )
+    crowded = replace(alone_first, agents=fabric_map.agents)
+    mine = frozenset(shard.id for shard in crowded.shards())
+    first = plan(replace(seen[0], map=crowded, served=mine))
+    assert [type(step) for step in first.steps] == [HandOver]
+    assert first.sentence == "I will hand over 1 shard, because I own more than my share."
+    after = settle(crowded, seen)
+    assert max(shares(after)) <= 10
+    assert min(shares(after)) > 0
+
+
+def test_shards_of_a_dead_agent_go_to_those_that_live() -> None:
+    fabric_map, seen = world(32, 4)
+    whole = settle(fabric_map, seen)
+    dead = seen[2].agent
+    left = {agent: record for agent, record in whole.agents.items() if agent != dead}
+    claims = {shard: claim for shard, claim in whole.claims.items() if claim.agent != dead}
+    alive = [each for each in seen if each.agent != dead]
+    after = settle(replace(whole, agents=left, claims=claims), alive)
+    assert all(after.owner(shard.id) in left for shard in after.shards())
+    kept = [shard for shard, claim in claims.items() if after.claims[shard] != claim]
+    assert kept == [], "claims are sticky"
+
+
+def test_a_shard_that_the_preferred_agent_does_not_take_goes_to_the_next_after_a_while() -> None:
+    fabric_map, seen = world(1, 3)
+    shard = fabric_map.shards()[0].id
+
+    def who(waited_s: float) -> list[AgentId]:
+        states = [replace(each, unowned_s={shard: waited_s}) for each in seen]
+        return [each.agent for each in states if any(isinstance(step, Serve) for step in plan(each).steps)]
+
+    assert [len(who(waited_s)) for waited_s in (0.0, PATIENCE_S, 2 * PATIENCE_S)] == [1, 2, 3]
+    assert set(who(0.0)) <= set(who(PATIENCE_S))
+
+
+def test_an_agent_that_the_store_has_forgotten_joins_before_anything_else() -> None:
+    state = observed(2)
+    gone = replace(state.map, agents={OTHER: state.map.agents[OTHER]})
+    served = frozenset(shard.id for shard in state.map.shards())
+    decided = plan(replace(state, map=gone, served=served))
+    assert decided.steps == (Join(),)
+    assert "join the fabric again" in decided.sentence
+
+
+def test_served_shards_whose_claims_ran_out_are_claimed_again_and_not_stopped() -> None:
+    state = alone(observed(2))
+    drives = frozenset(drive.id for drive in enclosure(2).drives)
+    served = frozenset(shard.id for shard in state.map.shards())
+    decided = plan(replace(state, attached=drives, served=served))
+    assert decided.steps == tuple(Reclaim(shard) for shard in sorted(served))
+
+
+def test_nothing_is_handed_over_while_shards_are_being_recovered() -> None:
+    fabric_map, seen = world(8, 2)
+    shards = fabric_map.shards()
+    claims = {shard.id: Claim(seen[0].agent, seen[0].start, OwnerEpoch(1)) for shard in shards}
+    state = replace(
+        seen[0], map=replace(fabric_map, claims=claims), served=frozenset(shard.id for shard in shards)
+    )
+    assert [type(step) for step in plan(state).steps] == [HandOver]
+    assert plan(replace(state, is_busy=True)).steps == ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.agent.assembly import ENCLOSURE, SETTINGS, SHARD, HeldDrive, assembled, put_states, until
+from tests.agent.assembly import SETTINGS, SHARD, HeldDrive, assembled, put_states, until
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
-from ostraca_fabric.outcome import PutState
+from ostraca_fabric.outcome import PutState, Reason
 
 
 async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
@@ -25,29 +26,67 @@ async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> No
         assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
 
 
-async def test_a_claim_that_is_lost_ends_service_and_a_store_that_fails_is_asked_again(
+async def test_a_claim_that_ran_out_is_claimed_again_and_nothing_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failures = 0
 
-    async def fails(*_asked: object, **_more: object) -> OwnerEpoch | None:
+    async def fails(*_asked: object, **_more: object) -> None:
         nonlocal failures
         failures += 1
         raise MembershipError("nobody answers")
 
     async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
-        first, shard = fabric.shard.epoch, ShardId(SHARD)
+        owned, epoch, shard = fabric.shard, fabric.shard.epoch, ShardId(SHARD)
+        worker = fabric.worker()
+        assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
         with monkeypatch.context() as broken:
             broken.setattr(MemoryMembership, "claim", fails)
-            await fabric.membership.release(shard, AgentId("agent-0"), StartId(fabric.agent.start_id))
+            await fabric.membership.leave(AgentId("agent-0"), StartId(fabric.agent.start_id))
             await until(lambda: failures > 1)
-            assert fabric.service.shards == {}
-            assert membership_answers(fabric.agent) == (False, "nobody answers")
+            assert fabric.membership.map.owner(shard) is None
+            assert fabric.service.shards[shard] is owned
         await until(lambda: fabric.mover.routes().map.owner(shard) is not None)
-        assert fabric.shard.epoch > first
-        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
-        assert ENCLOSURE in fabric.membership.map.enclosures
+        assert fabric.shard is owned
+        assert fabric.shard.epoch == epoch
+        assert put_states(await fabric.put(worker, [1, 2])) == [PutState.EXISTS, PutState.COMMITTED]
+
+
+async def test_a_shard_that_another_agent_claimed_meanwhile_is_served_no_more() -> None:
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        owned, shard = fabric.shard, ShardId(SHARD)
+        other = AgentRecord(AgentId("agent-1"), StartId(b"1" * 16), ())
+        fabric.membership.store.leave(AgentId("agent-0"), StartId(fabric.agent.start_id))
+        fabric.membership.store.join(other)
+        claimed = fabric.membership.store.claim(shard, other.id, other.start, epoch_at_least=OwnerEpoch(1))
+        assert claimed is not None
+        assert claimed.epoch > owned.epoch
+        assert [grant.agent for grant in claimed.grants] == [AgentId("agent-0"), other.id]
+        await until(lambda: shard not in fabric.service.shards)
+        assert owned.is_closed
+        assert owned.core.grants.is_fenced
+
+
+async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(*_asked: object) -> bool:
+        raise MembershipError("nobody answers")
+
+    settings = replace(SETTINGS, owner=replace(SETTINGS.owner, grant_s=0.3))
+    async with assembled(settings) as fabric:
+        worker = fabric.worker()
+        assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "confirm", silent)
+            await until(lambda: not fabric.shard.core.grants.may_write(fabric.agent._clock()))
+            declined = await fabric.put(worker, [2])
+            assert put_states(declined) == [PutState.DECLINED]
+            assert set(declined.reasons) == {Reason.FENCED}
+            assert put_states(await fabric.put(worker, [1])) == [PutState.EXISTS]
+            assert membership_answers(fabric.agent) == (False, "nobody answers")
         await until(lambda: membership_answers(fabric.agent)[0])
+        assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
 
 
 def membership_answers(agent: Agent) -> tuple[bool, str]:

@@ -33,7 +33,7 @@ from ostraca_fabric.ids import (
     shard_id,
 )
 from ostraca_fabric.native import at, library
-from ostraca_fabric.placement import NOWHERE, Placement, preferred_agent
+from ostraca_fabric.placement import NOWHERE, Placement, ranked_agents
 
 EPOCH = PlacementEpoch(1)
 SECRET = bytes(range(32))
@@ -99,7 +99,7 @@ def test_places_are_what_they_always_were() -> None:
         "e04/d0/0",
     ]
     agents = [AgentId(f"agent-{number}") for number in range(8)]
-    assert [preferred_agent(shard, agents) for shard in placement.shard_ids[:4]] == [
+    assert [ranked_agents(shard, agents)[0] for shard in placement.shard_ids[:4]] == [
         "agent-4",
         "agent-1",
         "agent-4",
@@ -328,14 +328,15 @@ def test_the_preferred_agent_is_the_second_implementations_in_any_order() -> Non
     for number in range(50):
         shard = ShardId(f"e00/d0/{number}")
         expected = second.preferred_agent(shard, agents)
-        assert preferred_agent(shard, agents) == preferred_agent(shard, agents[::-1]) == expected
+        assert ranked_agents(shard, agents) == ranked_agents(shard, agents[::-1])
+        assert ranked_agents(shard, agents)[0] == expected
 
 
 def test_shards_are_preferred_evenly_and_an_agent_that_leaves_frees_only_its_own() -> None:
     agents = [AgentId(f"agent-{number}") for number in range(8)]
     shards = [ShardId(f"e{box:02}/d{drive}/0") for box in range(36) for drive in range(32)]
-    before = [preferred_agent(shard, agents) for shard in shards]
-    after = [preferred_agent(shard, agents[1:]) for shard in shards]
+    before = [ranked_agents(shard, agents)[0] for shard in shards]
+    after = [ranked_agents(shard, agents[1:])[0] for shard in shards]
     assert chi_square(Counter(map(str, before)), {str(each): len(shards) / 8 for each in agents}) < bound(7)
     assert [one != other for one, other in zip(before, after, strict=True)] == [
         each == agents[0] for each in before

@@ -88,6 +88,7 @@ class OwnerService:
         self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
         self._placement = PlacementEpoch(0)
+        self._left: dict[ShardId, tuple[OwnedShard, float]] = {}
 
     def placed(self, epoch: PlacementEpoch) -> None:
         """Know which placement epoch is the current one.
@@ -101,6 +102,17 @@ class OwnerService:
         self._placement = epoch
         for owned in self.shards.values():
             owned.passing.began(epoch)
+
+    def leave(self, shard: ShardId, *, until_s: float) -> None:
+        """Own a shard no more, but answer look-ups from what is known of it until then: its next owner has
+        to read first.
+        """
+        self._left[shard] = self.shards.pop(shard), until_s
+
+    def forget(self) -> None:
+        """Answer for no shard any more."""
+        self.shards.clear()
+        self._left.clear()
 
     def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
         """Answer a mover: a look-up at once, and what changes a shard when that is done.
@@ -179,7 +191,7 @@ class OwnerService:
     def _resolve(
         self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool
     ) -> ShardExtents:
-        owned = self.shards.get(ShardId(part.shard))
+        owned = self.shards.get(ShardId(part.shard)) or self._left_lately(ShardId(part.shard))
         if owned is None:
             known_owner, known_epoch = self._known(part.shard)
             return ShardExtents(
@@ -203,6 +215,13 @@ class OwnerService:
             pin=found.pin,
             is_recovering=owned.core.is_recovering,
         )
+
+    def _left_lately(self, shard: ShardId) -> OwnedShard | None:
+        owned, until_s = self._left.get(shard, (None, 0.0))
+        if owned is not None and self._clock() >= until_s:
+            del self._left[shard]
+            return None
+        return owned
 
     async def _reserve(
         self,

@@ -56,22 +56,29 @@ OPENING_WAIT_S = 0.25
 """How long a put waits for a segment that is being opened: a write of one page. Blocks that go to other
 drives wait with it, so a drive that hangs must not be waited for."""
 
+_LOOK_FOR_STILLNESS_S = 0.01
+
 _MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
 
 _SUSPECTS_MAX = 64
 """Damaged blocks read again at once; further reports are ignored, and come again with the next read."""
 
 
-def core_of(superblock: Superblock, settings: OwnerSettings) -> ShardCore:
-    """Make the core of a shard that is to be recovered; for a large one a thing of some tens of ms."""
+def core_of(superblock: Superblock, settings: OwnerSettings, *, earlier_pins_end_s: float = 0.0) -> ShardCore:
+    """Make the core of a shard that is to be recovered; for a large one a thing of some tens of ms.
+
+    Readers may hold pins of an earlier owner until *earlier_pins_end_s*.
+    """
     return ShardCore(
         superblock,
+        earlier_pins_end_s=earlier_pins_end_s,
         settings=ShardSettings(
             blocks_max=settings.blocks_per_shard_max,
             free_segments=settings.free_segments,
             carry_share=settings.carry_share,
             pin_max_s=settings.pin_max_s,
             hold_max_s=settings.hold_s,
+            late_write_s=settings.late_write_s,
             endurance=settings.endurance,
         ),
     )
@@ -108,7 +115,11 @@ class OwnedShard:
         """How far its scrub is; None where there is none."""
 
         self.grant_due = asyncio.Event()
-        """Set while another grant is wanted: have ``grant_wanted`` recorded, and say so with ``granted``."""
+        """Set while another grant is wanted: have ``grant_wanted`` recorded, and say so with ``granted``. Set
+        for good when the shard is closed."""
+
+        self._asked_at = 0
+        self._is_stilling = False
 
         self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
@@ -195,6 +206,14 @@ class OwnedShard:
         self.wake()
         self._ask_for_grant()
 
+    async def stilled(self, *, within_s: float) -> bool:
+        """Hand out no more space, and wait until what was handed out has ended; say whether it has."""
+        self._is_stilling = True
+        until_s = self._clock() + within_s
+        while len(self.core.reservations) and self._clock() < until_s and not self.is_closed:
+            await self.closed_within(_LOOK_FOR_STILLNESS_S)
+        return not len(self.core.reservations)
+
     async def reserve(
         self,
         keys: NDArray[np.uint8],
@@ -212,6 +231,8 @@ class OwnedShard:
         if self.core.is_recovering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._begun.wait(), min(until_s - self._clock(), RECOVERY_WAIT_S))
+        if self._is_stilling:
+            return Reservations.none(self.core.index.find(keys) >= 0, Reason.NO_OWNER)
         if self._drive.refuses_writes:
             return Reservations.none(self.core.index.find(keys) >= 0, Reason.DRIVE_SUSPECT)
         if depths is None:
@@ -229,7 +250,7 @@ class OwnedShard:
         self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
     ) -> Reservations:
         """Hand out space for copies of blocks that are carried forward, as far as there is any."""
-        if self._drive.refuses_writes:
+        if self._drive.refuses_writes or self._is_stilling:
             return Reservations.none(np.zeros(len(keys), np.bool_), Reason.DRIVE_SUSPECT)
 
         def reserve(rows: NDArray[np.intp]) -> Reservations:
@@ -316,6 +337,8 @@ class OwnedShard:
             self._commits_due.set()
             if not self.core.may_get_commits:
                 self._writer.has_all_commits.set()
+        if self.core.ring.generations_made != self._asked_at:  # in a small ring the next is needed at once
+            self._ask_for_grant()
 
     def answer(self, done: CommitsDone) -> None:
         """Tell who waits how commits ended."""
@@ -323,6 +346,8 @@ class OwnedShard:
         self._say_written()
 
     def _ask_for_grant(self) -> None:
+        """Look whether more is wanted: whenever a segment was opened, and now and then."""
+        self._asked_at = self.core.ring.generations_made
         if self.grant_wanted() is not None:
             self.grant_due.set()
 
@@ -332,6 +357,7 @@ class OwnedShard:
         What has not goes on, and its memory stays mapped. Where writing has crashed, nobody knows.
         """
         self._closed.set()
+        self.grant_due.set()
         self._commits_due.set()
         self._writer.has_all_commits.set()
         self._carry_due.set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.ids import ShardId
-from ostraca_fabric.placement import preferred_agent
+from ostraca_fabric.placement import ranked_agents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Retire:
 
 def keeper(fabric_map: FabricMap) -> AgentId | None:
     """Return the agent that is to decide: all agents agree. None when there is none."""
-    return preferred_agent(_WORD, sorted(fabric_map.agents)) if fabric_map.agents else None
+    return ranked_agents(_WORD, sorted(fabric_map.agents))[0] if fabric_map.agents else None
 
 
 def over_since(

@@ -6,34 +6,45 @@ import asyncio
 import contextlib
 import logging
 import math
-from contextlib import aclosing
 from typing import TYPE_CHECKING, assert_never
 
-from ostraca_dpu_agent.owner.scrub import begin_scrub
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
-from ostraca_dpu_agent.steward.plan import Attach, Observed, Serve, Stop, plan
-from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
+from ostraca_dpu_agent.steward.plan import (
+    PATIENCE_S,
+    Attach,
+    HandOver,
+    Join,
+    Observed,
+    Reclaim,
+    Serve,
+    Stop,
+    plan,
+)
+from ostraca_dpu_agent.steward.recover import read_superblock
+from ostraca_dpu_agent.steward.serving import Serving
+from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ostraca_dpu_agent.owner.service import OwnerService
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.steward.plan import Step
     from ostraca_fabric.adapters.guarded_drive import GuardedDrive
     from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, FabricMap, ShardRecord
-    from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import DriveId, ShardId
-    from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.ports.membership import Claimed, Membership
 
 log = logging.getLogger(__name__)
 
 _RECOVERED_WITHIN_S = 0.25
 """How long a turn waits for recoveries that are under way."""
+
+_LOOK_FOR_SUCCESSORS_S = 0.05
 
 
 class Steward:
@@ -64,27 +75,40 @@ class Steward:
         """The placement epoch in which a shard could not be opened, and when to try again in it."""
 
         self._tasks = Tasks(f"steward of {agent.id}")
+        self._loops = Tasks(f"standing of {agent.id}")
+        self._serving: dict[ShardId, Serving] = {}
         self._recoveries: dict[ShardId, asyncio.Task[None]] = {}
         self._recovering = asyncio.Lock()
+        self._epoch_least: dict[ShardId, OwnerEpoch] = {}
+        """Above every epoch under which this process has handed out space: what is under way under an earlier
+        one must be waited for like anybody's."""
+
+        self._unowned_since_s: dict[ShardId, float] = {}
+        self._handing_over: set[ShardId] = set()
+        self._is_leaving = False
+        self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
-        self.membership_trouble = ""
-        """What the membership store failed with in the last turn that asked it."""
+
+    @property
+    def membership_trouble(self) -> str:
+        """What is wrong with the membership store; empty when nothing is."""
+        return self.standing.trouble
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
+        self._loops.spawn(self.standing.run())
         changes = self._membership.changes()
         change = asyncio.ensure_future(anext(changes))
         try:
             while True:
-                await asyncio.wait([change], timeout=self._settings.turn_s)
+                await asyncio.wait([change], timeout=self._until_next_turn_s())
                 if change.done():
+                    self._fence_lost(change.result())
                     on_map(change.result())
                     change = asyncio.ensure_future(anext(changes))
                 try:
                     await self.turn()
-                    self.membership_trouble = ""
                 except OstracaError as error:
-                    self.membership_trouble = str(error) if isinstance(error, MembershipError) else ""
                     log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
         finally:
             change.cancel()
@@ -105,24 +129,45 @@ class Steward:
 
     def observe(self) -> Observed:
         """Return what this agent sees now."""
-        fabric_map = self._membership.map
+        fabric_map, now_s = self._membership.map, self._clock()
         placement = fabric_map.placement_epoch
         self._failed = {
             shard: (epoch, again_at_s)
             for shard, (epoch, again_at_s) in self._failed.items()
-            if epoch == placement and self._clock() < again_at_s
+            if epoch == placement and now_s < again_at_s
         }
+        unowned = [shard.id for shard in fabric_map.shards() if fabric_map.owner(shard.id) is None]
+        self._unowned_since_s = {shard: self._unowned_since_s.get(shard, now_s) for shard in unowned}
         return Observed(
             map=fabric_map,
             agent=self._agent.id,
             start=self._agent.start,
             attached=frozenset(self._drives),
-            served=frozenset(self._owner.shards),
+            served=frozenset(self._serving) - self._handing_over,
             failed=frozenset(self._failed),
+            leaving=frozenset(self._handing_over),
+            is_leaving=self._is_leaving,
             broken=frozenset(
                 drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
             ),
+            unowned_s={shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
+            is_busy=bool(self._recoveries or self._handing_over),
         )
+
+    async def hand_over_all(self) -> None:
+        """Leave every shard to the other agents, without a gap for who reads: each is answered for until its
+        next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
+        """
+        self._is_leaving = True
+        shards = list(self._serving)
+        await asyncio.gather(*(self._hand_over(shard) for shard in shards))
+        until_s = self._clock() + self._settings.drain_s
+        while self._clock() < until_s:
+            fabric_map = self._membership.map
+            others = set(fabric_map.agents) - {self._agent.id}
+            if not others or all(fabric_map.owner(shard) in others for shard in shards):
+                return
+            await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
 
     async def close(self) -> bool:
         """Write what is committed, then give every claim back. The drives stay open.
@@ -130,33 +175,76 @@ class Steward:
         Says whether every I/O has ended within ``drain_s``. The claim of a shard whose writes have not is not
         given back here: another owner must not think that they have.
         """
-        closing = {shard: self._stop(shard) for shard in list(self._owner.shards)}
-        ends = await asyncio.gather(*closing.values())
-        for shard, has_ended in zip(closing, ends, strict=True):
-            if has_ended:
-                await self._membership.release(shard, self._agent.id, self._agent.start)
-        return all(ends)
+        await self._tasks.finish(within_s=self._settings.drain_s)
+        ends = await asyncio.gather(*(self._hand_over(shard) for shard in list(self._serving)))
+        await self._loops.stop()
+        self._owner.forget()
+        return all(ends) and not self._tasks
+
+    def _until_next_turn_s(self) -> float:
+        """Look sooner while it may soon be our turn to claim what nobody owns."""
+        waits_s = self._settings.turn_s
+        return min(waits_s, PATIENCE_S / 2) if self._unowned_since_s else waits_s
+
+    def _fence_lost(self, fabric_map: FabricMap) -> None:
+        """Write nothing any more to shards that somebody else owns now."""
+        for shard, serving in self._serving.items():
+            claim = fabric_map.claims.get(shard)
+            if claim is not None and claim.epoch > serving.claim.epoch:
+                serving.owned.fence()
 
     async def _stop(self, shard: ShardId) -> bool:
         """Answer for a shard no more, and let it end."""
-        recovering = self._recoveries.get(shard)
-        has_ended = await self._owner.shards.pop(shard).close(within_s=self._settings.drain_s)
-        if recovering is not None:  # it ends after what it reads just now
-            await asyncio.wait([recovering], timeout=self._settings.drain_s)
-            has_ended = has_ended and recovering.done()
+        self.standing.given_up(shard)
+        serving = self._serving.pop(shard)
+        self._owner.shards.pop(shard, None)
+        serving.owned.fence()
+        has_ended = await self._ended(serving, serving.owned.close(within_s=self._settings.drain_s))
         if not has_ended:
             log.warning("%s stops shard %s with I/O under way that does not end", self._agent.id, shard)
         return has_ended
 
+    async def _hand_over(self, shard: ShardId) -> bool:
+        """Let what is under way end, and give the claim back; look-ups are answered for a while longer."""
+        serving = self._serving[shard]
+        self._handing_over.add(shard)
+        try:
+            has_ended = await self._ended(serving, serving.close(within_s=self._settings.drain_s))
+            self.standing.given_up(shard)
+            if has_ended:
+                await self._released(shard)
+        finally:
+            self._serving.pop(shard, None)
+            self._handing_over.discard(shard)
+        if self._owner.shards.get(shard) is serving.owned:
+            self._owner.leave(shard, until_s=self._clock() + self._settings.drain_s)
+        return has_ended
+
+    async def _ended(self, serving: Serving, closing: Awaitable[bool]) -> bool:
+        """Wait until a shard is closed, and its recovery has ended; say whether all I/O has."""
+        recovering = self._recoveries.get(serving.owned.record.id)
+        has_ended = await closing
+        if recovering is not None:  # it ends after what it reads just now
+            await asyncio.wait([recovering], timeout=self._settings.drain_s)
+            has_ended = has_ended and recovering.done()
+        return has_ended
+
     async def _apply(self, step: Step) -> None:
         match step:
+            case Join():
+                self.standing.joining()
+                await self._membership.join(self._agent)
             case Attach(drive):
                 self._attach(drive)
             case Serve(shard):
                 await self._serve(shard)
+            case Reclaim(shard_id):
+                await self._reclaim(shard_id)
             case Stop(shard_id, gives_back=gives_back):
                 if await self._stop(shard_id) and gives_back:
-                    await self._membership.release(shard_id, self._agent.id, self._agent.start)
+                    await self._released(shard_id)
+            case HandOver(shard_id):
+                self._tasks.spawn(self._hand_over(shard_id))
             case _:
                 assert_never(step)
 
@@ -176,11 +264,14 @@ class Steward:
         except OstracaError as error:
             self._fail(record, error)
             return
-        # Claimed before the summaries are read, so that no other owner lists anything more meanwhile.
-        epoch = await self._claim(record, OwnerEpoch(1))
-        if epoch is None:
+        asked_s = self._clock()
+        claimed = await self._claimed(record.id, self._epoch_least.get(record.id, OwnerEpoch(1)))
+        if claimed is None:
             return
-        core = await asyncio.to_thread(core_of, superblock, self._settings.owner)
+        pins_end_s = self._clock() + self._settings.owner.pin_max_s if claimed.epoch > 1 else 0.0
+        core = await asyncio.to_thread(
+            core_of, superblock, self._settings.owner, earlier_pins_end_s=pins_end_s
+        )
         owned = OwnedShard(
             record,
             drive,
@@ -191,65 +282,104 @@ class Steward:
             on_damage=drive.note_damage,
         )
         self._owner.shards[record.id] = owned
-        recovering = self._tasks.spawn(self._recover(owned, drive, superblock, epoch))
+        self._serving[record.id] = serving = Serving(
+            owned,
+            drive,
+            superblock,
+            claimed,
+            agent=(self._agent.id, self._agent.start),
+            claimed_s=asked_s,
+            settings=self._settings.owner,
+            membership=self._membership,
+            clock=self._clock,
+        )
+        recovering = self._tasks.spawn(self._recover(serving))
         self._recoveries[record.id] = recovering
         recovering.add_done_callback(lambda _: self._recoveries.pop(record.id, None))
 
-    async def _recover(
-        self, owned: OwnedShard, drive: GuardedDrive, superblock: Superblock, epoch: OwnerEpoch
-    ) -> None:
+    async def _recover(self, serving: Serving) -> None:
         """Read what a shard holds, one shard at a time: memory and the drives' work are bounded."""
-        record, claimed = owned.record, epoch
+        shard, is_good = serving.owned.record.id, False
         try:
-            async with self._recovering, aclosing(read_summaries(drive, record, superblock)) as parts:
-                async for part in parts:
-                    for some in in_slices(part):
-                        if owned.is_closed:
-                            return
-                        owned.core.take_in(some)
-                        await asyncio.sleep(0)
-            if epoch <= owned.core.highest_epoch:  # the store began anew: it never knew of that one
-                await self._membership.release(record.id, self._agent.id, self._agent.start)
-                claimed = await self._claim(record, OwnerEpoch(owned.core.highest_epoch + 1)) or OwnerEpoch(0)
+            async with self._recovering:
+                is_wanted = await serving.recover()
+            if not is_wanted:
+                return
+            is_good = await self._is_newest(serving)
         except MembershipError as error:
-            log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, record.id, error)
-            claimed = OwnerEpoch(0)
+            log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
         except OstracaError as error:
-            self._fail(record, error)
-            claimed = OwnerEpoch(0)
+            self._fail(serving.owned.record, error)
             with contextlib.suppress(MembershipError):
-                await self._membership.release(record.id, self._agent.id, self._agent.start)
-        if owned.is_closed:
+                await self._membership.release(shard, self._agent.id, self._agent.start)
+        if serving.owned.is_closed:
             return
-        if not claimed:
-            del self._owner.shards[record.id]
-            await owned.close(within_s=self._settings.drain_s)
-            return
-        owned.begin(claimed)
-        owned.own_alone()
-        begin_scrub(owned, drive, superblock, self._settings.owner.scrub, self._clock)
+        if is_good:
+            self._begin(serving)
+        else:
+            del self._owner.shards[shard], self._serving[shard]
+            await serving.owned.close(within_s=self._settings.drain_s)
+
+    async def _is_newest(self, serving: Serving) -> bool:
+        """See to it that the claim's epoch is above all that have written there; say whether it is.
+
+        A store that began anew never knew of them.
+        """
+        core, shard = serving.owned.core, serving.owned.record.id
+        if serving.claim.epoch > core.highest_epoch:
+            return True
+        await self._membership.release(shard, self._agent.id, self._agent.start)
+        asked_s = self._clock()
+        claimed = await self._claimed(shard, OwnerEpoch(core.highest_epoch + 1))
+        if claimed is not None:
+            serving.claimed_anew(claimed, asked_s)
+        return claimed is not None
+
+    def _begin(self, serving: Serving) -> None:
+        """Hand out space of a shard that is recovered."""
+        owned, epoch = serving.owned, serving.claim.epoch
+        shard = owned.record.id
+        self._epoch_least[shard] = OwnerEpoch(epoch + 1)
+        serving.begin(owned.spawn)
+        claim = self._membership.map.claims.get(shard)
+        if claim == serving.claim:
+            self.standing.claimed(owned, asked_s=serving.claimed_s)
         counts = owned.core.counts()
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found",
-            self._agent.id,
-            record.id,
-            claimed,
-            counts.blocks,
+            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, shard, epoch, counts.blocks
         )
         if counts.blocks_beyond_limit:
             log.warning(
                 "shard %s holds %d blocks more, the oldest, than its index may list: they are misses, and go "
                 "first. Raise owner.blocks_per_shard_max, %d now, to keep as many",
-                record.id,
+                shard,
                 counts.blocks_beyond_limit,
                 self._settings.owner.blocks_per_shard_max,
             )
 
-    async def _claim(self, record: ShardRecord, epoch_at_least: OwnerEpoch) -> OwnerEpoch | None:
-        claimed = await self._membership.claim(
-            record.id, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
+    async def _reclaim(self, shard: ShardId) -> None:
+        """Claim again what is served here, under the same epoch; where somebody came between, begin anew."""
+        serving = self._serving[shard]
+        if shard in self._recoveries:  # it has handed nothing out: whatever epoch it gets will do
+            await self._stop(shard)
+            return
+        asked_s = self._clock()
+        claimed = await self._claimed(shard, serving.claim.epoch)
+        if claimed is not None and claimed.epoch == serving.claim.epoch:
+            self.standing.claimed(serving.owned, asked_s=asked_s)
+        elif claimed is not None:
+            await self._stop(shard)
+
+    async def _claimed(self, shard: ShardId, epoch_at_least: OwnerEpoch) -> Claimed | None:
+        return await self._membership.claim(
+            shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
         )
-        return None if claimed is None else claimed.epoch
+
+    async def _released(self, shard: ShardId) -> None:
+        try:
+            await self._membership.release(shard, self._agent.id, self._agent.start)
+        except MembershipError as error:
+            log.warning("%s can't give shard %s back, its lease will: %s", self._agent.id, shard, error)
 
     def _fail(self, record: ShardRecord, error: OstracaError) -> None:
         """Leave a shard alone until the map changes; or only for a while, or until its drive answers again,

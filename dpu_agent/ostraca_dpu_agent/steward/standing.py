@@ -1,0 +1,97 @@
+"""Whether this agent's claims stand: asked of the store again and again, for all of them at once.
+
+All claims of an agent live and end with one lease, and nobody but the agent gives one back; so while the
+store itself says that the agent's record stands, every claim made under it does. What was claimed before the
+lease ran out and the agent joined again is not covered: it must be claimed again first.
+
+The store's silence changes nothing here: the fence of every shard passes by itself, ``grant_s`` after the
+last good answer was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import MembershipError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_fabric.fabric_map import AgentRecord
+    from ostraca_fabric.ids import ShardId
+    from ostraca_fabric.ports.membership import Membership
+
+log = logging.getLogger(__name__)
+
+_ASKED_PER_GRANT = 3
+"""So two answers in a row may be lost before writing stops."""
+
+
+class Standing:
+    """Puts off the fences of the shards whose claims stand."""
+
+    def __init__(
+        self, agent: AgentRecord, membership: Membership, *, grant_s: float, clock: Callable[[], float]
+    ) -> None:
+        """Know of no claim."""
+        self._agent = agent
+        self._membership = membership
+        self._grant_s = grant_s
+        self._clock = clock
+        self._claimed: dict[ShardId, OwnedShard] = {}
+        self._silent_since_s: float | None = None
+        self.trouble = ""
+        """What the store failed with when it was asked last; empty while it answers."""
+
+    @property
+    def silent_s(self) -> float:
+        """How long the store has not answered; 0 while it does."""
+        return 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
+
+    def claimed(self, owned: OwnedShard, *, asked_s: float) -> None:
+        """Count on a claim that was asked for then, and stands."""
+        self._claimed[owned.record.id] = owned
+        owned.confirm(asked_s + self._grant_s)
+
+    def given_up(self, shard: ShardId) -> None:
+        """Count on this claim no more."""
+        self._claimed.pop(shard, None)
+
+    def joining(self) -> None:
+        """Count on no claim made so far: the lease ran out. To be called before joining again."""
+        self._claimed.clear()
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        every_s = self._grant_s / _ASKED_PER_GRANT
+        while True:
+            begun_s = self._clock()
+            await self._ask()
+            await asyncio.sleep(max(0.0, begun_s + every_s - self._clock()))
+
+    async def _ask(self) -> None:
+        asked_s = self._clock()
+        try:
+            async with asyncio.timeout(self._grant_s):
+                stands = await self._membership.confirm(self._agent.id, self._agent.start)
+        except (MembershipError, TimeoutError) as error:
+            self.trouble = str(error) or f"no answer within {self._grant_s:.1f} s"
+            if self._silent_since_s is None:
+                self._silent_since_s = asked_s
+                log.warning(
+                    "%s hears nothing from the membership store: gets go on, and puts for %.1f s more (%s)",
+                    self._agent.id,
+                    self._grant_s,
+                    self.trouble,
+                )
+            return
+        self.trouble = ""
+        if self._silent_since_s is not None:
+            log.info("%s hears from the membership store again, after %.1f s", self._agent.id, self.silent_s)
+            self._silent_since_s = None
+        if stands:
+            for owned in self._claimed.values():
+                owned.confirm(asked_s + self._grant_s)

@@ -1,0 +1,215 @@
+"""A shard passes from one agent to another: the first is cut off from the store, dies, or ends in order."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.agent.assembly import (
+    SETTINGS,
+    SHARD,
+    Assembly,
+    another_agent,
+    assembled,
+    committed,
+    found,
+    get_states,
+    put_states,
+    reserved,
+    stop,
+    until,
+)
+from tests.agent.owned_shard import keys_of
+
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.ids import AgentId, ShardId
+from ostraca_fabric.outcome import BlockState, PutState, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ostraca_dpu_agent.agent import Agent
+    from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_fabric.adapters.memory_store import MemoryStore
+    from ostraca_fabric.fabric_map import FabricMap, Grant
+    from ostraca_fabric.ids import StartId
+    from ostraca_fabric.volume import VolumeRecord
+
+FIRST, SECOND, THE_SHARD = AgentId("agent-0"), AgentId("agent-1"), ShardId(SHARD)
+QUICK = replace(
+    SETTINGS,
+    turn_s=0.02,
+    owner=replace(
+        SETTINGS.owner, grant_s=0.5, hold_s=0.5, late_write_s=0.6, adopt_every_s=0.05, pin_max_s=0.3
+    ),
+)
+
+
+class CutOff(MemoryMembership):
+    """A store that one agent can be cut off from: it keeps the last map, and is told nothing."""
+
+    def __init__(self, of: MemoryMembership) -> None:
+        self.store = of.store
+        self._of = of
+        self._last: FabricMap | None = None
+
+    def cut(self) -> None:
+        self._last = self.store.map
+
+    @property
+    def map(self) -> FabricMap:
+        return self._last or self.store.map
+
+    async def changes(self) -> AsyncIterator[FabricMap]:
+        async for newer in self._of.changes():
+            if self._last is None:
+                yield newer
+
+    async def confirm(self, agent: AgentId, start: StartId) -> bool:
+        if self._last is not None:
+            raise MembershipError("cut off")
+        return await self._of.confirm(agent, start)
+
+    def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
+        return self._of.volume_changes()
+
+    def _say_changed(self) -> None:
+        self._of._say_changed()
+
+
+@dataclass
+class Pair:
+    """Two agents; the first owns the shard, and can be cut off."""
+
+    fabric: Assembly
+    cut_off: CutOff
+    second: Agent
+
+    @property
+    def store(self) -> MemoryStore:
+        return self.fabric.membership.store
+
+    @property
+    def first_shard(self) -> OwnedShard:
+        return self.fabric.shard
+
+    @property
+    def second_shard(self) -> OwnedShard:
+        return self.second._owner.shards[THE_SHARD]
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        return self.store._grants[THE_SHARD].unretired
+
+    def seen_from_the_second(self) -> Assembly:
+        """The fabric as the second agent's workers see it."""
+        return replace(self.fabric, agent=self.second)
+
+    async def taken_over(self) -> None:
+        """Wait until the second agent hands out space."""
+
+        def has_space() -> bool:
+            shards = self.second._owner.shards
+            return THE_SHARD in shards and shards[THE_SHARD].core.ring.ready is not None
+
+        await until(has_space)
+
+    def lease_runs_out(self) -> None:
+        """Let the store forget the first agent, which can't hear of it."""
+        self.cut_off.cut()
+        self.store.leave(FIRST, self.fabric.agent.start_id)
+        self.fabric.membership._say_changed()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as both:
+        cut_off: list[CutOff] = []
+
+        def behind(membership: MemoryMembership) -> MemoryMembership:
+            cut_off.append(CutOff(membership))
+            return cut_off[0]
+
+        fabric = await both.enter_async_context(assembled(QUICK, segments=12, behind=behind))
+        second = another_agent(1, QUICK, (), fabric.membership, fabric.owners, (fabric.drive,))
+        await second.join()
+        await second.start()
+        assert fabric.membership.map.owner(THE_SHARD) == FIRST
+        yield Pair(fabric, cut_off[0], second)
+        assert await stop(second)
+        second.unmap()
+
+
+async def test_an_owner_that_is_cut_off_is_succeeded_and_nothing_committed_is_lost() -> None:
+    async with pair() as agents:
+        worker = agents.fabric.worker()
+        assert set(put_states(await agents.fabric.put(worker, range(20)))) == {PutState.COMMITTED}
+        before = agents.grants[-1]
+        agents.lease_runs_out()
+        await agents.taken_over()
+        other = agents.seen_from_the_second()
+        assert agents.second_shard.epoch > agents.first_shard.epoch
+        assert set(get_states(await other.get(other.worker(), range(20)))) == {BlockState.HIT}
+        mine, theirs = agents.grants[-1], agents.grants[0]
+        assert theirs == before
+        assert set(mine.segments).isdisjoint(theirs.segments)
+        assert set(put_states(await other.put(other.worker(), [30, 1]))) == {
+            PutState.COMMITTED,
+            PutState.EXISTS,
+        }
+
+
+async def test_what_the_one_before_still_lists_is_adopted_until_its_fence_has_passed() -> None:
+    async with pair() as agents:
+        first = agents.first_shard
+        early = await reserved(first, [1, 2])
+        assert await committed(first, early, [1, 2]) == [PutState.COMMITTED] * 2
+        made = await reserved(first, [40, 41])
+        agents.lease_runs_out()
+        await agents.taken_over()
+        other = agents.seen_from_the_second()
+        assert found(other, [1, 40]) == [True, False]
+        second = agents.second_shard
+        assert await committed(second, await reserved(second, [41]), [41]) == [PutState.COMMITTED]
+        (ours,) = agents.second_shard.core.index.find(keys_of([41])).tolist()
+        assert await committed(first, made, [40, 41]) == [PutState.COMMITTED] * 2
+        await until(lambda: found(other, [40]) == [True])
+        assert agents.second_shard.core.index.find(keys_of([41])).tolist() == [ours]  # its own entry wins
+        await until(lambda: not first.core.grants.may_write(agents.fabric.agent._clock()))
+        declined = await agents.fabric.put(agents.fabric.worker(), [50])
+        assert put_states(declined) == [PutState.DECLINED]
+        assert set(declined.reasons) <= {Reason.FENCED, Reason.NO_OWNER}
+
+
+async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> None:
+    async with pair() as agents:
+        await agents.fabric.put(agents.fabric.worker(), [1, 2, 3])
+        clock, withheld = agents.fabric.agent._clock, set(agents.grants[-1].segments)
+        agents.lease_runs_out()
+        begun_s = clock()
+        await agents.taken_over()
+        assert agents.second_shard.withheld == withheld
+        await until(lambda: len(agents.grants) == 1)
+        owner = QUICK.owner
+        assert clock() - begun_s >= owner.grant_s + owner.hold_s + owner.late_write_s
+        assert agents.grants[0].agent == SECOND
+        assert agents.second_shard.withheld == frozenset()
+        other = agents.seen_from_the_second()
+        assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
+        agents.second_shard.core.check()
+
+
+async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
+    async with pair() as agents:
+        other = agents.seen_from_the_second()
+        await agents.fabric.put(agents.fabric.worker(), range(8))
+        first = agents.first_shard
+        await agents.fabric.agent.hand_over()
+        await agents.taken_over()
+        closed = agents.grants[0]
+        assert (closed.agent, closed.is_closed) == (FIRST, True)
+        assert first.is_closed
+        got = await other.get(other.worker(), range(8))
+        assert get_states(got) == [BlockState.HIT] * 8
