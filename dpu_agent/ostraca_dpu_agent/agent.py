@@ -15,6 +15,7 @@ import msgspec
 
 from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
@@ -97,13 +98,14 @@ class Agent:
         self._staging = Staging(settings.memory)
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = Routes(membership.map)
+        self._handed_over = HandedOver(clock, lasts_s=settings.drain_s)
         self._mover = Mover(
             agent,
             settings,
             staging=self._staging,
             drives=self._drives,
             owners=owners,
-            routes=lambda: self._routes,
+            routes=self._newest_routes,
             clock=clock,
             events=self._events,
         )
@@ -278,8 +280,16 @@ class Agent:
 
     def _on_map(self, fabric_map: FabricMap) -> None:
         self._owner.placed(fabric_map.placement_epoch)
-        if fabric_map.revision != self._routes.map.revision:
-            self._routes = Routes(fabric_map, self._routes)
+        before = self._routes
+        if fabric_map.revision != before.map.revision:
+            self._handed_over.on_map(before.map, fabric_map)
+            self._routes = Routes(fabric_map, before, self._handed_over.owners)
+
+    def _newest_routes(self) -> Routes:
+        before = self._routes
+        if before.handed_over and before.handed_over != self._handed_over.owners:
+            self._routes = Routes(before.map, before, self._handed_over.owners)
+        return self._routes
 
 
 def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None, now_s: float) -> ShardStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from tests.agent.assembly import (
     Assembly,
     another_agent,
     assembled,
+    chain_of,
     committed,
     found,
     get_states,
@@ -26,6 +28,7 @@ from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import AgentId, ShardId
 from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.wire.messages import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -203,13 +206,30 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
 
 async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
     async with pair() as agents:
-        other = agents.seen_from_the_second()
+        other, drive = agents.seen_from_the_second(), agents.fabric.drive
         await agents.fabric.put(agents.fabric.worker(), range(8))
         first = agents.first_shard
-        await agents.fabric.agent.hand_over()
+        seen = []
+
+        async def look() -> None:
+            done = await other.mover.lookup(
+                other.worker(), other.volume, Lookup(1, 0, 1.0, chain_of(range(8)))
+            )
+            seen.append([BlockState(state) for state in done.states])
+
+        drive.holds_reads = True  # nobody can read what is on the drive, not even its superblock
+        leaving = asyncio.create_task(agents.fabric.agent.hand_over())
+        await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) is None)
+        assert first.is_closed
+        await look()
+        drive.let_go()
+        await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) == SECOND)
+        await look()
         await agents.taken_over()
+        await look()
+        await leaving
+        assert seen == [[BlockState.HIT] * 8] * 3
         closed = agents.grants[0]
         assert (closed.agent, closed.is_closed) == (FIRST, True)
-        assert first.is_closed
         got = await other.get(other.worker(), range(8))
         assert get_states(got) == [BlockState.HIT] * 8

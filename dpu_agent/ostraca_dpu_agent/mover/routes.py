@@ -10,6 +10,7 @@ the map names are *live*, and look-ups ask them as well.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,15 +103,25 @@ class Made:
 class Routes:
     """Where blocks are, under one fabric map."""
 
-    def __init__(self, fabric_map: FabricMap, before: Routes | None = None) -> None:
-        """Route by this map, and go on with what was made for the one *before*."""
+    def __init__(
+        self,
+        fabric_map: FabricMap,
+        before: Routes | None = None,
+        handed_over: Mapping[ShardId, AgentId] | None = None,
+    ) -> None:
+        """Route by this map, and go on with what was made for the one *before*.
+
+        Agents that have *handed_over* shards lately are asked for what is there, after the owner; where there
+        is none, in its place.
+        """
         self.map = fabric_map
+        self.handed_over = handed_over or {}
         self.made: Made = Made(fabric_map, None if before is None else before.made)
 
     @property
     def has_earlier(self) -> bool:
-        """Whether blocks may lie where an earlier placement epoch placed them."""
-        return len(self.made.records) > 1
+        """Whether others may know of blocks beside the owners that the current placement epoch names."""
+        return len(self.made.records) > 1 or bool(self.handed_over)
 
     def by_owner(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
         """Group the blocks of a request by owner and shard, as the current placement epoch places them.
@@ -135,6 +146,8 @@ class Routes:
         for age in range(1, len(chosen)):
             is_new = np.logical_and.reduce([chosen[age] != newer for newer in chosen[:age]])
             self._group(np.where(is_new, chosen[age], NOWHERE), age, parts)
+        if self.handed_over:
+            self._ask_those_before(parts, age=len(chosen))
         return parts, unowned
 
     def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
@@ -161,12 +174,21 @@ class Routes:
         for number in distinct(chosen[chosen >= 0]).tolist():
             shard = self.made.shards[number].id
             positions = np.flatnonzero(chosen == number)
-            owner = self.map.owner(shard)
+            owner = self.map.owner(shard) or self.handed_over.get(shard)
             if owner is None:
                 unowned.append(positions)
             else:
                 parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))
         return np.concatenate(unowned)
+
+    def _ask_those_before(self, parts: PartsByOwner, age: int) -> None:
+        """Ask for each shard that has changed hands lately the agent that had it, too."""
+        for asked in list(itertools.chain.from_iterable(parts.values())):
+            agent = self.handed_over.get(asked.shard)
+            if agent is not None and self.map.owner(asked.shard) is not None:
+                parts.setdefault(agent, []).append(
+                    ShardPart(asked.shard, asked.positions, age + asked.age, asked.epoch)
+                )
 
 
 def narrowed(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:

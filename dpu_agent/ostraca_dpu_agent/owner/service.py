@@ -103,11 +103,20 @@ class OwnerService:
         for owned in self.shards.values():
             owned.passing.began(epoch)
 
-    def leave(self, shard: ShardId, *, until_s: float) -> None:
-        """Own a shard no more, but answer look-ups from what is known of it until then: its next owner has
-        to read first.
+    def leave(self, shard: ShardId) -> None:
+        """Own a shard no more, but answer look-ups from what is known of it until ``succeeded``, and a while
+        longer: its next owner has to read first.
         """
-        self._left[shard] = self.shards.pop(shard), until_s
+        self._left[shard] = self.shards.pop(shard), math.inf
+
+    @property
+    def left(self) -> frozenset[ShardId]:
+        """The shards that were left and that nobody has succeeded to yet."""
+        return frozenset(shard for shard, (_, until_s) in self._left.items() if until_s == math.inf)
+
+    def succeeded(self, shard: ShardId, *, until_s: float) -> None:
+        """Answer for a shard that was left until then: somebody else owns it."""
+        self._left[shard] = self._left[shard][0], until_s
 
     def forget(self) -> None:
         """Answer for no shard any more."""

@@ -103,7 +103,7 @@ class Steward:
             while True:
                 await asyncio.wait([change], timeout=self._until_next_turn_s())
                 if change.done():
-                    self._fence_lost(change.result())
+                    self._see_owners(change.result())
                     on_map(change.result())
                     change = asyncio.ensure_future(anext(changes))
                 try:
@@ -186,8 +186,13 @@ class Steward:
         waits_s = self._settings.turn_s
         return min(waits_s, PATIENCE_S / 2) if self._unowned_since_s else waits_s
 
-    def _fence_lost(self, fabric_map: FabricMap) -> None:
-        """Write nothing any more to shards that somebody else owns now."""
+    def _see_owners(self, fabric_map: FabricMap) -> None:
+        """Write nothing any more to shards that somebody else owns now, and answer for those that were left
+        no longer than their next owners take to read them.
+        """
+        for shard in self._owner.left:
+            if fabric_map.owner(shard) is not None:
+                self._owner.succeeded(shard, until_s=self._clock() + self._settings.drain_s)
         for shard, serving in self._serving.items():
             claim = fabric_map.claims.get(shard)
             if claim is not None and claim.epoch > serving.claim.epoch:
@@ -217,7 +222,7 @@ class Steward:
             self._serving.pop(shard, None)
             self._handing_over.discard(shard)
         if self._owner.shards.get(shard) is serving.owned:
-            self._owner.leave(shard, until_s=self._clock() + self._settings.drain_s)
+            self._owner.leave(shard)
         return has_ended
 
     async def _ended(self, serving: Serving, closing: Awaitable[bool]) -> bool:
