@@ -18,6 +18,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     ├── DriveError               a drive did not do what it was asked
     ├── FormatError              what lies on flash isn't ours to use
     └── MembershipError          the membership store can't be reached or refused
+        ├── StoreAwayError       the membership store did not answer in time
         ├── PlacementBusyError   too many placement epochs are still asked
         └── LeaseEndedError      the agent is no longer in the fabric
 """
@@ -111,6 +112,12 @@ class FormatError(OstracaError):
 
 class MembershipError(OstracaError):
     """The membership store can't be reached, or refused a change."""
+
+
+class StoreAwayError(MembershipError):
+    """The membership store did not answer in time; asked again later, it may. What it was asked to change may
+    have been changed.
+    """
 
 
 class PlacementBusyError(MembershipError):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.chain import Span
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.ids import TenantId
+from ostraca_fabric.ids import FabricId, TenantId
 from ostraca_fabric.rows import blake2b_rows
 
 FABRIC_KEY_BYTES = 32
@@ -40,6 +40,11 @@ def volume_secret(fabric_key: bytes, *, tenant: TenantId, name: str, incarnation
     fields = [tenant.encode(), name.encode(), struct.pack("<Q", incarnation)]
     message = b"".join(struct.pack("<I", len(field)) + field for field in fields)
     return blake2b(message, key=fabric_key, digest_size=SECRET_BYTES, person=b"ostraca-volume").digest()
+
+
+def fabric_key_check(fabric_key: bytes, fabric: FabricId) -> str:
+    """Return what tells whether somebody else has the same key of a fabric, and nothing else of it."""
+    return blake2b(fabric, key=fabric_key, digest_size=KEY_BYTES, person=b"ostraca-check").hexdigest()
 
 
 def placement_secret(secret: bytes) -> bytes:

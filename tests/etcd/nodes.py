@@ -127,7 +127,7 @@ class Cluster:
 
     def __init__(self, folder: Path, members: int = 1, *, secured: Secured | None = None) -> None:
         """Start it in *folder*, and wait until all its members are up."""
-        ports = iter(_free_ports(3 * members))
+        ports = iter(free_ports(3 * members))
         self.nodes = [
             Node(f"n{number}", folder, next(ports), next(ports), next(ports), secured)
             for number in range(members)
@@ -187,7 +187,8 @@ class Cluster:
         self.kill()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody uses."""
     with contextlib.ExitStack() as open_ones:
         sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

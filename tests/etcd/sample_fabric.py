@@ -25,6 +25,7 @@ from ostraca_fabric.ids import (
     drive_id,
     shard_id,
 )
+from ostraca_fabric.keys import fabric_key_check
 from ostraca_fabric.layout import KvGroup, Layout
 from ostraca_fabric.volume import VolumeRecord
 
@@ -59,7 +60,7 @@ VOLUME = VolumeRecord(
 def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
     """Return every kind of key with its value, in the order that etcd lists them in."""
     made = {
-        keys.meta(): records.encode_meta(FABRIC),
+        keys.meta(): records.encode_meta(FABRIC, fabric_key_check(bytes(32), FABRIC)),
         keys.agent(HOST): records.encode_agent(AGENT),
         keys.enclosure(SHELF): records.encode_enclosure(ENCLOSURE),
         keys.placement(): records.encode_placement(EPOCH),

@@ -101,4 +101,7 @@ def test_a_layout_with_more_than_is_known_here_is_not_taken_for_another() -> Non
 
 
 def test_a_fabric_id_is_written_as_people_write_it() -> None:
-    assert json.loads(records.encode_meta(FabricId(b"\xab" * 16))) == {"version": 1, "fabric": "ab" * 16}
+    meta = records.encode_meta(FabricId(b"\xab" * 16), "c0de")
+    assert json.loads(meta) == {"version": 1, "fabric": "ab" * 16, "key_check": "c0de"}
+    assert records.decode_key_check(meta) == "c0de"
+    assert records.decode_key_check(records.encode_meta(sample.FABRIC)) == "", "it was not said"

@@ -13,14 +13,16 @@ from typing import Protocol
 
 import pytest
 from tests.contract.membership_contract import FIRST, NONE_BEFORE, SECOND, SHARD, A, B, agent, enclosure
-from tests.etcd.nodes import Cluster
+from tests.etcd.nodes import Cluster, free_ports
 
+from ostraca_fabric.adapters.etcd.found import fabric_at
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
-from ostraca_fabric.errors import MembershipError, UsageError
+from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.fabric_map import Claim, Grant
 from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId
+from ostraca_fabric.keys import fabric_key_check
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Claimed
 from ostraca_fabric.volume import VolumeRecord
@@ -99,6 +101,29 @@ async def test_another_fabric_is_refused_and_left_as_it_is(etcd: Cluster, opened
         await opened(etcd, keys=keys, begin=begin)
     again = await opened(etcd, fabric=OTHER_FABRIC, keys=keys, begin=False)
     assert again.map.fabric == OTHER_FABRIC
+
+
+async def test_an_agent_with_another_fabric_key_is_refused(etcd: Cluster) -> None:
+    keys, settings, dice = Keys("/keyed"), EtcdSettings(etcd.endpoints), random.Random(9)
+    checks = [fabric_key_check(bytes([number]) * 32, FABRIC) for number in range(2)]
+    for check, begin in ((checks[0], True), (checks[0], False), ("", False)):
+        membership = await EtcdMembership.open(
+            FABRIC, settings, dice=dice, keys=keys, begin=begin, key_check=check
+        )
+        await membership.close()
+    with pytest.raises(MembershipError, match="has another fabric key than this one: take the key file"):
+        await EtcdMembership.open(FABRIC, settings, dice=dice, keys=keys, key_check=checks[1])
+
+
+async def test_the_fabric_at_a_prefix_can_be_asked_for(etcd: Cluster, opened: Open) -> None:
+    keys, settings = Keys("/asked/for"), EtcdSettings(etcd.endpoints)
+    assert await fabric_at(keys, settings, dice=random.Random(9)) is None
+    await opened(etcd, keys=keys)
+    assert await fabric_at(keys, settings, dice=random.Random(9)) == FABRIC
+    (nobody,) = free_ports(1)
+    nowhere = EtcdSettings((f"127.0.0.1:{nobody}",), operation_timeout_s=0.5)
+    with pytest.raises(StoreAwayError, match="did not read"):
+        await fabric_at(keys, nowhere, dice=random.Random(9))
 
 
 async def test_a_fabric_of_a_newer_release_is_refused(etcd: Cluster, opened: Open) -> None:

@@ -21,7 +21,7 @@ import grpc.aio
 from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
 from ostraca_fabric.adapters.etcd.backoff import Backoff, Dice
 from ostraca_fabric.adapters.etcd.faults import Remedy, in_words, remedy
-from ostraca_fabric.errors import LeaseEndedError, MembershipError
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -196,7 +196,7 @@ class EtcdClient:
                 await self._turns.acquire()
         except TimeoutError as error:
             message = f"etcd did not {what} in time: {self.settings.inflight_max} other calls were under way"
-            raise MembershipError(message) from error
+            raise StoreAwayError(message) from error
         try:
             return await self._asked_until(until_s, ask, what)
         finally:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import grpc
 
-from ostraca_fabric.errors import LeaseEndedError, MembershipError, shown
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, shown
 
 
 class Remedy(Enum):
@@ -55,6 +55,8 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     code, words = code_of(error), words_of(error)
     if _LEASE_HAS_ENDED in words:
         return LeaseEndedError(f"etcd at {at} did not {asked}: the lease it was to be bound to has ended")
+    if remedy(error) is Remedy.ASK_ANOTHER:
+        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(words)})")
     advice = ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         advice = ": grant the user's role reading and writing of every key under the fabric's prefix"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.view import View
 from ostraca_fabric.adapters.etcd.watch import Watch
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, StoreAwayError
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -122,4 +122,4 @@ class Follower:
             async with asyncio.timeout(self._client.settings.operation_timeout_s):
                 yield
         except TimeoutError as error:
-            raise MembershipError("etcd has taken a change, and its watch does not tell of it") from error
+            raise StoreAwayError("etcd has taken a change, and its watch does not tell of it") from error

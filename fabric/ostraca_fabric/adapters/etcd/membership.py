@@ -65,6 +65,7 @@ class EtcdMembership:
         *,
         keys: Keys,
         dice: Dice,
+        key_check: str,
         lease_ttl_s: float,
         volumes_max: int,
     ) -> None:
@@ -73,7 +74,7 @@ class EtcdMembership:
         self._lease_ttl_s = lease_ttl_s
         self._volumes_max = volumes_max
         self._client = EtcdClient(settings, dice=dice)
-        self._store = EtcdStore(self._client, keys, fabric)
+        self._store = EtcdStore(self._client, keys, fabric, key_check)
         self._keeper = LeaseKeeper(settings, dice=dice)
         self._leases: dict[AgentId, tuple[StartId, Lease]] = {}
         self._follower = Follower(self._client, self._store, keys, fabric)
@@ -87,16 +88,26 @@ class EtcdMembership:
         dice: Dice,
         keys: Keys,
         begin: bool = False,
+        key_check: str = "",
         lease_ttl_s: float = LEASE_TTL_S,
         volumes_max: int = VOLUMES_MAX,
     ) -> Self:
         """Return the membership of the fabric that lies at *keys*; *begin* makes it if none does.
+        *key_check* (``keys.fabric_key_check``) refuses a fabric that was begun with another key.
 
         Agents' records live for *lease_ttl_s* after etcd last heard of them; etcd makes it no less than an
-        election takes. Raises MembershipError that says what to do: when etcd can't be reached, when there is
-        no fabric or another one, or when a newer release than this has made it.
+        election takes. Raises StoreAwayError when etcd can't be reached, and MembershipError that says what
+        to do when there is no fabric or another one, or a newer release than this has made it.
         """
-        self = cls(fabric, settings, keys=keys, dice=dice, lease_ttl_s=lease_ttl_s, volumes_max=volumes_max)
+        self = cls(
+            fabric,
+            settings,
+            keys=keys,
+            dice=dice,
+            key_check=key_check,
+            lease_ttl_s=lease_ttl_s,
+            volumes_max=volumes_max,
+        )
         try:
             if begin:
                 await self._store.begin()

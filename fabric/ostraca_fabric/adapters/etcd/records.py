@@ -46,9 +46,10 @@ VERSION = 1
 _ADVICE = "start a release of Ostraca as new as the fabric's"
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     fabric: str
+    key_check: str = ""
 
 
 class _Agent(msgspec.Struct, frozen=True):
@@ -133,14 +134,19 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 _Type = TypeVar("_Type")
 
 
-def encode_meta(fabric: FabricId) -> bytes:
-    """Say which fabric lies under a prefix."""
-    return msgspec.json.encode(_Meta(VERSION, fabric.hex()))
+def encode_meta(fabric: FabricId, key_check: str = "") -> bytes:
+    """Say which fabric lies under a prefix, and what its key is told by (``keys.fabric_key_check``)."""
+    return msgspec.json.encode(_Meta(VERSION, fabric.hex(), key_check))
 
 
 def decode_meta(data: bytes) -> FabricId:
     """Return which fabric it is."""
     return _decoded(data, _Meta, lambda meta: FabricId(_id_of(meta.fabric)))
+
+
+def decode_key_check(data: bytes) -> str:
+    """Return what the fabric's key is told by; empty when that was not said."""
+    return _decoded(data, _Meta, lambda meta: meta.key_check)
 
 
 def encode_agent(record: AgentRecord) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.client import range_end
-from ostraca_fabric.adapters.etcd.records import decode_meta, encode_meta
+from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, encode_meta
 from ostraca_fabric.adapters.etcd.told import Entry
 from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, put
 from ostraca_fabric.adapters.etcd.watch import entry_of
@@ -53,16 +53,19 @@ class EtcdStore:
     fabric's.
     """
 
-    def __init__(self, client: EtcdClient, keys: Keys, fabric: FabricId) -> None:
-        """Work on the fabric *fabric*, which lies at *keys*."""
+    def __init__(self, client: EtcdClient, keys: Keys, fabric: FabricId, key_check: str = "") -> None:
+        """Work on the fabric *fabric*, which lies at *keys*; *key_check* tells its key, empty when the caller
+        has none.
+        """
         self._client = client
         self._keys = keys
         self._fabric = fabric
+        self._key_check = key_check
 
     async def begin(self) -> None:
         """Begin the fabric, unless it lies there already."""
         meta = self._keys.meta()
-        await self._client.txn([is_absent(meta)], [put(meta, encode_meta(self._fabric))])
+        await self._client.txn([is_absent(meta)], [put(meta, encode_meta(self._fabric, self._key_check))])
         await self.read()
 
     def check(self, meta: bytes | None) -> None:
@@ -77,6 +80,12 @@ class EtcdStore:
             raise MembershipError(
                 f"the fabric {where} is {fabric.hex()}, and not {self._fabric.hex()}: check the endpoints, "
                 "the prefix and the fabric's id"
+            )
+        known = decode_key_check(meta)
+        if self._key_check and known and known != self._key_check:
+            raise MembershipError(
+                f"the fabric {where} has another fabric key than this one: take the key file that it was "
+                "begun with, or no block is found"
             )
 
     async def read(self, *keys: bytes, prefixes: Sequence[bytes] = ()) -> Read:
