@@ -30,6 +30,7 @@ from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.conditions import Conditions
 from ostraca_fabric.connection import SOCKETS, serve
+from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
@@ -75,10 +76,12 @@ class Agent:
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
         network: Network = SOCKETS,
+        reached_at: Sequence[str] | None = None,
     ) -> None:
         """Make the parts; memory is mapped here, nothing is reachable before ``start``.
 
-        *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens.
+        *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens,
+        and *reached_at* what others are told of that: *addresses*, unless there is more to say.
         """
         self.id = agent
         self.start_id = StartId(secrets.token_bytes(ID_BYTES))
@@ -121,7 +124,7 @@ class Agent:
             transports=transports,
             status=self.status,
         )
-        record = AgentRecord(agent, self.start_id, self._addresses)
+        record = AgentRecord(agent, self.start_id, tuple(addresses if reached_at is None else reached_at))
         self._record = record
         self._steward = Steward(
             record,
@@ -218,12 +221,15 @@ class Agent:
     async def leave(self) -> bool:
         """Give the claims back and leave the fabric, once all agents that stop together have drained.
 
-        Returns whether every summary write has ended.
+        Returns whether every summary write has ended. While the store is away, the lease has to run out.
         """
         await self._loops.stop()
         has_ended = await self._steward.close()
         self._owners.unregister(self.id)
-        await self._membership.leave(self.id, self.start_id)
+        try:
+            await self._membership.leave(self.id, self.start_id)
+        except MembershipError as error:
+            log.warning("%s can't leave the fabric now, it is gone when its lease ends: %s", self.id, error)
         for drive in self._drives.values():
             drive.unwatch()
         return has_ended

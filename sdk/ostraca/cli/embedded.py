@@ -8,22 +8,20 @@ composition root: the one place that knows every component.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ostraca.cli.state import FabricShape, FabricState
+from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
-from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
-from ostraca_fabric.adapters.nixl_transport import NixlTransport
-from ostraca_fabric.errors import TransportError, UsageError
+from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import AgentId, EnclosureId, TenantId
 from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.wire.handshake import Access
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.transport import Transport
     from ostraca_fabric.status import AgentStatus
-
-log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 _TENANT = "default"
@@ -215,7 +211,7 @@ class EmbeddedFabric:
             for number in range(plan.enclosures)
         )
         await membership.put_enclosures([enclosure.prepare() for enclosure in enclosures])
-        self._transports = _transports(plan.transports)
+        self._transports = made_transports(plan.transports)
         if self._wrap is not None:
             self._transports = {name: self._wrap(each) for name, each in self._transports.items()}
         access = self._access(state)
@@ -252,22 +248,3 @@ class EmbeddedFabric:
             drive: Drive = FileDrive.open(record.id, record.path, settings)
             self._drives[record.id] = drive if self._wrap_drive is None else self._wrap_drive(drive)
         return self._drives[record.id]
-
-
-def _transports(names: tuple[str, ...]) -> dict[str, Transport]:
-    """Make the transports that work here, in order of preference."""
-    made: dict[str, Transport] = {}
-    for name in names:
-        if name == InlineTransport.name:
-            made[name] = InlineTransport()
-        elif name == NixlTransport.name:
-            try:
-                made[name] = NixlTransport.create("ostraca")
-            except TransportError as error:
-                if names == (NixlTransport.name,):
-                    raise
-                log.info("NIXL is not used: %s", error)
-        else:
-            message = f"{name!r} is no transport: take nixl or inline"
-            raise UsageError(message)
-    return made

@@ -121,6 +121,7 @@ def _dwpd_argument(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     log_to_stderr(options, agent="agent-0" if options.agents == 1 else "")
+    from ostraca.cli.transports import loop_factory
     from ostraca_fabric.wire.address import parse_address
 
     parse_address(
@@ -130,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.print_settings:
         print(as_toml(plan.agent_settings(), origins), end="")
         return 0
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         has_ended = runner.run(_serve(plan, options.http))
     if not has_ended:
         log.warning(
@@ -264,14 +265,6 @@ def _transports(wanted: str | None) -> tuple[str, ...]:
     if wanted == "nixl" and package() is None:
         raise UsageError("--transport nixl needs NIXL; install it with: pip install 'ostraca[agent]'")
     return (wanted,) if wanted else _TRANSPORTS
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop]:
-    try:
-        from uvloop import Loop
-    except ModuleNotFoundError:
-        return asyncio.SelectorEventLoop
-    return Loop
 
 
 COMMAND = Command(

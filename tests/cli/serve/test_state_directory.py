@@ -12,6 +12,7 @@ import pytest
 
 from ostraca.cli.serve.state_directory import RECORD_FILE, StateDirectory
 from ostraca_fabric.errors import FormatError, MembershipError, UsageError
+from ostraca_fabric.ids import FabricId, StartId
 
 
 def test_two_daemons_never_share_a_directory_and_the_next_may_have_it(tmp_path: Path) -> None:
@@ -28,6 +29,20 @@ def test_a_directory_is_one_daemons_also_when_it_is_not_running(tmp_path: Path) 
     with pytest.raises(UsageError, match="is the directory of agent a, not of agent b"):
         StateDirectory(tmp_path, "agent b")
     StateDirectory(tmp_path, "agent a").close()  # and the refusal has left it unlocked
+
+
+def test_a_directory_remembers_the_fabric_and_the_last_start_of_its_daemon(tmp_path: Path) -> None:
+    fabric, other, start = FabricId(b"f" * 16), FabricId(b"o" * 16), StartId(b"s" * 16)
+    with StateDirectory(tmp_path, "agent a") as state:
+        assert (state.fabric, state.start) == (None, None)
+        state.remember(fabric=fabric, start=start)
+    with StateDirectory(tmp_path, "agent a") as state:
+        assert (state.fabric, state.start) == (fabric, start)
+        with pytest.raises(UsageError, match=f"in fabric {fabric.hex()}, not in {other.hex()}"):
+            state.remember(fabric=other, start=start)
+        state.remember(fabric=fabric, start=StartId(b"t" * 16))
+    with StateDirectory(tmp_path, "agent a") as state:
+        assert (state.fabric, state.start) == (fabric, StartId(b"t" * 16))
 
 
 @pytest.mark.slow

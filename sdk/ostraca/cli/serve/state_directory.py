@@ -15,6 +15,7 @@ import msgspec
 from ostraca.cli.state import locked
 from ostraca_fabric.adapters.whole_files import write_whole
 from ostraca_fabric.errors import FormatError, MembershipError, UsageError
+from ostraca_fabric.ids import FabricId, StartId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,10 +25,16 @@ RECORD_FILE = "daemon.json"
 _VERSION = 1
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     daemon: str
     """What it is and its name, as in ``agent host-7``."""
+
+    fabric: str = ""
+    """The id of the fabric that it has joined, in hexadecimal; empty before it has."""
+
+    start: str = ""
+    """The start id of its last process, in hexadecimal."""
 
 
 class StateDirectory:
@@ -54,10 +61,36 @@ class StateDirectory:
             message = f"{path} can't be used as a state directory: {error}"
             raise MembershipError(message) from error
         try:
-            self._check(daemon)
+            self._record = self._read(daemon)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def fabric(self) -> FabricId | None:
+        """The fabric that its daemon has joined, None before it has."""
+        return FabricId(bytes.fromhex(self._record.fabric)) if self._record.fabric else None
+
+    @property
+    def start(self) -> StartId | None:
+        """The start id of the process that had it before; that one is gone. None before the first."""
+        return StartId(bytes.fromhex(self._record.start)) if self._record.start else None
+
+    def remember(self, *, fabric: FabricId, start: StartId) -> None:
+        """Keep whose this is: *fabric* for good, *start* until the next one.
+
+        Raises UsageError when it belongs to another fabric, and MembershipError when it can't be written.
+        """
+        self.check_fabric(fabric)
+        self._keep(msgspec.structs.replace(self._record, fabric=fabric.hex(), start=start.hex()))
+
+    def check_fabric(self, fabric: FabricId) -> None:
+        """Raise UsageError when its daemon has joined another fabric than this."""
+        if self.fabric not in (None, fabric):
+            raise UsageError(
+                f"{self.path} is the directory of {self._record.daemon} in fabric {self._record.fabric}, not "
+                f"in {fabric.hex()}: take another directory, or check where etcd is and the prefix"
+            )
 
     def close(self) -> None:
         """Unlock it."""
@@ -69,13 +102,22 @@ class StateDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, daemon: str) -> None:
+    def _keep(self, record: _Record) -> None:
+        file = self.path / RECORD_FILE
+        try:
+            write_whole(file, msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            message = f"{file} can't be written: {error}"
+            raise MembershipError(message) from error
+        self._record = record
+
+    def _read(self, daemon: str) -> _Record:
         file = self.path / RECORD_FILE
         try:
             record = msgspec.json.decode(file.read_bytes(), type=_Record)
         except FileNotFoundError:
-            write_whole(file, msgspec.json.encode(_Record(_VERSION, daemon)) + b"\n")
-            return
+            record = _Record(_VERSION, daemon)
+            self._keep(record)
         except msgspec.DecodeError as error:
             message = f"{file} is damaged ({error}): remove it if {self.path} is the directory of {daemon}"
             raise FormatError(message) from error
@@ -88,3 +130,4 @@ class StateDirectory:
             raise UsageError(
                 f"{self.path} is the directory of {record.daemon}, not of {daemon}: take another"
             )
+        return record

@@ -85,7 +85,17 @@ def group_of(cls: type, name: str = "") -> Group:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstrings that follow a class's fields, each as one paragraph."""
+    """Return the docstrings that follow a class's fields, those it inherits as well, each as one
+    paragraph.
+    """
+    docs: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if is_dataclass(each):
+            docs |= _own_docs(each)
+    return docs
+
+
+def _own_docs(cls: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     docs = {}

@@ -51,6 +51,10 @@ class Sources:
     flags: Sequence[str] = ()
     """``name=value``, each."""
 
+    options: Sequence[tuple[str, str, str | list[str]]] = ()
+    """Options of the command that say what a setting says: each with its name on the command line, the
+    setting's, and the value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[_T]):
@@ -79,6 +83,7 @@ def load(cls: type[_T], sources: Sources, *, prefix: str) -> Loaded[_T]:
         *_of_file(group, sources.file, problems),
         *_of_environment(group, sources.environment or {}, prefix, problems),
         *_of_flags(group, sources.flags, problems),
+        *(_Given(option, name, raw) for option, name, raw in sources.options),
     ]
     known = {setting.name: setting for setting in group.all_settings()}
     values: dict[str, Value] = {}

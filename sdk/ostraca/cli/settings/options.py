@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostraca.cli.settings.load import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +36,6 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sources_of(options: argparse.Namespace) -> Sources:
-    """Return what was given on the command line, and the environment."""
-    return Sources(options.settings, os.environ, tuple(options.flags))
+def sources_of(options: argparse.Namespace, also: Sequence[tuple[str, str, str | list[str]]] = ()) -> Sources:
+    """Return what was given on the command line, *also* by options of its own, and the environment."""
+    return Sources(options.settings, os.environ, tuple(options.flags), tuple(also))
