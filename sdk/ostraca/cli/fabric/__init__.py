@@ -1,4 +1,5 @@
-"""``ostraca fabric rebuild``: what a fabric's directory has lost, made again from its drives.
+"""``ostraca fabric``: a fabric that etcd keeps is begun (``create``), and what a fabric's directory or etcd
+has lost is made again from its drives (``rebuild``).
 
 Superblocks say whose the drives are and how they are laid out, volume records what volumes there are. The
 fabric's key is on no drive: without it no block can be found.
@@ -9,12 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ostraca.cli.command import Command
+from ostraca.cli.command import Command, count_argument
+from ostraca.cli.etcd_place import add_etcd_options, etcd_options
+from ostraca.cli.sizes import size_argument
 from ostraca.places import default_directory, directory_argument
+from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
+    from ostraca.cli.etcd_place import EtcdPlace
     from ostraca_fabric.ids import FabricId
 
 _FABRIC_DIGITS = 32
@@ -22,18 +27,56 @@ _FABRIC_DIGITS = 32
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
+    create = actions.add_parser(
+        "create",
+        help="begin a fabric that etcd keeps",
+        description=(
+            "Begin a fabric in etcd, or find it there, and see to it that it has drives, which are files\n"
+            "below DIR. May be repeated, also with more enclosures or drives. The fabric's key and its\n"
+            "tokens come to lie in DIR as well. Says what to start next."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    create.set_defaults(act=_create)
+    create.add_argument(
+        "--files", type=directory_argument, required=True, metavar="DIR", help="where they lie"
+    )
+    create.add_argument(
+        "--enclosures", type=count_argument, default=1, metavar="N", help="enclosures (default: 1)"
+    )
+    create.add_argument(
+        "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
+    )
+    create.add_argument(
+        "--capacity",
+        type=size_argument,
+        default="4GiB",
+        metavar="SIZE",
+        help="flash of the whole fabric (default: 4GiB)",
+    )
+    add_etcd_options(create)
     rebuild = actions.add_parser(
         "rebuild",
         help="make a lost record again from the drives",
         description=(
             "Make again what the directory of `ostraca up` has lost, from its drives: the fabric's id, its\n"
-            "shape and its volumes. Reads superblocks and volume records; writes nothing on a drive. Its\n"
-            "key is on no drive: it is used where it is still in the directory, or comes with --key."
+            "shape and its volumes; with --etcd, what etcd has lost. Reads superblocks and volume records;\n"
+            "writes nothing on a drive. The key is on no drive: it is used where it is still in the\n"
+            "directory, or comes with --key. With --etcd, no agent may run, and none start before\n"
+            "owner.late_write_s (120 s) have passed since the last one stopped: nobody knows any more which\n"
+            "segments they wrote."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    rebuild.add_argument(
+    rebuild.set_defaults(act=_rebuild)
+    add_etcd_options(rebuild)
+    where = rebuild.add_mutually_exclusive_group()
+    where.add_argument(
+        "--files", type=directory_argument, metavar="DIR", help="with --etcd: where the drives lie"
+    )
+    where.add_argument(
         "--dir",
         type=directory_argument,
         default=default_directory(os.environ),
@@ -57,7 +100,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     rebuild.add_argument(
         "--force",
         action="store_true",
-        help="replace the record that is there (it is kept beside the new one)",
+        help="replace the record that is there (it is kept beside the new one); with --etcd, add what is "
+        "missing to what is there",
     )
     rebuild.add_argument(
         "--dry-run", action="store_true", help="say what was found and what would be done; write nothing"
@@ -77,6 +121,57 @@ def _fabric_argument(text: str) -> FabricId:
 
 
 def _run(options: argparse.Namespace) -> int:
+    code: int = options.act(options)
+    return code
+
+
+def _place(options: argparse.Namespace) -> EtcdPlace:
+    """Return where etcd is. Raises UsageError."""
+    from ostraca.cli.etcd_place import EtcdPlace
+
+    given: dict[str, Any] = {name: value for _, name, value in etcd_options(options)}
+    if not given.get("endpoints"):
+        message = "where is etcd? Give --etcd HOST:PORT"
+        raise UsageError(message)
+    return EtcdPlace(**{**given, "endpoints": tuple(given["endpoints"])})
+
+
+def _create(options: argparse.Namespace) -> int:
+    from ostraca.cli.fabric.create import Shape, create, created_lines
+
+    place = _place(options)
+    shape = Shape(options.enclosures, options.drives, options.capacity)
+    print("\n".join(created_lines(create(place, options.files, shape), place)))
+    return 0
+
+
+def _rebuild_in_etcd(options: argparse.Namespace) -> int:
+    from ostraca.cli.fabric.in_etcd import rebuild_in_etcd
+    from ostraca.cli.fabric.rebuild import Keys, look
+    from ostraca.cli.fabric.report import found_lines
+
+    keys, directory = Keys(options.key, is_new_allowed=options.new_key), options.files
+    if directory is None:
+        message = "where are the drives? Give --files DIR"
+        raise UsageError(message)
+    if options.dry_run:
+        found = look(directory, options.fabric, is_of_up=False)
+        print("\n".join(found_lines(found, keys.fate(directory))))
+        return 1 if found.contradictions else 0
+    place = _place(options)
+    fate = keys.fate(directory)
+    found = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)
+    print("\n".join(found_lines(found, fate)))
+    print(
+        f"Rebuilt under {place.text}. Start agents no sooner than owner.late_write_s (120 s) after the last "
+        "one stopped."
+    )
+    return 0
+
+
+def _rebuild(options: argparse.Namespace) -> int:
+    if options.etcd or options.files:
+        return _rebuild_in_etcd(options)
     from ostraca.cli.fabric.rebuild import Keys, look, rebuild
     from ostraca.cli.fabric.report import found_lines, start_line
 
@@ -93,8 +188,11 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="fabric",
-    summary="rebuild a fabric's record from its drives",
-    description="Make a fabric's lost record again from what lies on its drives: see ACTION --help.",
+    summary="begin a fabric in etcd, or rebuild its record",
+    description=(
+        "Begin a fabric that etcd keeps, or make a fabric's lost record again from what lies on its drives:\n"
+        "see ACTION --help."
+    ),
     example=(
         "  $ ostraca fabric rebuild --dir /tmp/fabric\n"
         "  fabric 5d2ac11b50c1b1f6f1fdb3a9e0a4d7e2\n"

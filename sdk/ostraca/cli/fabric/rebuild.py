@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from ostraca_fabric.fabric_map import EnclosureRecord
     from ostraca_fabric.ids import FabricId
     from ostraca_fabric.volume import VolumeRecord
 
@@ -102,15 +103,17 @@ class FoundFabric:
     """None while there are contradictions."""
 
     shards: tuple[FoundShard, ...]
+    enclosures: tuple[EnclosureRecord, ...]
     volumes: tuple[VolumeRecord, ...]
     contradictions: tuple[str, ...]
     losses: tuple[str, ...]
 
 
-def look(directory: Path, fabric: FabricId | None = None) -> FoundFabric:
+def look(directory: Path, fabric: FabricId | None = None, *, is_of_up: bool = True) -> FoundFabric:
     """Say what the drives in *directory* are. Writes nothing, and locks nothing.
 
-    Raises UsageError when there are none.
+    A fabric of `ostraca up` has drives of one size, under names of its choice. Raises UsageError when
+    there are none.
     """
     paths = drives_of(directory)
     found: list[FoundShard] = []
@@ -126,9 +129,10 @@ def look(directory: Path, fabric: FabricId | None = None) -> FoundFabric:
     contradictions = list(said.contradictions)
     if not ours and not contradictions:
         contradictions.append(f"no drive in {directory} has a superblock of this fabric that can be used")
-    contradictions += _out_of_place(directory.resolve(), ours)
     sizes = {shard.superblock.geometry.shard_bytes for shard in ours}
-    if len(sizes) > 1:
+    if is_of_up:
+        contradictions += _out_of_place(directory.resolve(), ours)
+    if is_of_up and len(sizes) > 1:
         contradictions.append(
             f"the drives have {len(sizes)} sizes ({', '.join(map(str, sorted(sizes)))} bytes), and `ostraca "
             "up` makes them all of one: take away those that are not this fabric's"
@@ -140,6 +144,7 @@ def look(directory: Path, fabric: FabricId | None = None) -> FoundFabric:
         said.fabric,
         None if contradictions else shape,
         ours,
+        said.enclosures,
         said.volumes,
         tuple(contradictions),
         losses,

@@ -1,0 +1,127 @@
+"""Where a fabric's etcd is: the options and settings by which commands are told, and what they make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ostraca_fabric.adapters.etcd.keys import Keys
+    from ostraca_fabric.adapters.etcd.settings import EtcdSettings
+
+_OPTIONS = (
+    ("--prefix", "prefix", "PREFIX", "what all keys of the fabric begin with (default: /ostraca/default/)"),
+    ("--etcd-ca", "ca", "FILE", "certificates of whom to believe that an etcd is ours: TLS towards etcd"),
+    ("--etcd-cert", "cert", "FILE", "our own certificate towards etcd"),
+    ("--etcd-key", "key", "FILE", "its private key"),
+    ("--etcd-user", "user", "NAME", "a user of etcd's access control"),
+    ("--etcd-password", "password_file", "FILE", "where that user's password lies; nobody else may read it"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """Where etcd is, and what is ours there."""
+
+    endpoints: tuple[str, ...] = ()
+    """``host:port`` of every member. One that does not answer is left for the next."""
+
+    prefix: str = "/ostraca/default/"
+    """What all keys of the fabric begin with. Fabrics that share an etcd have one each."""
+
+    ca: str = ""
+    """A file of certificates, in PEM, of whom we believe that an etcd is ours; empty: no TLS. Give it
+    wherever etcd is not on this machine alone."""
+
+    cert: str = ""
+    """A file with our own certificate, in PEM, where etcd asks for one."""
+
+    key: str = ""
+    """The file of its private key."""
+
+    user: str = ""
+    """A user of etcd's own access control; empty where that is off."""
+
+    password_file: str = ""
+    """Where that user's password lies. Nobody else may read it."""
+
+    lease_ttl_s: float = 5.0
+    """How long an agent that died is still believed to live, and its shards are nobody else's. Longer than
+    etcd's elections take, or every one of them costs all claims."""
+
+    request_timeout_s: float = 1.0
+    """How long one member may take to answer before the next is asked. An election takes about as long."""
+
+    operation_timeout_s: float = 5.0
+    """How long an operation is tried in all, over all members."""
+
+    def __post_init__(self) -> None:
+        """Refuse halves of pairs."""
+        if self.cert and not (self.key and self.ca):
+            message = "etcd.cert is given: give etcd.key and etcd.ca as well"
+            raise UsageError(message)
+        if bool(self.user) != bool(self.password_file):
+            message = "etcd.user and etcd.password_file go together: give both, or neither"
+            raise UsageError(message)
+
+    @property
+    def text(self) -> str:
+        """Say where it is, for people."""
+        return f"{self.prefix} of etcd at {', '.join(self.endpoints)}"
+
+
+def add_etcd_options(parser: argparse.ArgumentParser) -> None:
+    """Let the user say where etcd is, for ``etcd_options``."""
+    parser.add_argument(
+        "--etcd",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="a member of etcd (may be repeated: name all of them)",
+    )
+    for flag, _, metavar, meaning in _OPTIONS:
+        parser.add_argument(flag, dest=_dest(flag), metavar=metavar, help=meaning)
+
+
+def etcd_options(options: argparse.Namespace) -> list[tuple[str, str, str | list[str]]]:
+    """Return what was given, as settings are: the option, the setting within its group, the value."""
+    given: list[tuple[str, str, str | list[str]]] = [("--etcd", "endpoints", options.etcd)]
+    given += [(flag, name, getattr(options, _dest(flag))) for flag, name, _, _ in _OPTIONS]
+    return [each for each in given if each[2]]
+
+
+def etcd_settings(place: EtcdPlace) -> EtcdSettings:
+    """Return how to reach it; the password is read here. Raises UsageError and FormatError."""
+    from ostraca.cli.serve.secret_files import read_secret
+    from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls, EtcdUser
+
+    tls = user = None
+    if place.ca:
+        pair = [Path(each) if each else None for each in (place.cert, place.key)]
+        tls = EtcdTls(Path(place.ca), *pair)
+    if place.user:
+        password = read_secret(Path(place.password_file)).decode(errors="replace").strip()
+        user = EtcdUser(place.user, password)
+    return EtcdSettings(
+        endpoints=place.endpoints,
+        tls=tls,
+        user=user,
+        request_timeout_s=place.request_timeout_s,
+        operation_timeout_s=place.operation_timeout_s,
+    )
+
+
+def etcd_keys(place: EtcdPlace) -> Keys:
+    """Return where the fabric lies there. Raises UsageError."""
+    from ostraca_fabric.adapters.etcd.keys import Keys
+
+    return Keys(place.prefix)
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
