@@ -14,10 +14,11 @@ from ostraca.cli.fabric import COMMAND as FABRIC
 from ostraca.cli.metrics import COMMAND as METRICS
 from ostraca.cli.program import main
 from ostraca.cli.replay import COMMAND as REPLAY
+from ostraca.cli.serve.command import COMMAND as SERVE
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, BENCH, REPLAY)
+COMMANDS = (UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, BENCH, REPLAY)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -53,6 +54,17 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--blocks-per-shard", "1000"], "let a shard's index hold 1024 to"),
         (["up", "--http", "9464"], "--http: '9464' is no place for HTTP: write host:port"),
         (["fabric"], "ACTION"),
+        (["fabric", "create"], "--files"),
+        (["fabric", "create", "--files", "/nowhere"], "where is etcd? Give --etcd HOST:PORT"),
+        (["fabric", "rebuild", "--etcd", "e:1"], "where are the drives? Give --files DIR"),
+        (["serve"], "DAEMON"),
+        (["serve", "agent"], "where is etcd? Give --etcd HOST:PORT"),
+        (["serve", "agent", "--etcd", "http://e:2379"], "give host:port, without http://"),
+        (["serve", "agent", "--etcd", "e:1", "--prefix", "Pod"], "is not a usable prefix"),
+        (["serve", "agent", "--id", "Host 7"], "is not a usable name"),
+        (["serve", "agent", "--fabric", "12"], "fabric is '12': write its 32 hex digits"),
+        (["serve", "agent", "--set", "tls.cert=c"], "tls.cert, tls.key and tls.ca go together"),
+        (["serve", "agent", "--etcd-user", "u"], "etcd.user and etcd.password_file go together"),
         (["fabric", "rebuild", "--fabric", "12"], "'12' is no fabric id"),
         (["fabric", "rebuild", "--key", "k", "--new-key"], "not allowed with"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),

@@ -1,13 +1,15 @@
-"""The tables of docs/reference/settings.md, made from the dataclasses.
+"""The tables of docs/reference/settings.md and daemon-settings.md, made from the dataclasses.
 
-``python -m tests.docs.settings_page`` writes them into the page anew.
+``python -m tests.docs.settings_page`` writes them into the pages anew.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca.cli.serve.daemon_settings import DaemonSettings
 from ostraca.cli.settings.fields import group_of
 from ostraca.cli.settings.values import write_value
 from ostraca_dpu_agent.settings import AgentSettings
@@ -15,18 +17,30 @@ from ostraca_dpu_agent.settings import AgentSettings
 if TYPE_CHECKING:
     from ostraca.cli.settings.fields import Group, Setting
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+_REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+AGENT_PAGE = _REFERENCE / "settings.md"
+DAEMON_PAGE = _REFERENCE / "daemon-settings.md"
 BEGIN = "<!-- From here on made by `python -m tests.docs.settings_page`. -->\n"
 
 
-def page_with(tables: str) -> str:
-    """Return the page with these tables in place of its own."""
-    return f"{PAGE.read_text().partition(BEGIN)[0]}{BEGIN}{tables}"
+def page_with(page: Path, tables: str) -> str:
+    """Return a page with these tables in place of its own."""
+    return f"{page.read_text().partition(BEGIN)[0]}{BEGIN}{tables}"
 
 
-def tables() -> str:
+def agent_tables() -> str:
     """Return every group of an agent's settings, as the page has it."""
     return "".join(f"\n{_section(group)}" for group in group_of(AgentSettings).all_groups())
+
+
+def daemon_tables() -> str:
+    """Return what may be set of `ostraca serve agent` beside that."""
+    known = {setting.name for setting in group_of(AgentSettings).all_settings()}
+    own = (
+        replace(group, settings=tuple(each for each in group.settings if each.name not in known))
+        for group in group_of(DaemonSettings).all_groups()
+    )
+    return "".join(f"\n{_section(group)}" for group in own if group.settings)
 
 
 def _section(group: Group) -> str:
@@ -42,4 +56,5 @@ def _row(setting: Setting) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(tables()))
+    AGENT_PAGE.write_text(page_with(AGENT_PAGE, agent_tables()))
+    DAEMON_PAGE.write_text(page_with(DAEMON_PAGE, daemon_tables()))

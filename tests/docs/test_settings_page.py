@@ -1,7 +1,9 @@
-"""The reference page lists every setting of an agent as the code has it."""
+"""The reference pages list every setting as the code has it."""
 
-from tests.docs.settings_page import PAGE, page_with, tables
+from tests.docs.settings_page import AGENT_PAGE, DAEMON_PAGE, agent_tables, daemon_tables, page_with
 
 
-def test_the_page_is_what_the_settings_say_of_themselves() -> None:
-    assert PAGE.read_text() == page_with(tables()), "run: python -m tests.docs.settings_page"
+def test_the_pages_are_what_the_settings_say_of_themselves() -> None:
+    hint = "run: python -m tests.docs.settings_page"
+    assert AGENT_PAGE.read_text() == page_with(AGENT_PAGE, agent_tables()), hint
+    assert DAEMON_PAGE.read_text() == page_with(DAEMON_PAGE, daemon_tables()), hint

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
+from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ INTERRUPTED = 130
 
 _COMMANDS = (
     up.COMMAND,
+    serve.COMMAND,
     status.COMMAND,
     metrics.COMMAND,
     explain.COMMAND,
@@ -31,12 +33,14 @@ _COMMANDS = (
     bench.COMMAND,
     replay.COMMAND,
 )
-_OF_THE_EXTRA = frozenset({"nixl", "nixl_cu12", "nixl_cu13", "rich", "uvicorn", "uvloop"})
+_OF_THE_EXTRA = frozenset({"google", "grpc", "nixl", "nixl_cu12", "nixl_cu13", "rich", "uvicorn", "uvloop"})
 """Modules that come with ``ostraca[agent]``."""
 
 _EPILOG = """\
 examples:
   ostraca up                    run a whole fabric on this machine
+  ostraca fabric create --etcd HOST:PORT   begin a fabric that etcd keeps
+  ostraca serve agent --etcd HOST:PORT     run this host's agent of it
   ostraca status                look at it, from another terminal
   ostraca metrics               its numbers, for Prometheus
   ostraca explain HASH --volume NAME   why is, or was, this block a miss?

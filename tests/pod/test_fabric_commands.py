@@ -1,0 +1,66 @@
+"""``ostraca fabric create`` and ``rebuild`` where etcd keeps the fabric."""
+
+from __future__ import annotations
+
+import pytest
+from tests.pod.processes import Pod, command
+from tests.pod.work import CHAINS, missing, put
+
+pytestmark = pytest.mark.slow
+
+
+def test_creating_a_fabric_again_finds_it_and_adds_what_is_new(own: Pod) -> None:
+    said = own.create(enclosures=1, drives=1, capacity="33MiB")
+    assert "begun under" in said
+    assert "enclosure-0  1 drive, 33.0 MiB" in said
+    kept = [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]
+    assert [(own.files / name).stat().st_mode & 0o777 for name in ("fabric.key", "tokens.toml")] == [
+        0o600
+    ] * 2
+    before = own.listed("")
+    assert "found under" in own.create(enclosures=1, drives=1, capacity="33MiB")
+    assert own.listed("") == before, "nothing has changed"
+    said = own.create(enclosures=2, drives=1, capacity="66MiB")
+    assert "enclosure-1  1 drive, 33.0 MiB" in said
+    assert len(own.listed("enclosures/")) == 2
+    assert kept == [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]
+
+
+def test_creating_never_takes_away_what_is_there(own: Pod) -> None:
+    own.create(enclosures=1, drives=2, capacity="66MiB")
+    create = ("fabric", "create", *own.where, "--files", own.files, "--capacity", "66MiB", "--drives")
+    fewer = command(*create, "1")
+    assert (fewer.returncode, "has 2 drives" in fewer.stderr) == (2, True)
+    key = own.files / "fabric.key"
+    key.rename(own.folder / "kept")
+    without = command(*create, "2")
+    assert (without.returncode, "is missing, and the fabric has a key already" in without.stderr) == (1, True)
+    (own.folder / "kept").rename(key)
+    own.etcd.ctl("del", "--prefix", own.prefix)
+    lost = command(*create, "2")
+    assert (lost.returncode, "ostraca fabric rebuild --files" in lost.stderr) == (2, True)
+    assert own.listed("") == [], "and no other fabric was begun in its place"
+
+
+def test_what_etcd_has_lost_is_made_again_from_the_drives(own: Pod) -> None:
+    own.create()
+    agent = own.agent("agent-0")
+    own.start()
+    with agent.connect() as client:
+        assert put(client) == list(CHAINS)
+    agent.stop()
+    enclosures, volumes = own.listed("enclosures/"), own.listed("volumes/")
+    rebuild = ("fabric", "rebuild", *own.where, "--files", own.files)
+    refused = command(*rebuild)
+    assert (refused.returncode, "nothing has to be rebuilt" in refused.stderr) == (2, True)
+    own.etcd.ctl("del", "--prefix", own.prefix)
+    done = command(*rebuild)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Start agents no sooner than owner.late_write_s (120 s) after the last one stopped" in done.stdout
+    assert own.listed("enclosures/") == enclosures
+    assert own.listed("volumes/") == volumes
+    own.start()
+    with agent.connect() as client:
+        assert missing(client) == []
+    agent.stop()
+    own.check_logs()

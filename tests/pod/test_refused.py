@@ -1,0 +1,100 @@
+"""What an agent is refused for, and what it waits for instead."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+
+import pytest
+from tests.etcd.nodes import free_ports
+from tests.pod.processes import AgentProcess, Pod, until
+from tests.pod.work import missing, put
+
+pytestmark = pytest.mark.slow
+
+OTHER = "0" * 31 + "1"
+
+
+def refusal(agent: AgentProcess, *more: str) -> str:
+    """Start an agent that is not taken; return what it says."""
+    said = agent.log.stat().st_size if agent.log.exists() else 0
+    agent.launch(*more)
+    assert agent.ended() != 0
+    return agent.log.read_text()[said:]
+
+
+def test_an_agent_of_another_fabric_prefix_or_key_is_refused_with_what_to_do(pod: Pod) -> None:
+    stranger = pod.agent("stranger")
+    try:
+        fabric = pod.listed("meta")[0]["fabric"]
+        said = refusal(stranger, "--fabric", OTHER)
+        assert f"is {fabric}, and not {OTHER}: check the endpoints" in said
+        said = refusal(stranger, "--prefix", "/ostraca/nobody/")
+        assert "there is no fabric under /ostraca/nobody/" in said
+        assert "ostraca fabric create" in said
+        key = pod.folder / "other.key"
+        key.write_bytes(secrets.token_bytes(32))
+        key.chmod(0o600)
+        assert "has another fabric key than this one" in refusal(stranger, "--fabric-key", str(key))
+        assert "Traceback" not in stranger.log.read_text()
+    finally:
+        pod.agents.remove(stranger)
+
+
+def test_a_second_agent_is_refused_on_one_state_directory_and_under_one_name(pod: Pod) -> None:
+    first, claims = pod.agents[0], pod.claims()
+    (port,) = free_ports(1)
+    elsewhere = ("--listen", f"unix://{pod.folder}/second.sock", "--listen", f"tcp://127.0.0.1:{port}")
+    second = pod.agent(first.name)
+    try:
+        assert "another daemon runs with" in refusal(second, *elsewhere)
+        state = pod.folder / "state-second"
+        said = refusal(second, *elsewhere, "--state-dir", str(state))
+        assert f"an agent {first.name} is in the fabric already, at tcp://127.0.0.1:" in said
+        assert first.runs
+        assert pod.claims() == claims, "nobody lost a claim"
+    finally:
+        pod.agents.remove(second)
+
+
+def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> None:
+    own.create(enclosures=1, drives=1, capacity="33MiB")
+    first, wrong = pod.agents[0], own.agent("agent-0")
+    copied = own.folder / "state-agent-0"
+    shutil.copytree(pod.folder / "state-agent-0", copied)
+    fabric = json.loads((copied / "daemon.json").read_text())["fabric"]
+    said = refusal(wrong)
+    assert f"and not {fabric}: check the endpoints, the prefix" in said
+    assert first.runs
+
+
+def test_two_fabrics_on_one_etcd_do_not_see_each_other(pod: Pod, own: Pod) -> None:
+    own.create(enclosures=1, drives=1, capacity="33MiB")
+    other = own.agent("agent-0")  # of the same name as one of the other fabric
+    own.start()
+    with pod.agents[0].connect() as here, other.connect() as there:
+        assert put(here, [1]) == [1]
+        assert missing(there, [1]) == [1]
+        assert put(there, [2]) == [2]
+        assert missing(here, [2]) == [2]
+    look = other.status()
+    assert look is not None
+    assert [agent for agent, _ in look.agents] == ["agent-0"]
+    other.stop()
+    own.check_logs()
+
+
+def test_an_agent_waits_for_etcd_and_says_so(own: Pod) -> None:
+    own.create(enclosures=1, drives=1, capacity="33MiB")
+    agent = own.agent("agent-0")
+    own.etcd.kill()
+    try:
+        agent.launch()
+        until(lambda: "Can't join the fabric yet, and keep trying" in agent.log.read_text(), "it says so")
+        assert agent.runs
+    finally:
+        own.etcd.start()
+    agent.await_ready()
+    agent.stop()
+    own.check_logs()

@@ -1,0 +1,82 @@
+"""What workers do in these tests: chains of blocks, put at one agent and got at another."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tests.e2e.fabric_host import content, empty, hashes, volume_of
+
+from ostraca import Ack, BlockState, PutState, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import ostraca
+
+BLOCKS = 2
+"""Of each chain: chains are short, so that many shards have some."""
+
+CHAINS = range(24)
+_NEW = itertools.count(1_000_000)
+
+
+def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 5.0) -> list[int]:
+    """Put chains, each by its number; return those that are whole and committed."""
+    volume, done = volume_of(client), []
+    for seed in chains:
+        result = volume.put(
+            volume.chain(hashes(BLOCKS, seed)),
+            source=content(BLOCKS, seed),
+            deadline_s=deadline_s,
+            ack=Ack.COMMITTED,
+        )
+        if all(state in (PutState.COMMITTED, PutState.EXISTS) for state in result.states):
+            done.append(seed)
+    return done
+
+
+def declined(client: ostraca.Client, chains: Iterable[int]) -> Counter[Reason | None]:
+    """Put chains, and return why blocks were declined; None counts those that were not."""
+    volume = volume_of(client)
+    reasons: Counter[Reason | None] = Counter()
+    for seed in chains:
+        result = volume.put(
+            volume.chain(hashes(BLOCKS, seed)),
+            source=content(BLOCKS, seed),
+            deadline_s=2.0,
+            ack=Ack.COMMITTED,
+        )
+        reasons.update(
+            reason if state is PutState.DECLINED else None
+            for state, reason in zip(result.states, result.reasons, strict=True)
+        )
+    return reasons
+
+
+def await_puts(client: ostraca.Client, *, within_s: float = 30.0) -> float:
+    """Put new chains until all of some go through; return how long that took."""
+    began_s = time.monotonic()
+    while set(reasons := declined(client, itertools.islice(_NEW, len(CHAINS)))) != {None}:
+        assert time.monotonic() - began_s < within_s, f"puts are still declined: {reasons}"
+    return time.monotonic() - began_s
+
+
+def missing(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 2.0) -> list[int]:
+    """Get chains; return those that are not whole. A wrong byte fails the test."""
+    volume, gone = volume_of(client), []
+    for seed in chains:
+        into = empty(BLOCKS)
+        result = volume.get(volume.chain(hashes(BLOCKS, seed)), into=into, deadline_s=deadline_s)
+        expected = content(BLOCKS, seed)
+        for number, state in enumerate(result.states):
+            if state is BlockState.HIT:
+                assert np.array_equal(into[number], expected[number]), (
+                    f"chain {seed}, block {number}: wrong bytes"
+                )
+        if any(state is not BlockState.HIT for state in result.states):
+            gone.append(seed)
+    return gone
