@@ -41,6 +41,9 @@ class HostedDrive:
         self.path = path
         self.id: DriveId = path.id
         self.size_bytes = path.size_bytes
+        self.before_write: Callable[[], None] | None = None
+        """Called in the process just before a write leaves it; may pause it."""
+
         self._submitted = 0
 
     @property
@@ -76,6 +79,8 @@ class HostedDrive:
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[_Ends]:
         """As in the port."""
+        if self.before_write is not None:
+            self.before_write()
         return self._submit(len(pieces), partial(self.path.submit_write, pieces))
 
     def submit_flush(self) -> asyncio.Future[bool]:

@@ -43,6 +43,9 @@ class VirtualHost:
         """Be there; ``run`` and ``spawn`` let it do something."""
         self.name = name
         self.is_dead = False
+        self.is_paused = False
+        """Whether it runs nothing just now."""
+
         self.goes_on_at_s = 0.0
         """By the loop's clock: when the last pause ends."""
 
@@ -60,11 +63,6 @@ class VirtualHost:
         self._context = Context()
         self._context.run(_HOST.set, self)
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether it runs nothing just now."""
-        return self._loop.now_s < self.goes_on_at_s
-
     def clock(self) -> float:
         """Return its own time. In the middle of what was cut by a pause, that is when it goes on."""
         now_s = max(self._loop.now_s, self.goes_on_at_s) if _HOST.get() is self else self._loop.now_s
@@ -78,8 +76,8 @@ class VirtualHost:
         """Let it run nothing for a while, from this very moment on. A pause that is under way may grow."""
         until_s = self._loop.now_s + for_s
         if until_s > self.goes_on_at_s:
-            self.goes_on_at_s = until_s
-            Context().run(self._loop.call_at, until_s, self._go_on)
+            self.is_paused, self.goes_on_at_s = True, until_s
+            Context().run(self._loop.call_at, until_s, self._go_on, until_s)
 
     def kill(self) -> None:
         """End it: nothing of it happens any more."""
@@ -131,9 +129,11 @@ class VirtualHost:
         elif not self.is_dead:
             Context().run(act)
 
-    def _go_on(self) -> None:
-        if self.is_paused or self.is_dead:
+    def _go_on(self, at_s: float) -> None:
+        # Not held against the loop's clock: that may be a little earlier when it runs what is due.
+        if at_s < self.goes_on_at_s or self.is_dead:
             return
+        self.is_paused = False
         held, self._held = self._held, []
         for act in held:
             Context().run(act)

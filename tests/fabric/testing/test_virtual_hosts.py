@@ -62,6 +62,18 @@ def test_a_longer_pause_counts_and_a_shorter_one_does_not(bench: Bench) -> None:
     assert bench.run(scenario()) == [(0.0, "tick 0"), (4.5, "tick 1")]
 
 
+def test_a_process_goes_on_although_the_loop_runs_it_within_its_resolution_too_early(bench: Bench) -> None:
+    host = VirtualHost("a", bench.loop)
+
+    async def scenario() -> None:
+        host.run(lambda: bench.loop.call_at(1.0, bench.note, "waited"))
+        bench.loop.call_at(3.0 - 5e-10, bench.note, "just before")
+        host.pause(3.0)
+        await asyncio.sleep(4.0)
+
+    assert bench.run(scenario()) == [(3.0, "just before"), (3.0, "waited")]
+
+
 def test_what_leaves_a_process_paused_just_before_leaves_when_it_goes_on(bench: Bench) -> None:
     host = VirtualHost("a", bench.loop)
     clocks = []

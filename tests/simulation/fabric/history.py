@@ -8,6 +8,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 STEPS = 60
 STORY_LINES = 120
 _LEASE_S = 5.0
-_PAUSES_S = (0.05, 1.0, 3.0, 8.0, 20.0)
+_PAUSES_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 70.0, 200.0)
+_PAUSES_BEFORE_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 60.0)
+"""Between a check and what is done upon it: what waits longer than ``pause_max_s`` there may be later than
+``late_write_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +83,18 @@ class History:
         roll = dice.random()
         name = dice.choice(sorted(world.workers))
         deadline_s = dice.choice([0.05, 0.5, 0.5, 2.0])
-        if roll < 0.45:
+        if roll < 0.42:
             ack = dice.choice([Ack.STAGED, Ack.COMMITTED, Ack.COMMITTED])
             world.begin_put(name, self._numbers(), deadline_s, ack)
-        elif roll < 0.72:
+        elif roll < 0.66:
             world.begin_get(name, self._numbers(), deadline_s)
-        elif roll < 0.75:
+        elif roll < 0.69:
             world.begin_lookup(name, self._numbers(), deadline_s)
-        elif roll < 0.90:
+        elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
-        elif roll < 0.92:
+        elif roll < 0.86:
+            await asyncio.sleep(dice.choice([8.0, 40.0, 160.0]))
+        elif roll < 0.88:
             await self.settle_and_look()
         else:
             await self.strike()
@@ -97,7 +103,7 @@ class History:
 
     def _numbers(self) -> list[int]:
         dice, numbers = self._dice, self.world.setup.numbers
-        return dice.sample(range(numbers), dice.choice([1, 2, 4, 8, 16]))
+        return dice.sample(range(numbers), dice.choice(self.world.setup.blocks))
 
     async def strike(self) -> None:
         """Let something go wrong."""
@@ -128,10 +134,14 @@ class History:
         name = self._living()
         if name is not None:
             self._tell(name, "stands still")
-            process, for_s = self.world.agents[name], self._dice.choice(_PAUSES_S)
-            process.host.pause(for_s)
-            process.membership.keeps_alive = False
-            self.world.loop.call_later(for_s, self._goes_on, process)
+            self._stand_still(self.world.agents[name], self._dice.choice(_PAUSES_S))
+
+    def _stand_still(self, process: AgentProcess, for_s: float) -> None:
+        """Let a process stand still, with what keeps its lease alive."""
+        process.host.pause(for_s)
+        process.membership.keeps_alive = False
+        until_s = self.world.loop.now_s + for_s
+        Context().run(self.world.loop.call_at, until_s, self._goes_on, process)
 
     def _goes_on(self, process: AgentProcess) -> None:
         if not process.host.is_paused:
@@ -143,7 +153,7 @@ class History:
         if name is None:
             return
         host, after = self.world.agents[name].host, self._dice.randrange(1, 60)
-        for_s = self._dice.choice(_PAUSES_S)
+        for_s = self._dice.choice(_PAUSES_BEFORE_S)
 
         def count() -> None:
             nonlocal after
@@ -155,6 +165,30 @@ class History:
                 host.pause(for_s)
 
         host.before_acting = count
+
+    def agent_stops_before_it_writes(self) -> None:
+        """An agent stands still just before a write to flash: the mover's, of data, or an owner's."""
+        name = self._living()
+        if name is None:
+            return
+        process, after = self.world.agents[name], self._dice.randrange(1, 4)
+        for_s = self._dice.choice(_PAUSES_BEFORE_S)
+
+        def count() -> None:
+            nonlocal after
+            after -= 1
+            if not after:
+                self._let_it_write(process)
+                self.world.story.happened["stopped before it wrote"] += 1
+                self.world.story.tell(name, f"stands still for {for_s} s just before it writes")
+                self._stand_still(process, for_s)
+
+        for drive in process.drives:
+            drive.before_write = count
+
+    def _let_it_write(self, process: AgentProcess) -> None:
+        for drive in process.drives:
+            drive.before_write = None
 
     def store_is_cut_off(self) -> None:
         """One agent does not reach the store, or does not hear it, or both."""
@@ -243,6 +277,7 @@ class History:
         for name, process in world.agents.items():
             self._restart(name)
             process.host.before_acting = None
+            self._let_it_write(process)
             process.membership.heal()
             for other in (*world.agents, *world.workers):
                 if name != other:
@@ -280,7 +315,8 @@ def play(seed: int, steps: int = STEPS, setup: Setup | None = None) -> Told:
 
     Raises FailedHistoryError, which tells the story up to there.
     """
-    story = Story()
+    loop = HostsLoop()
+    story = Story(loop)
     overheard = Overheard(story)
     log, token_bytes = logging.getLogger(), secrets.token_bytes
     quiet = [logging.getLogger(name) for name in ("ostraca_dpu_agent", "ostraca_fabric")]
@@ -288,7 +324,7 @@ def play(seed: int, steps: int = STEPS, setup: Setup | None = None) -> Told:
     for each in quiet:
         each.setLevel(logging.INFO)
     log.addHandler(overheard)
-    kept, loop = set(memory._kept), HostsLoop()
+    kept = set(memory._kept)
     try:
         excused = loop.run_until_complete(played(seed, steps, setup, story))
         overheard.check()

@@ -119,7 +119,9 @@ class Oracle:
                 raise ViolationError(f"block {number} was committed twice under epoch {epoch} of {shard}")
 
     def gone(self, kind: EventKind, numbers: list[int]) -> None:
-        """An owner took blocks out of its index."""
+        """An owner took blocks out of its index: as they were old, or as it found them damaged itself."""
+        if kind is EventKind.DROPPED and not self.is_lied_to:
+            raise ViolationError(f"blocks {numbers} were dropped, and nothing damaged them")
         for number in numbers:
             self._known[number].is_listed = False
             self._known[number].lasts.clear()

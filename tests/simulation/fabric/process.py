@@ -88,7 +88,7 @@ class AgentProcess:
         self.host = VirtualHost(name, outside.loop, rate=rate, began_s=outside.dice.uniform(0, 1e6))
         self.membership = SimulatedMembership(outside.store, outside.dice, outside.reach)
         self.transport = SimulatedTransport(outside.plane)
-        self.paths: dict[DriveId, SimulatedDrive] = {}
+        self.drives: list[HostedDrive] = []
         self.has_started = False
         self._outside = outside
         transport: Transport = self.transport
@@ -159,8 +159,8 @@ class AgentProcess:
         self.host.kill()
         self.membership.close()
         self.transport.crash()
-        for path in self.paths.values():
-            path.crash()
+        for drive in self.drives:
+            drive.path.crash()
 
     def forget(self) -> None:
         """Let its memory go, when the history is over."""
@@ -171,9 +171,9 @@ class AgentProcess:
         return record.addresses if record is not None else ()
 
     def _open_drive(self, record: DriveRecord) -> Drive:
-        path = SimulatedDrive(record.id, self._outside.flashes[record.id])
-        self.paths[record.id] = path
-        return HostedDrive(path)
+        drive = HostedDrive(SimulatedDrive(record.id, self._outside.flashes[record.id]))
+        self.drives.append(drive)
+        return drive
 
 
 def address_of(name: str) -> str:

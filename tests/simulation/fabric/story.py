@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
 
@@ -11,18 +10,19 @@ from tests.simulation.model import ViolationError
 from ostraca_fabric.testing.virtual_hosts import HostsLoop, running_host
 
 _LINES = 4000
+_FORGOTTEN = "exception was never retrieved"
 
 
 class Story:
     """The last lines of it. ``happened`` counts kinds of things."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: HostsLoop) -> None:
+        self._loop = loop
         self.lines: deque[str] = deque(maxlen=_LINES)
         self.happened: Counter[str] = Counter()
 
     def tell(self, who: str, what: str) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.now_s if isinstance(loop, HostsLoop) else loop.time()
+        now_s = self._loop.now_s
         self.lines.append(f"{now_s:12.6f} {who:10} {what}")
 
     def text(self, lines: int) -> str:
@@ -47,6 +47,8 @@ class Overheard(logging.Handler):
         if host is not None and host.is_dead:  # it is being torn down
             return
         said = record.getMessage()
+        if _FORGOTTEN in said:  # said when memory is cleared up, of what a dead process waited for
+            return
         if record.levelno >= logging.ERROR:
             said = self.format(record)
             self.bugs.append(said)

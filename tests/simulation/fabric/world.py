@@ -57,6 +57,9 @@ class Setup:
 
     segments: int = 4
     numbers: int = 64
+    blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Of an operation."""
+
     drive_faults: DriveFaults = field(default_factory=lambda: DriveFaults(late=0.5, late_s=4.0))
     transfer_faults: TransferFaults = field(default_factory=TransferFaults)
     reach: StoreFaults = field(default_factory=StoreFaults)
@@ -71,6 +74,9 @@ class Setup:
         "worker_is_reset",
         "agent_stops",
         "agent_stops_before_it_acts",
+        "agent_stops_before_it_writes",
+        "machine_stops",
+        "store_is_cut_off",
         "store_goes_down",
         "hosts_are_parted",
         "link_is_slow",
