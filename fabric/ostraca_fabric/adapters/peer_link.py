@@ -106,7 +106,9 @@ class PeerLink:
         self._slots = asyncio.Semaphore(0)
         self._connecting: asyncio.Task[None] | None = None
         self._slow: asyncio.TimerHandle
-        self._arrivals: set[asyncio.Future[ClientConnection]] = set()  # of who waits for the connection
+        self._arrivals: dict[
+            asyncio.Future[ClientConnection], None
+        ] = {}  # waiting for the connection, in order
         self._overdue: set[asyncio.Future[Answer]] = set()
         self._is_pinging = False
         self._waiting = 0
@@ -321,11 +323,11 @@ class PeerLink:
         if self._connecting is None or self._connecting.done():
             self._connecting = self._tasks.spawn(self._connect())
         arrival: asyncio.Future[ClientConnection] = self._loop.create_future()
-        self._arrivals.add(arrival)
+        self._arrivals[arrival] = None
         try:
             return await arrival
         finally:
-            self._arrivals.discard(arrival)
+            self._arrivals.pop(arrival, None)
 
     async def _connect(self) -> None:
         """Connect for all who wait, and hold it against the peer when that fails or takes long."""
