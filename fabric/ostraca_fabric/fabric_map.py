@@ -36,6 +36,9 @@ class AgentRecord:
     addresses: tuple[str, ...]
     """Where workers and other agents reach it: ``unix:///path`` or ``tcp://host:port``."""
 
+    is_leaving: bool = False
+    """It hands its shards over and is about to end: others divide all shards among themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:

@@ -257,3 +257,15 @@ def test_nothing_is_handed_over_while_shards_are_being_recovered() -> None:
     )
     assert [type(step) for step in plan(state).steps] == [HandOver]
     assert plan(replace(state, is_busy=True)).steps == ()
+
+
+def test_shards_of_an_agent_that_leaves_go_to_the_others_at_once() -> None:
+    fabric_map, seen = world(6, 2)
+    shards = fabric_map.shards()
+    claims = {shard.id: Claim(seen[1].agent, seen[1].start, OwnerEpoch(1)) for shard in shards[:4]}
+    claimed = replace(fabric_map, claims=claims)
+    state = replace(seen[1], map=claimed, served=frozenset(claims))
+    assert plan(state).steps == (), "it has all that it has room for"
+    leaving = replace(fabric_map.agents[seen[0].agent], is_leaving=True)
+    alone_soon = replace(claimed, agents={**fabric_map.agents, leaving.id: leaving})
+    assert plan(replace(state, map=alone_soon)).steps == (Serve(shards[4]), Serve(shards[5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,17 @@ class MembershipContract:
         await store.join(agent(A))
         await store.leave(A, SECOND)
         assert A in store.map.agents
+
+    async def test_an_agent_that_says_it_leaves_keeps_its_claims_until_it_does(
+        self, store: Membership
+    ) -> None:
+        await store.put_enclosures([enclosure()])
+        await store.join(agent(A))
+        made = await claimed(store, A)
+        await store.join(replace(agent(A), is_leaving=True))
+        assert store.map.agents[A].is_leaving
+        assert store.map.claims == {SHARD: claim_of(A, made)}
+        assert await store.confirm(A, FIRST)
 
     async def test_a_shard_has_one_owner(self, store: Membership) -> None:
         await store.put_enclosures([enclosure()])

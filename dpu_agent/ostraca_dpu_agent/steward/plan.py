@@ -168,9 +168,14 @@ def _is_ours(observed: Observed, shard: ShardId) -> bool:
     return claim is not None and (claim.agent, claim.start) == (observed.agent, observed.start)
 
 
+def _staying(fabric_map: FabricMap) -> tuple[AgentId, ...]:
+    """Return the agents that all shards are divided among: those that are not about to end."""
+    return tuple(sorted(agent.id for agent in fabric_map.agents.values() if not agent.is_leaving))
+
+
 def _room(fabric_map: FabricMap) -> int:
     """Return how many shards an agent may own before it hands any over."""
-    return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(fabric_map.agents)))
+    return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(_staying(fabric_map))))
 
 
 def _falls_to_us(observed: Observed, shard: ShardId, owned: Mapping[AgentId, int]) -> bool:
@@ -178,7 +183,7 @@ def _falls_to_us(observed: Observed, shard: ShardId, owned: Mapping[AgentId, int
     room = _room(observed.map)
     if owned.get(observed.agent, 0) >= room:
         return False
-    ranked = _ranked(shard, tuple(sorted(observed.map.agents)))
+    ranked = _ranked(shard, _staying(observed.map))
     before = ranked[: ranked.index(observed.agent)]
     rank = sum(1 for agent in before if owned.get(agent, 0) < room)
     return observed.unowned_s.get(shard, 0.0) >= rank * PATIENCE_S
@@ -189,7 +194,7 @@ def _to_hand_over(observed: Observed, owned: Mapping[AgentId, int]) -> Iterator[
     fabric_map = observed.map
     is_calm = not observed.is_busy and all(fabric_map.owner(shard.id) for shard in fabric_map.shards())
     if is_calm and observed.served and owned[observed.agent] > _room(fabric_map):
-        agents = tuple(sorted(fabric_map.agents))
+        agents = _staying(fabric_map)
         yield HandOver(
             max(observed.served, key=lambda shard: (_ranked(shard, agents).index(observed.agent), shard))
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
@@ -29,7 +30,7 @@ from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ostraca_dpu_agent.owner.service import OwnerService
     from ostraca_dpu_agent.settings import AgentSettings
@@ -45,6 +46,10 @@ _RECOVERED_WITHIN_S = 0.25
 """How long a turn waits for recoveries that are under way."""
 
 _LOOK_FOR_SUCCESSORS_S = 0.05
+
+_READ_BY_NEXT_S = 2.0
+"""How long an agent that ends goes on answering when all its shards are claimed: reading the summaries of a
+terabyte takes as long. What is not read by then is a miss for a moment."""
 
 
 class Steward:
@@ -159,15 +164,18 @@ class Steward:
         next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
         """
         self._is_leaving = True
+        try:
+            await self._membership.join(replace(self._agent, is_leaving=True))
+        except MembershipError as error:
+            log.warning(
+                "%s can't say that it leaves: others take its shards when it has (%s)", self._agent.id, error
+            )
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
-        while self._clock() < until_s:
-            fabric_map = self._membership.map
-            others = set(fabric_map.agents) - {self._agent.id}
-            if not others or all(fabric_map.owner(shard) in others for shard in shards):
-                return
+        while self._clock() < until_s and not self._are_owned_by_others(shards):
             await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
+        await asyncio.sleep(max(0.0, min(_READ_BY_NEXT_S, until_s - self._clock())))
 
     async def close(self) -> bool:
         """Write what is committed, then give every claim back. The drives stay open.
@@ -180,6 +188,12 @@ class Steward:
         await self._loops.stop()
         self._owner.forget()
         return all(ends) and not self._tasks
+
+    def _are_owned_by_others(self, shards: Sequence[ShardId]) -> bool:
+        """Say whether every one of these has its next owner, or there is nobody who could be."""
+        fabric_map = self._membership.map
+        others = set(fabric_map.agents) - {self._agent.id}
+        return not others or all(fabric_map.owner(shard) in others for shard in shards)
 
     def _until_next_turn_s(self) -> float:
         """Look sooner while it may soon be our turn to claim what nobody owns."""

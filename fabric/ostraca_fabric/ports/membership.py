@@ -57,7 +57,8 @@ class Membership(Protocol):
 
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent; a record of the same id with another start id is replaced, and its claims
-        end. Call it again when the agent is no longer in the map: its lease has run out.
+        end. Call it again when the agent is no longer in the map: its lease has run out; or to say something
+        else of itself, which leaves its claims as they are.
         """
 
     async def leave(self, agent: AgentId, start: StartId) -> None:

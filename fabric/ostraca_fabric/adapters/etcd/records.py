@@ -57,6 +57,7 @@ class _Agent(msgspec.Struct, frozen=True):
     agent: str
     start: str
     addresses: tuple[str, ...]
+    leaving: bool = False
 
 
 class _Drive(msgspec.Struct, frozen=True):
@@ -151,13 +152,19 @@ def decode_key_check(data: bytes) -> str:
 
 def encode_agent(record: AgentRecord) -> bytes:
     """Describe an agent."""
-    return msgspec.json.encode(_Agent(VERSION, record.id, record.start.hex(), record.addresses))
+    return msgspec.json.encode(
+        _Agent(VERSION, record.id, record.start.hex(), record.addresses, record.is_leaving)
+    )
 
 
 def decode_agent(data: bytes) -> AgentRecord:
     """Return an agent."""
     return _decoded(
-        data, _Agent, lambda read: AgentRecord(AgentId(read.agent), _start_of(read.start), read.addresses)
+        data,
+        _Agent,
+        lambda read: AgentRecord(
+            AgentId(read.agent), _start_of(read.start), read.addresses, is_leaving=read.leaving
+        ),
     )
 
 
