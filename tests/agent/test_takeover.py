@@ -221,6 +221,8 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         leaving = asyncio.create_task(agents.fabric.agent.hand_over())
         await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) is None)
         assert first.is_closed
+        (closed,) = agents.grants
+        assert (closed.agent, closed.is_closed) == (FIRST, True)
         await look()
         drive.let_go()
         await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) == SECOND)
@@ -229,7 +231,5 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         await look()
         await leaving
         assert seen == [[BlockState.HIT] * 8] * 3
-        closed = agents.grants[0]
-        assert (closed.agent, closed.is_closed) == (FIRST, True)
         got = await other.get(other.worker(), range(8))
         assert get_states(got) == [BlockState.HIT] * 8

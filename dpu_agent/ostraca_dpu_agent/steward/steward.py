@@ -173,7 +173,7 @@ class Steward:
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
-        while self._clock() < until_s and not self._are_owned_by_others(shards):
+        while self._clock() < until_s and not self._are_owned_by_others(shards):  # noqa: ASYNC110 (maps come to ``run``)
             await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
         await asyncio.sleep(max(0.0, min(_READ_BY_NEXT_S, until_s - self._clock())))
 
