@@ -70,8 +70,9 @@ class PeerSettings:
     backoff_max_s: float = 5.0
     """The longest pause. What an agent that comes back may go unnoticed for, in misses."""
 
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    """When a peer is held off."""
+    breaker: BreakerSettings = field(default_factory=lambda: BreakerSettings(open_s=0.5, open_max_s=5.0))
+    """When a peer is held off. Not for as long as a drive: a Ping that is not answered holds nothing up, and
+    whoever comes back is missed until one is."""
 
 
 def _let_be(_: asyncio.Future[Answer]) -> None:
