@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import msgspec
 
+from ostraca_fabric.outcome import Reason
+
 EVENTS_MAX = 256
 """The most events of one block that an agent tells; the newest."""
 
@@ -73,6 +75,8 @@ class OwnerView(msgspec.Struct, frozen=True):
     """Whether some reader keeps its segment from being reused."""
 
     is_being_written: bool = False
+    is_withheld: bool = False
+    """Whether its segment lies under an earlier owner's grant, so that this one may still write there."""
 
 
 class BlockExplanation(msgspec.Struct, frozen=True):
@@ -130,25 +134,64 @@ def verdict(explanation: BlockExplanation) -> str:
     return f"It can't be got: {_fate(explanation)}."
 
 
+_MEANINGS = {
+    Reason.FENCED.name: "the owner could not tell whether its claim still stood, or had lost it",
+    Reason.STALE_MAP.name: "the agent that put it had not heard of two changes of the placement",
+}
+"""Reasons that say nothing to who has not read of ownership."""
+
+_OF_OWNERS = (
+    EventKind.RESERVED.name,
+    EventKind.COMMITTED.name,
+    EventKind.EVICTED.name,
+    EventKind.DROPPED.name,
+)
+"""What only an owner has happen to a block."""
+
+
 def _listed(explanation: BlockExplanation) -> str:
+    view = explanation.owner_view
     if explanation.is_held_off:
         return (
             f"It can't be got now: shard {explanation.shard} lists it, and {explanation.agent} leaves its "
             "drive alone for a while, because it failed or kept silent."
         )
+    if view is not None and view.is_withheld:
+        return (
+            f"It can be got now, from flash: shard {explanation.shard} lists it, in a segment that its "
+            "earlier owner may still use for other blocks; then it is a miss."
+        )
     return f"It can be got now, from flash: shard {explanation.shard} lists it."
 
 
 def _fate(explanation: BlockExplanation) -> str:
-    for event in reversed(explanation.events):
+    for number, event in reversed(list(enumerate(explanation.events))):
         words = _FATES.get(event.kind)
         if words is not None:
             why = f" for {event.reason}" if event.reason else ""
-            return words.format(ago=age_text(event.age_s), state=event.state, why=why)
+            told = words.format(ago=age_text(event.age_s), state=event.state, why=why)
+            meaning = _MEANINGS.get(event.reason)
+            told += f": {meaning}" if meaning else ""
+            owner = _owner_then(explanation.events[: number + 1])
+            return f"{told}; {owner} owned the shard then" if owner not in ("", explanation.owner) else told
     return (
         f"shard {explanation.shard} does not list it, and nobody remembers a put of it; memory reaches back "
         f"{age_text(explanation.events_reach_s)}"
     )
+
+
+def _owner_then(events: tuple[BlockEvent, ...]) -> str:
+    """Return the agent that owned the shard at the last of these events; empty where none of them says so.
+
+    A request's events at its mover and at an owner bear one label.
+    """
+    last = events[-1]
+    told = (
+        event.agent
+        for event in reversed(events)
+        if event.kind in _OF_OWNERS and (event is last or (event.label and event.label == last.label))
+    )
+    return next(told, "")
 
 
 def age_text(age_s: float) -> str:

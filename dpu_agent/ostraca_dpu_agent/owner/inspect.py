@@ -34,5 +34,6 @@ def inspect(owned: OwnedShard | None, key: bytes, events: EventRing) -> OwnerVie
         length=int(core.index.lengths(row)[0]) if is_listed else 0,
         generation=int(core.ring.generations[segments[0]]) if is_listed else 0,
         is_pinned=is_listed and bool(core.pins.on_segment[segments[0]] > 0),
+        is_withheld=is_listed and bool(core.grants.is_withheld[segments[0]]),
         is_being_written=bool(core.reservations.in_flight.find(wanted)[0] >= 0),
     )

@@ -122,7 +122,9 @@ def _index_text(found: BlockExplanation) -> str:
         return "not listed" + ("; it is being written" if view.is_being_written else "")
     epoch, count = generation_parts(Generation(view.generation))
     pinned = "; its segment is pinned" if view.is_pinned else ""
-    return f"{view.length} bytes at {view.offset}, in generation {epoch}.{count} of its segment{pinned}"
+    withheld = "; the owner before may still use it" if view.is_withheld else ""
+    place = f"{view.length} bytes at {view.offset}, in generation {epoch}.{count} of its segment"
+    return place + pinned + withheld
 
 
 def _event_text(event: BlockEvent, now_s: float) -> str:
