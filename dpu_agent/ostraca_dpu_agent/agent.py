@@ -20,9 +20,9 @@ from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.neighbours import Neighbours
-from ostraca_dpu_agent.owner.core import recovered_share
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.session import Sessions
+from ostraca_dpu_agent.shard_status import shard_status
 from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
@@ -34,7 +34,7 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
-from ostraca_fabric.status import AgentStatus, ShardStatus
+from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.handshake import AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
@@ -42,8 +42,6 @@ from ostraca_fabric.wire.messages import ConnectionLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostraca_dpu_agent.owner.shard import OwnedShard
-    from ostraca_dpu_agent.owner.volume_copy import VolumeCopy
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.connection import Network, Server
     from ostraca_fabric.fabric_map import Claim, DriveRecord, FabricMap
@@ -244,7 +242,8 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
-        memory = self._settings.memory
+        memory, standing = self._settings.memory, self._steward.standing
+        membership = standing.status()
         status = AgentStatus(
             agent=self.id,
             start_id=self.start_id.hex(),
@@ -262,7 +261,13 @@ class Agent:
             quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
             counters=self._mover.counters.snapshot(),
             shards=tuple(
-                _shard_status(owned, self._volume_copies.of(shard), self._clock())
+                shard_status(
+                    owned,
+                    self._volume_copies.of(shard),
+                    membership,
+                    retires_in_s=self._steward.retires_in_s(shard),
+                    now_s=self._clock(),
+                )
                 for shard, owned in sorted(self._owner.shards.items())
             ),
             agents=tuple(
@@ -273,8 +278,10 @@ class Agent:
             operations=self._mover.counters.operations(),
             drives=tuple(drive.status() for _, drive in sorted(self._drives.items())),
             peers=self._owners.peers(),
+            membership=membership,
+            claims=msgspec.structs.replace(standing.counts),
         )
-        observed = observe(status, self._phase, self._steward.membership_trouble)
+        observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
@@ -296,32 +303,3 @@ class Agent:
         if before.handed_over and before.handed_over != self._handed_over.owners:
             self._routes = Routes(before.map, before, self._handed_over.owners)
         return self._routes
-
-
-def _shard_status(owned: OwnedShard, volumes: VolumeCopy | None, now_s: float) -> ShardStatus:
-    counts, spending = owned.core.counts(), owned.core.spending
-    passed_s = owned.scrub.passed_s if owned.scrub else None
-    return ShardStatus(
-        shard=owned.record.id,
-        owner_epoch=owned.epoch,
-        blocks=counts.blocks,
-        used_bytes=counts.block_bytes,
-        size_bytes=counts.capacity_bytes,
-        evicted_blocks=counts.blocks_evicted,
-        is_failing=owned.is_failing,
-        recovered=recovered_share(owned.core),
-        carried_blocks=counts.blocks_carried,
-        written_bytes=spending.written_bytes,
-        written_bytes_per_day=spending.bytes_per_day,
-        budget_bytes_per_day=spending.budget_bytes_per_day,
-        budget_level_bytes=spending.level_bytes if spending.budget_bytes_per_day else 0.0,
-        years_left=spending.years_left,
-        scrubbed_bytes=owned.scrub.read_bytes if owned.scrub else 0,
-        scrub_passes=owned.scrub.passes if owned.scrub else 0,
-        scrubbed_ago_s=now_s - passed_s if passed_s is not None else None,
-        blocks_max=counts.blocks_max,
-        index_bytes=owned.core.index.memory_bytes,
-        beyond_limit_blocks=counts.blocks_beyond_limit,
-        volumes_recorded=volumes.recorded if volumes else 0,
-        volumes_left_out=volumes.left_out if volumes else 0,
-    )

@@ -17,22 +17,19 @@ class Phase(Enum):
     STOPPING = "I take no more requests: I am stopping."
 
 
-def observe(status: AgentStatus, phase: Phase, membership_trouble: str) -> Iterator[Observation]:
-    """Judge what an agent believes. *membership_trouble* is what the membership store failed with last, if it
-    has not answered since.
-    """
+def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
+    """Judge what an agent believes."""
     yield Observation(READY, phase is Phase.SERVING, phase.value)
+    trouble = status.membership.trouble
     yield Observation(
         "membership_answers",
-        not membership_trouble,
-        f"The membership store fails, and I work with the last map: {membership_trouble}."
-        if membership_trouble
+        not trouble,
+        f"The membership store fails, and I work with the last map: {trouble}."
+        if trouble
         else "The membership store has not failed since it was last asked.",
     )
-    recovering = [shard.shard for shard in status.shards if shard.recovered < 1]
-    yield _of_some(
-        "shards_recovered", recovering, "Shards being recovered, which take no puts before they are"
-    )
+    yield from _of_ownership(status)
+    yield _of_peers(status)
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
     yield _of_some("drives_good", troubled, "Drives in trouble")
     full = [shard.shard for shard in status.shards if 0 < shard.blocks_max <= shard.blocks]
@@ -55,6 +52,33 @@ def observe(status: AgentStatus, phase: Phase, membership_trouble: str) -> Itera
         status.staging_bytes,
         "staging, and requests are declined for it",
     )
+
+
+def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
+    recovering = [f"{shard.shard} ({shard.recovered:.0%})" for shard in status.shards if shard.recovered < 1]
+    yield _of_some(
+        "shards_recovered", recovering, "Shards being recovered, which take no puts before they are"
+    )
+    fenced = [
+        f"{shard.shard} ({shard.ownership.why_fenced})"
+        for shard in status.shards
+        if shard.ownership.is_fenced
+    ]
+    yield _of_some("shards_writable", fenced, "Shards that I own and may not write to")
+    waiting = [
+        f"{shard.shard} ({shard.ownership.withheld_segments} segments for {left_s:.0f} s more)"
+        for shard in status.shards
+        if (left_s := shard.ownership.retires_in_s) is not None
+    ]
+    yield _of_some("grants_retired", waiting, "Shards of which an earlier owner's writes may still land")
+
+
+def _of_peers(status: AgentStatus) -> Observation:
+    present = {agent for agent, _ in status.agents}
+    held_off = [
+        f"{peer.agent} ({peer.why})" for peer in status.peers if peer.is_held_off and peer.agent in present
+    ]
+    return _of_some("peers_reachable", held_off, "Agents that I ask for nothing for a while")
 
 
 _FULL = 0.95

@@ -7,44 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 
-from ostraca_fabric.status import AgentStatus, DriveStatus
+from ostraca_fabric.metric import Kind, Metric, Sample
+from ostraca_fabric.status import AgentStatus, DriveStatus, PeerStatus, ShardStatus
 from ostraca_fabric.tallies import OperationTally
-
-
-class Kind(Enum):
-    """How a metric's values are to be read."""
-
-    COUNTER = "counter"
-    """Only rises, from zero at each start."""
-
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-    """Always 1; its labels are what it says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. Its name ends in its unit, if it has one."""
-
-    name: str
-    kind: Kind
-    unit: str
-    labels: tuple[str, ...]
-    help: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One value of a metric; a histogram's is the tally that holds its buckets."""
-
-    metric: Metric
-    labels: tuple[str, ...]
-    value: float | OperationTally
-
 
 _C, _G, _H, _I = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.INFO
 _OUTCOME = ("operation", "state", "reason")
@@ -141,6 +107,46 @@ AGENT_ESTIMATED = Metric(
     ("what",),
     "Loads from flash whose callers said how long recomputing takes and that were let in: how long they were "
     "expected to take (expected), how long they took (took), and by how much each differed (error).",
+)
+AGENT_FOUND_EARLIER = Metric(
+    "ostraca_agent_found_earlier_blocks",
+    _C,
+    "blocks",
+    (),
+    "Blocks that look-ups, gets and prefetches found only where an earlier placement epoch put them.",
+)
+AGENT_MEMBERSHIP_SILENT = Metric(
+    "ostraca_agent_membership_silent_seconds",
+    _G,
+    "seconds",
+    (),
+    "How long the membership store has not answered; 0 while it does.",
+)
+AGENT_CLAIMS = Metric(
+    "ostraca_agent_claims",
+    _C,
+    "claims",
+    ("fate",),
+    "Claims of shards that stood when their shard was recovered (made), that ended with the lease or were "
+    "another agent's all at once (lost), and shards left in order (handed_over).",
+)
+AGENT_PEER_HELD_OFF = Metric(
+    "ostraca_agent_peer_held_off",
+    _G,
+    "",
+    ("peer",),
+    "1 while another agent is asked for nothing because it failed to answer, else 0.",
+)
+AGENT_PEER_OPENED = Metric(
+    "ostraca_agent_peer_breaker_opened", _C, "", ("peer",), "How often another agent began to be held off."
+)
+AGENT_PEER_REQUESTS = Metric(
+    "ostraca_agent_peer_requests",
+    _C,
+    "requests",
+    ("peer", "outcome"),
+    "Requests to another agent by how they ended: answered, refused, late, or unreachable where it was held "
+    "off as well.",
 )
 DRIVE_CONDITION = Metric(
     "ostraca_drive_condition",
@@ -245,6 +251,33 @@ SHARD_SCRUBBED = Metric(
 SHARD_SCRUBS = Metric(
     "ostraca_shard_scrub_passes", _C, "passes", ("shard",), "How often all that lies there was read again."
 )
+SHARD_EPOCH = Metric(
+    "ostraca_shard_owner_epoch", _G, "", ("shard",), "Rises with each owner; 0 while the shard is recovered."
+)
+SHARD_FENCED = Metric(
+    "ostraca_shard_fenced",
+    _G,
+    "",
+    ("shard",),
+    "1 while the agent owns the shard, has recovered it and may not write to it, else 0.",
+)
+SHARD_GRANTED = Metric(
+    "ostraca_shard_granted_segments", _G, "segments", ("shard",), "Segments that this owner may write."
+)
+SHARD_WITHHELD = Metric(
+    "ostraca_shard_withheld_segments",
+    _G,
+    "segments",
+    ("shard",),
+    "Segments that are not written to because writes of an earlier owner may still land there.",
+)
+SHARD_ADOPTED = Metric(
+    "ostraca_shard_adopted_blocks",
+    _C,
+    "blocks",
+    ("shard",),
+    "Blocks that an earlier owner listed after this one had begun, and that were found.",
+)
 SHARD_FAILING = Metric(
     "ostraca_shard_failing",
     _G,
@@ -321,8 +354,12 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         (AGENT_CACHE_USED, status.cache_used_bytes),
         (AGENT_QUARANTINED_CACHE, status.quarantined_cached_bytes),
         (AGENT_QUARANTINED_CACHED, status.quarantined_cached_blocks),
+        (AGENT_FOUND_EARLIER, counters.found_earlier),
+        (AGENT_MEMBERSHIP_SILENT, status.membership.silent_s),
     ):
         yield Sample(metric, (), value)
+    for fate in ("made", "lost", "handed_over"):
+        yield Sample(AGENT_CLAIMS, (fate,), getattr(status.claims, fate))
     prefetched = counters.prefetched
     for fate, blocks, size_bytes in (
         ("brought", prefetched.blocks, prefetched.bytes),
@@ -339,27 +376,19 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     ):
         yield Sample(AGENT_ESTIMATED, (what,), seconds)
     yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
+    for peer in status.peers:
+        yield from _peer_samples(peer)
     for drive in status.drives:
         yield from _drive_samples(drive)
     for shard in status.shards:
-        for metric, value in (
-            (SHARD_BLOCKS, shard.blocks),
-            (SHARD_LIMIT, shard.blocks_max),
-            (SHARD_BEYOND, shard.beyond_limit_blocks),
-            (SHARD_INDEX, shard.index_bytes),
-            (SHARD_USED, shard.used_bytes),
-            (SHARD_SIZE, shard.size_bytes),
-            (SHARD_EVICTED, shard.evicted_blocks),
-            (SHARD_CARRIED, shard.carried_blocks),
-            (SHARD_WRITTEN, shard.written_bytes),
-            (SHARD_SCRUBBED, shard.scrubbed_bytes),
-            (SHARD_SCRUBS, shard.scrub_passes),
-            (SHARD_FAILING, shard.is_failing),
-        ):
-            yield Sample(metric, (shard.shard,), value)
-        if shard.years_left is not None:
-            yield Sample(SHARD_BUDGET, (shard.shard,), shard.budget_level_bytes)
-            yield Sample(SHARD_YEARS_LEFT, (shard.shard,), shard.years_left)
+        yield from _shard_samples(shard)
+
+
+def _peer_samples(peer: PeerStatus) -> Iterator[Sample]:
+    yield Sample(AGENT_PEER_HELD_OFF, (peer.agent,), peer.is_held_off)
+    yield Sample(AGENT_PEER_OPENED, (peer.agent,), peer.held_off)
+    for outcome in ("answered", "refused", "late", "unreachable"):
+        yield Sample(AGENT_PEER_REQUESTS, (peer.agent, outcome), getattr(peer.asks, outcome))
 
 
 _CONDITIONS = {"good": 0, "suspect": 1, "failed": 2}
@@ -379,6 +408,33 @@ def _drive_samples(drive: DriveStatus) -> Iterator[Sample]:
     ):
         yield Sample(DRIVE_TROUBLE, (drive.drive, what), count)
     yield Sample(DRIVE_QUEUED, (drive.drive,), drive.queued_blocks)
+
+
+def _shard_samples(shard: ShardStatus) -> Iterator[Sample]:
+    ownership = shard.ownership
+    for metric, value in (
+        (SHARD_BLOCKS, shard.blocks),
+        (SHARD_LIMIT, shard.blocks_max),
+        (SHARD_BEYOND, shard.beyond_limit_blocks),
+        (SHARD_INDEX, shard.index_bytes),
+        (SHARD_USED, shard.used_bytes),
+        (SHARD_SIZE, shard.size_bytes),
+        (SHARD_EVICTED, shard.evicted_blocks),
+        (SHARD_CARRIED, shard.carried_blocks),
+        (SHARD_WRITTEN, shard.written_bytes),
+        (SHARD_SCRUBBED, shard.scrubbed_bytes),
+        (SHARD_SCRUBS, shard.scrub_passes),
+        (SHARD_EPOCH, shard.owner_epoch),
+        (SHARD_FENCED, ownership.is_fenced),
+        (SHARD_GRANTED, ownership.granted_segments),
+        (SHARD_WITHHELD, ownership.withheld_segments),
+        (SHARD_ADOPTED, ownership.adopted_blocks),
+        (SHARD_FAILING, shard.is_failing),
+    ):
+        yield Sample(metric, (shard.shard,), value)
+    if shard.years_left is not None:
+        yield Sample(SHARD_BUDGET, (shard.shard,), shard.budget_level_bytes)
+        yield Sample(SHARD_YEARS_LEFT, (shard.shard,), shard.years_left)
 
 
 def operation_samples(

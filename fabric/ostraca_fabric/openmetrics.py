@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from ostraca_fabric.metrics import METRICS, Kind, Metric, Sample
+from ostraca_fabric.metric import Kind, Metric, Sample
+from ostraca_fabric.metrics import METRICS
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, OperationTally
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -8,6 +8,38 @@ from ostraca_fabric.conditions import Condition
 from ostraca_fabric.tallies import OperationTally
 
 
+class OwnershipStatus(msgspec.Struct, frozen=True):
+    """What the owner of a shard may write, and what earlier owners may: see docs/explanation/ownership.md."""
+
+    may_write_for_s: float | None = None
+    """How long space is handed out and summaries are written, unless the membership store says before that
+    the claim still stands. None where no other agent can own the shard."""
+
+    why_fenced: str = ""
+    """Why nothing may be written, as a clause; empty when it may, or is recovering."""
+
+    is_superseded: bool = False
+    """Whether another owner has a higher epoch: then nothing is ever written again under this one."""
+
+    granted_segments: int = 0
+    granted_ahead_segments: int = 0
+    """Of these, how many are next in line to be opened."""
+
+    withheld_segments: int = 0
+    """Under grants of earlier owners: got from, and not written to."""
+
+    retires_in_s: float | None = None
+    """How long until the last of those grants may be retired; None when there is none."""
+
+    adopted_blocks: int = 0
+    """Listed by an earlier owner after this one had begun, and found."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether nothing may be written though the shard is recovered."""
+        return bool(self.why_fenced)
+
+
 class ShardStatus(msgspec.Struct, frozen=True):
     """One shard, as its owner sees it."""
 
@@ -71,6 +103,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     volumes_left_out: int = 0
     """Volumes that found no room in it."""
 
+    ownership: OwnershipStatus = OwnershipStatus()
+
 
 class DriveStatus(msgspec.Struct, frozen=True):
     """One drive, as one agent sees it: see ``drive_health``. Counts since the agent started."""
@@ -106,6 +140,20 @@ class DriveStatus(msgspec.Struct, frozen=True):
     """Submitted and not ended."""
 
 
+class AskCounters(msgspec.Struct):
+    """How requests to another agent ended. Those that their askers gave up are in none of the counts."""
+
+    answered: int = 0
+    refused: int = 0
+    """It said that it failed, as when it has too much to do; or too much waited to be sent to it."""
+
+    late: int = 0
+    """Not answered within their deadline."""
+
+    unreachable: int = 0
+    """There was no connection, it was lost, or the agent was held off."""
+
+
 class PeerStatus(msgspec.Struct, frozen=True):
     """Another agent, as one agent's connection to it sees it. Counts since the agent started."""
 
@@ -128,6 +176,31 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
     why: str = ""
     """What failed last; empty while all is well."""
+
+    asks: AskCounters = msgspec.field(default_factory=AskCounters)
+
+
+class MembershipStatus(msgspec.Struct, frozen=True):
+    """Whether the membership store answers one agent."""
+
+    silent_s: float = 0.0
+    """How long it has not answered; 0 while it does."""
+
+    trouble: str = ""
+    """What it failed with when it was asked last; empty while it answers."""
+
+
+class ClaimCounters(msgspec.Struct):
+    """What became of an agent's claims of shards, since it started."""
+
+    made: int = 0
+    """Claims that stood when their shard was recovered, those made again after the lease ran out included."""
+
+    lost: int = 0
+    """Claims that ended with the lease, or were another agent's all at once."""
+
+    handed_over: int = 0
+    """Shards left in order, with nothing under way any more."""
 
 
 class PrefetchCounters(msgspec.Struct):
@@ -175,6 +248,9 @@ class AgentCounters(msgspec.Struct, frozen=True):
     damaged: int = 0
     """Blocks read from flash that failed their tag."""
 
+    found_earlier: int = 0
+    """Blocks that look-ups, gets and prefetches found only where an earlier placement epoch put them."""
+
     prefetched: PrefetchCounters = msgspec.field(default_factory=PrefetchCounters)
     estimates: EstimateCounters = msgspec.field(default_factory=EstimateCounters)
 
@@ -217,3 +293,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     peers: tuple[PeerStatus, ...] = ()
     """Every agent elsewhere that it has asked for something."""
+
+    membership: MembershipStatus = MembershipStatus()
+    claims: ClaimCounters = msgspec.field(default_factory=ClaimCounters)

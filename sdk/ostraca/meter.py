@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric import metrics, openmetrics
+from ostraca_fabric.metric import Sample
 from ostraca_fabric.outcome import BlockState, PutState
 from ostraca_fabric.tallies import STATES, OperationTally, Tally
 
@@ -53,8 +54,8 @@ class ClientMetrics:
         """Return them as OpenMetrics text, for Prometheus: ``docs/reference/metrics.md`` lists them."""
         return openmetrics.render(self._samples())
 
-    def _samples(self) -> Iterator[metrics.Sample]:
-        yield metrics.Sample(metrics.CLIENT_INFO, (self.worker, self.agent, self.transport), 1)
+    def _samples(self) -> Iterator[Sample]:
+        yield Sample(metrics.CLIENT_INFO, (self.worker, self.agent, self.transport), 1)
         yield from metrics.operation_samples(
             self.operations, metrics.CLIENT_BLOCKS, metrics.CLIENT_BYTES, metrics.CLIENT_SECONDS
         )
@@ -64,7 +65,7 @@ class ClientMetrics:
             (metrics.CLIENT_ARENA, self.arena_bytes),
             (metrics.CLIENT_QUARANTINED, self.quarantined_bytes),
         ):
-            yield metrics.Sample(metric, (), value)
+            yield Sample(metric, (), value)
 
 
 class Meter:

@@ -7,14 +7,15 @@ import pytest
 from tests.fabric.metrics_samples import STATUS
 
 from ostraca_dpu_agent.conditions import Phase, observe
-from ostraca_fabric.status import AgentStatus, DriveStatus
+from ostraca_fabric.status import AgentStatus, DriveStatus, MembershipStatus, OwnershipStatus, PeerStatus
 
 (SHARD,) = STATUS.shards
 GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),))
+HELD_OFF = PeerStatus("agent-1", is_held_off=True, why="a look-up's deadline was missed")
 
 
-def untrue(status: AgentStatus, phase: Phase = Phase.SERVING, trouble: str = "") -> dict[str, str]:
-    return {each.name: each.sentence for each in observe(status, phase, trouble) if not each.is_true}
+def untrue(status: AgentStatus, phase: Phase = Phase.SERVING) -> dict[str, str]:
+    return {each.name: each.sentence for each in observe(status, phase) if not each.is_true}
 
 
 def with_shard(**fields: object) -> AgentStatus:
@@ -36,7 +37,25 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
         (
             with_shard(recovered=0.5),
             "shards_recovered",
-            "Shards being recovered, which take no puts before they are: enclosure-0/drive-0/0.",
+            "Shards being recovered, which take no puts before they are: enclosure-0/drive-0/0 (50%).",
+        ),
+        (
+            with_shard(ownership=OwnershipStatus(0.0, "the store is silent")),
+            "shards_writable",
+            "Shards that I own and may not write to: enclosure-0/drive-0/0 (the store is silent).",
+        ),
+        (
+            with_shard(ownership=OwnershipStatus(withheld_segments=3, retires_in_s=41.7)),
+            "grants_retired",
+            (
+                "Shards of which an earlier owner's writes may still land: enclosure-0/drive-0/0 (3 segments "
+                "for 42 s more)."
+            ),
+        ),
+        (
+            msgspec.structs.replace(GOOD, peers=(HELD_OFF,)),
+            "peers_reachable",
+            "Agents that I ask for nothing for a while: agent-1 (a look-up's deadline was missed).",
         ),
         (
             with_shard(blocks_max=SHARD.blocks),
@@ -68,9 +87,14 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
 
 
 def test_an_unreachable_membership_store_is_told() -> None:
-    assert untrue(GOOD, trouble="etcd is down") == {
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(3.0, "etcd is down"))
+    assert untrue(status) == {
         "membership_answers": "The membership store fails, and I work with the last map: etcd is down."
     }
+
+
+def test_an_agent_that_has_left_the_fabric_need_not_be_reached() -> None:
+    assert untrue(msgspec.structs.replace(GOOD, peers=(HELD_OFF,), agents=GOOD.agents[:1])) == {}
 
 
 def test_a_cache_that_is_off_and_a_drive_without_a_rating_are_no_trouble() -> None:
@@ -81,5 +105,5 @@ def test_a_cache_that_is_off_and_a_drive_without_a_rating_are_no_trouble() -> No
 def test_of_many_only_some_are_named() -> None:
     shards = tuple(msgspec.structs.replace(SHARD, shard=f"s{number}", recovered=0.0) for number in range(9))
     assert untrue(msgspec.structs.replace(GOOD, shards=shards))["shards_recovered"].endswith(
-        ": s0, s1, s2, s3 and 5 more."
+        ": s0 (0%), s1 (0%), s2 (0%), s3 (0%) and 5 more."
     )

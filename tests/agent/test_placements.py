@@ -123,10 +123,12 @@ async def grown() -> AsyncIterator[tuple[Assembly, MemoryWorker, HeldDrive]]:
 
 
 async def test_all_blocks_are_found_after_an_enclosure_has_come() -> None:
-    async with grown() as (fabric, worker, _):
+    async with grown() as (fabric, worker, drive):
         assert await looked_up(fabric, NUMBERS) == {BlockState.HIT}
         assert await looked_up(fabric, NUMBERS, pin_s=1.0) == {BlockState.HIT}
         assert await got(fabric, worker, NUMBERS) == {BlockState.HIT}
+        counters = fabric.agent.status().counters
+        assert counters.found_earlier == 3 * sum(placed_on(fabric, NUMBERS, drive))
 
 
 async def test_blocks_that_lie_where_they_were_exist_and_are_not_written_again() -> None:

@@ -13,6 +13,7 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.status import ClaimCounters
 
 
 async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
@@ -49,6 +50,7 @@ async def test_a_claim_that_ran_out_is_claimed_again_and_nothing_was_lost(
         await until(lambda: fabric.mover.routes().map.owner(shard) is not None)
         assert fabric.shard is owned
         assert fabric.shard.epoch == epoch
+        assert fabric.agent.status().claims == ClaimCounters(made=2, lost=1)
         assert put_states(await fabric.put(worker, [1, 2])) == [PutState.EXISTS, PutState.COMMITTED]
 
 
@@ -65,6 +67,18 @@ async def test_a_shard_that_another_agent_claimed_meanwhile_is_served_no_more() 
         await until(lambda: shard not in fabric.service.shards)
         assert owned.is_closed
         assert owned.core.grants.is_fenced
+        assert fabric.agent.status().claims == ClaimCounters(made=1, lost=1)
+
+
+async def test_a_claim_that_is_another_agent_s_all_at_once_counts_as_lost() -> None:
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        shard, store = ShardId(SHARD), fabric.membership.store
+        other = AgentRecord(AgentId("agent-1"), StartId(b"1" * 16), ())
+        store.join(other)
+        store.release(shard, AgentId("agent-0"), StartId(fabric.agent.start_id))
+        assert store.claim(shard, other.id, other.start, epoch_at_least=OwnerEpoch(1)) is not None
+        await until(lambda: shard not in fabric.service.shards)
+        assert fabric.agent.status().claims == ClaimCounters(made=1, lost=1)
 
 
 async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go_on(
@@ -84,11 +98,21 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
             assert put_states(declined) == [PutState.DECLINED]
             assert set(declined.reasons) == {Reason.FENCED}
             assert put_states(await fabric.put(worker, [1])) == [PutState.EXISTS]
-            assert membership_answers(fabric.agent) == (False, "nobody answers")
-        await until(lambda: membership_answers(fabric.agent)[0])
+            assert condition(fabric.agent, "membership_answers") == (False, "nobody answers")
+            status = fabric.agent.status()
+            assert status.membership.silent_s > 0
+            (ownership,) = (shard.ownership for shard in status.shards)
+            assert ownership.may_write_for_s == 0.0
+            assert not ownership.is_superseded
+            is_writable, why = condition(fabric.agent, "shards_writable")
+            assert not is_writable
+            assert "the membership store has been silent for" in why
+            assert condition(fabric.agent, "ready")[0]
+        await until(lambda: condition(fabric.agent, "membership_answers")[0])
+        await until(lambda: condition(fabric.agent, "shards_writable")[0])
         assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
 
 
-def membership_answers(agent: Agent) -> tuple[bool, str]:
-    (found,) = (each for each in agent.status().conditions if each.name == "membership_answers")
+def condition(agent: Agent, name: str) -> tuple[bool, str]:
+    (found,) = (each for each in agent.status().conditions if each.name == name)
     return found.is_true, found.sentence.rpartition(": ")[2].rstrip(".")

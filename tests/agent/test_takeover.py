@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 from tests.agent.assembly import (
     SETTINGS,
     SHARD,
@@ -26,9 +27,11 @@ from tests.agent.owned_shard import keys_of
 
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.explain import BlockExplanation, verdict
 from ostraca_fabric.ids import AgentId, ShardId
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.wire.messages import Lookup
+from ostraca_fabric.status import ClaimCounters
+from ostraca_fabric.wire.messages import Explain, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.adapters.memory_store import MemoryStore
     from ostraca_fabric.fabric_map import FabricMap, Grant
     from ostraca_fabric.ids import StartId
+    from ostraca_fabric.status import OwnershipStatus
     from ostraca_fabric.volume import VolumeRecord
 
 FIRST, SECOND, THE_SHARD = AgentId("agent-0"), AgentId("agent-1"), ShardId(SHARD)
@@ -110,6 +114,21 @@ class Pair:
         """The fabric as the second agent's workers see it."""
         return replace(self.fabric, agent=self.second)
 
+    def ownership(self, agent: Agent) -> OwnershipStatus:
+        """What an agent says of the shard that it owns, or believes to own."""
+        (shard,) = agent.status().shards
+        return shard.ownership
+
+    def conditions(self, agent: Agent) -> dict[str, str]:
+        """What is not as it should be."""
+        return {each.name: each.sentence for each in agent.status().conditions if not each.is_true}
+
+    async def explained(self, agent: Agent, number: int) -> BlockExplanation:
+        """What an agent tells of a block."""
+        asked = Explain(1, 5.0, "v", chain_of([number]))
+        told = await agent._mover.explain(self.fabric.volume, asked)
+        return msgspec.msgpack.decode(told.body, type=BlockExplanation)
+
     async def taken_over(self) -> None:
         """Wait until the second agent hands out space."""
 
@@ -179,11 +198,13 @@ async def test_what_the_one_before_still_lists_is_adopted_until_its_fence_has_pa
         (ours,) = agents.second_shard.core.index.find(keys_of([41])).tolist()
         assert await committed(first, made, [40, 41]) == [PutState.COMMITTED] * 2
         await until(lambda: found(other, [40]) == [True])
+        assert agents.ownership(agents.second).adopted_blocks == 1
         assert agents.second_shard.core.index.find(keys_of([41])).tolist() == [ours]  # its own entry wins
         await until(lambda: not first.core.grants.may_write(agents.fabric.agent._clock()))
         declined = await agents.fabric.put(agents.fabric.worker(), [50])
         assert put_states(declined) == [PutState.DECLINED]
         assert set(declined.reasons) <= {Reason.FENCED, Reason.NO_OWNER}
+        assert agents.ownership(agents.fabric.agent).is_fenced
 
 
 async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> None:
@@ -194,11 +215,21 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         begun_s = clock()
         await agents.taken_over()
         assert agents.second_shard.withheld == withheld
+        mine = agents.ownership(agents.second)
+        assert (mine.withheld_segments, mine.adopted_blocks, mine.is_fenced) == (len(withheld), 0, False)
+        assert mine.retires_in_s is not None
+        assert 0 < mine.retires_in_s <= QUICK.owner.grant_s + QUICK.owner.hold_s + QUICK.owner.late_write_s
+        assert 0 < mine.granted_ahead_segments <= mine.granted_segments
+        assert f"({len(withheld)} segments for" in agents.conditions(agents.second)["grants_retired"]
+        assert "that its earlier owner may still use" in verdict(await agents.explained(agents.second, 1))
         await until(lambda: len(agents.grants) == 1)
         owner = QUICK.owner
         assert clock() - begun_s >= owner.grant_s + owner.hold_s + owner.late_write_s
         assert agents.grants[0].agent == SECOND
-        assert agents.second_shard.withheld == frozenset()
+        await until(lambda: agents.second_shard.withheld == frozenset())
+        assert agents.ownership(agents.second).retires_in_s is None
+        assert agents.conditions(agents.second) == {}
+        assert verdict(await agents.explained(agents.second, 1)).endswith("lists it.")
         other = agents.seen_from_the_second()
         assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
         agents.second_shard.core.check()
@@ -230,6 +261,7 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         await agents.taken_over()
         await look()
         await leaving
+        assert agents.fabric.agent.status().claims == ClaimCounters(made=1, handed_over=1)
         assert seen == [[BlockState.HIT] * 8] * 3
         got = await other.get(other.worker(), range(8))
         assert get_states(got) == [BlockState.HIT] * 8

@@ -6,7 +6,17 @@ from rich.console import Console
 
 from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import duration_text, fabric_view
-from ostraca_fabric.status import AgentCounters, AgentStatus, DriveStatus, PrefetchCounters, ShardStatus
+from ostraca_fabric.status import (
+    AgentCounters,
+    AgentStatus,
+    AskCounters,
+    DriveStatus,
+    MembershipStatus,
+    OwnershipStatus,
+    PeerStatus,
+    PrefetchCounters,
+    ShardStatus,
+)
 
 WORN = ShardStatus(
     "e/d1/s0",
@@ -21,6 +31,17 @@ WORN = ShardStatus(
     budget_bytes_per_day=2 << 40,
     budget_level_bytes=float(1 << 39),
     years_left=7.25,
+    ownership=OwnershipStatus(3.25, "", False, 40, 30, 17, 141.0, 666),
+)
+FENCED = ShardStatus(
+    "e/d2/s0",
+    4,
+    0,
+    0,
+    2 << 30,
+    0,
+    is_failing=False,
+    ownership=OwnershipStatus(0.0, "another has a higher epoch"),
 )
 STATUS = FabricStatus(
     agents=(
@@ -46,12 +67,16 @@ STATUS = FabricStatus(
                 get_bytes=90 << 20,
                 prefetched=PrefetchCounters(8, 64, 3, 24, 5, 40),
             ),
-            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN),
+            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN, FENCED),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
             drives=(
                 DriveStatus("e/d0", condition="failed", why="is failed: 64 faults"),
                 DriveStatus("e/d1"),
             ),
+            peers=(
+                PeerStatus("agent-1", is_held_off=True, why="it is gone", asks=AskCounters(555, 0, 2, 77)),
+            ),
+            membership=MembershipStatus(65.0, "etcd is down"),
         ),
     ),
     silent=(("agent-1", "unix:///b", "it is stopped"),),
@@ -82,8 +107,26 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "3.0 TiB",
         "512.0 GiB",
         "7.2",
+        "agent-0: the membership store has not answered for 1 min 5 s: etcd is down.",
+        "e/d2/s0: agent-0 writes nothing to it, as another has a higher epoch.",
+        "agent-0: agent agent-1 is held off: it is gone.",
+        "fenced",
+        "ever",
+        "3.2 s",
+        "2 min 21 s",
+        "666",
+        "not now",
+        "555",
+        "unreached",
     ):
         assert words in text
+
+
+def test_other_agents_are_shown_only_where_one_was_asked() -> None:
+    (agent,) = STATUS.agents
+    alone = FabricStatus((msgspec.structs.replace(agent, peers=()),), ())
+    assert "Requests to other agents" in shown(STATUS)
+    assert "Requests to other agents" not in shown(alone)
 
 
 def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:

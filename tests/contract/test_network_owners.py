@@ -17,7 +17,7 @@ from ostraca_fabric.adapters.peer_link import PeerSettings
 from ostraca_fabric.connection import Server, serve
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.ids import AgentId, StartId
-from ostraca_fabric.status import PeerStatus
+from ostraca_fabric.status import AskCounters, PeerStatus
 from ostraca_fabric.testing.simulated_network import SimulatedNetwork
 from ostraca_fabric.wire.handshake import Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
@@ -111,7 +111,9 @@ class TestNetworkOwners:
         answers = [pair.owners.ask(OWNER, RESOLVE) for _ in range(INFLIGHT_MAX - 1)]
         assert all(isinstance(answer, Resolved) for answer in await asyncio.gather(*answers))
         assert len(pair.serving.connections) == 1
-        assert pair.status == PeerStatus(OWNER, is_connected=True)
+        assert pair.status == PeerStatus(
+            OWNER, is_connected=True, asks=AskCounters(answered=INFLIGHT_MAX - 1)
+        )
         pair.owner.may_answer.clear()
         slow = asyncio.ensure_future(pair.owners.ask(OWNER, Commit(0, FAR_S, ())))
         await pair.owner.until(lambda: len(pair.owner.asked) == INFLIGHT_MAX)
@@ -155,6 +157,22 @@ class TestNetworkOwners:
         assert pair.status.failures == 0
         pair.owner.may_answer.set()
         await asyncio.gather(*asking)
+
+    async def test_requests_are_counted_by_how_they_end(self, pair: Pair) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        pair.owner.answer_with = Failed(0, "overloaded", "busy")
+        await pair.owners.ask(OWNER, RESOLVE)
+        pair.owner.may_answer.clear()
+        with pytest.raises(TimeoutError):
+            await pair.owners.ask(OWNER, Commit(0, 0.01, ()))
+        given_up = asyncio.ensure_future(pair.owners.ask(OWNER, Commit(0, FAR_S, ())))
+        await pair.owner.until(lambda: len(pair.owner.asked) == 4)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        pair.network.crash("a")
+        pair.servers.clear()
+        await pair.fails()
+        assert pair.status.asks == AskCounters(answered=1, refused=1, late=1, unreachable=1)
 
     async def test_a_request_longer_than_the_peer_takes_fails_alone(self, pair: Pair) -> None:
         answer = await pair.owners.ask(OWNER, Inspect(0, FAR_S, SHARD, bytes(1 << 16)))
@@ -201,7 +219,11 @@ class TestNetworkOwners:
         await asyncio.sleep(0.1)
         assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
         assert pair.status == PeerStatus(
-            OWNER, is_connected=True, held_off=1, failures=SETTINGS.breaker.failures_max
+            OWNER,
+            is_connected=True,
+            held_off=1,
+            failures=SETTINGS.breaker.failures_max,
+            asks=pair.status.asks,
         )
 
     @pytest.mark.parametrize("is_connected", [True, False])

@@ -10,8 +10,13 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.status import (
     AgentCounters,
     AgentStatus,
+    AskCounters,
+    ClaimCounters,
     DriveStatus,
     EstimateCounters,
+    MembershipStatus,
+    OwnershipStatus,
+    PeerStatus,
     PrefetchCounters,
     ShardStatus,
 )
@@ -49,7 +54,12 @@ STATUS = AgentStatus(
     cache_used_bytes=128 << 20,
     conditions=(Condition("drives_good", False, 184.5, "1 drives are in trouble."),),
     counters=AgentCounters(
-        get_hits=4, get_hits_from_cache=3, damaged=1, prefetched=PREFETCHED, estimates=ESTIMATES
+        get_hits=4,
+        get_hits_from_cache=3,
+        damaged=1,
+        found_earlier=6,
+        prefetched=PREFETCHED,
+        estimates=ESTIMATES,
     ),
     shards=(
         ShardStatus(
@@ -69,9 +79,15 @@ STATUS = AgentStatus(
             scrub_passes=2,
             budget_level_bytes=float(1 << 28),
             years_left=7.25,
+            ownership=OwnershipStatus(
+                may_write_for_s=3.5, granted_segments=12, granted_ahead_segments=10, adopted_blocks=9
+            ),
         ),
     ),
-    agents=(("agent-0", "unix:///a"),),
+    agents=(("agent-0", "unix:///a"), ("agent-1", "tcp://b:1")),
+    peers=(PeerStatus("agent-1", is_connected=True, held_off=2, asks=AskCounters(88, 3, 4, 21)),),
+    membership=MembershipStatus(),
+    claims=ClaimCounters(made=5, lost=1, handed_over=3),
     operations=(GET, PUT),
     quarantined_cached_blocks=2,
     quarantined_cached_bytes=2 << 20,

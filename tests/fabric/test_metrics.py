@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fabric.metrics_samples import CLIENT, STATUS, tally
 
-from ostraca_fabric.metrics import AGENT_INFO, METRICS, Kind, Sample, agent_samples
+from ostraca_fabric.metric import Kind, Sample
+from ostraca_fabric.metrics import AGENT_INFO, METRICS, agent_samples
 from ostraca_fabric.openmetrics import render, sample_lines
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, Tally, tally_text

@@ -11,6 +11,8 @@ from ostraca_fabric.status import AgentCounters
 from ostraca_fabric.tallies import STATES, OperationTally, Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -20,8 +22,16 @@ if TYPE_CHECKING:
 class Counters:
     """The running counts, which requests add to."""
 
-    def __init__(self, prefetched: PrefetchCounters, estimates: EstimateCounters) -> None:
-        """Begin with nothing counted but what the DRAM cache and estimates of loads count for themselves."""
+    def __init__(
+        self,
+        prefetched: PrefetchCounters,
+        estimates: EstimateCounters,
+        found_earlier: Callable[[], int],
+    ) -> None:
+        """Begin with nothing counted but what the DRAM cache, estimates of loads and whoever locates blocks
+        count for themselves.
+        """
+        self._found_earlier = found_earlier
         self._prefetched = prefetched
         self._estimates = estimates
         self.tallies = {operation: Tally(operation) for operation in STATES}
@@ -52,6 +62,7 @@ class Counters:
             put_declined=put.of(PutState.DECLINED),
             put_bytes=put.bytes,
             damaged=self.damaged,
+            found_earlier=self._found_earlier(),
             prefetched=msgspec.structs.replace(self._prefetched),
             estimates=msgspec.structs.replace(self._estimates),
         )

@@ -166,6 +166,8 @@ class Locator:
         self._owners = owners
         self._drives = drives
         self._asking = Tasks("asking owners")
+        self.found_earlier = 0
+        """Blocks found only where an earlier placement epoch put them."""
 
     async def locate(
         self,
@@ -193,7 +195,10 @@ class Locator:
         if routes.has_earlier:
             told.sort(key=lambda each: each.part.age)
         for each in told:
-            if not _take(located, each):
+            taken = _take(located, each)
+            if each.part.age:
+                self.found_earlier += taken
+            if not taken:
                 self._release_pin(each)
         return located
 
@@ -333,19 +338,21 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _take(located: Located, told: _Told) -> bool:
-    """Note what an owner said that no newer placement epoch has; say whether its pin is needed for it."""
+def _take(located: Located, told: _Told) -> int:
+    """Note what an owner said that no newer placement epoch has; return how many blocks that is, of the
+    newest epoch found or not: its pin is needed for them.
+    """
     if told.reason is not Reason.NOT_FOUND:
         _explain(located, told)
     extents, at = told.extents, told.part.positions
     if extents is None or told.is_held_off:
-        return False
+        return 0
     rows: slice | NDArray[np.intp] = slice(None)
     if told.part.age:
         rows = np.flatnonzero(extents.is_found & ~located.is_found[at])
         at = at[rows]
         if not len(at):
-            return False
+            return 0
     located.is_found[at] = extents.is_found[rows]
     located.offsets[at] = extents.offsets[rows]
     located.lengths[at] = extents.lengths[rows]
@@ -355,7 +362,7 @@ def _take(located: Located, told: _Told) -> bool:
     located.sources.append(told.source)
     if told.pin:
         located.pins.append((told.source.owner, ShardRelease(told.source.shard, (told.pin,))))
-    return True
+    return len(at)
 
 
 def _explain(located: Located, told: _Told) -> None:

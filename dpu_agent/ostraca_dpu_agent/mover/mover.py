@@ -102,7 +102,9 @@ class Mover:
         self.locator = Locator(owners, drives)
         self.pace = Pace(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.pace, clock)
-        self.counters = Counters(staging.cache.prefetched, self.pace.estimates)
+        self.counters = Counters(
+            staging.cache.prefetched, self.pace.estimates, lambda: self.locator.found_earlier
+        )
         self.tasks = Tasks("the mover")
         self._requests = 0
         self._checkers = ThreadPoolExecutor(

@@ -72,6 +72,13 @@ class Serving:
         """The claim it is served under."""
         return Claim(*self._agent, self._claimed.epoch)
 
+    @property
+    def retires_in_s(self) -> float | None:
+        """How long until the last grant of an earlier owner may be retired; None when there is none."""
+        if not self._retire_at_s:
+            return None
+        return max(0.0, max(self._retire_at_s.values()) - self._clock())
+
     def claimed_anew(self, claimed: Claimed, claimed_s: float) -> None:
         """Go by this claim in place of the one before, which ended: nothing was handed out yet."""
         self._claimed, self.claimed_s = claimed, claimed_s

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.status import ClaimCounters, MembershipStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,25 +44,35 @@ class Standing:
         self._clock = clock
         self._claimed: dict[ShardId, OwnedShard] = {}
         self._silent_since_s: float | None = None
-        self.trouble = ""
-        """What the store failed with when it was asked last; empty while it answers."""
+        self._trouble = ""
+        self.counts = ClaimCounters()
+        """What became of claims so far."""
+
+    def status(self) -> MembershipStatus:
+        """Return whether the store answers."""
+        return MembershipStatus(self._silent_s, self._trouble)
 
     @property
-    def silent_s(self) -> float:
-        """How long the store has not answered; 0 while it does."""
+    def _silent_s(self) -> float:
         return 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
 
     def claimed(self, owned: OwnedShard, *, asked_s: float) -> None:
         """Count on a claim that was asked for then, and stands."""
         self._claimed[owned.record.id] = owned
+        self.counts.made += 1
         owned.confirm(asked_s + self._grant_s)
 
     def given_up(self, shard: ShardId) -> None:
-        """Count on this claim no more."""
+        """Count on this claim no more: it is to be given back."""
         self._claimed.pop(shard, None)
+
+    def lost(self, shard: ShardId) -> None:
+        """Count on this claim no more: another agent has one."""
+        self.counts.lost += self._claimed.pop(shard, None) is not None
 
     def joining(self) -> None:
         """Count on no claim made so far: the lease ran out. To be called before joining again."""
+        self.counts.lost += len(self._claimed)
         self._claimed.clear()
 
     async def run(self) -> None:
@@ -78,19 +89,19 @@ class Standing:
             async with asyncio.timeout(self._grant_s):
                 stands = await self._membership.confirm(self._agent.id, self._agent.start)
         except (MembershipError, TimeoutError) as error:
-            self.trouble = str(error) or f"no answer within {self._grant_s:.1f} s"
+            self._trouble = str(error) or f"no answer within {self._grant_s:.1f} s"
             if self._silent_since_s is None:
                 self._silent_since_s = asked_s
                 log.warning(
                     "%s hears nothing from the membership store: gets go on, and puts for %.1f s more (%s)",
                     self._agent.id,
                     self._grant_s,
-                    self.trouble,
+                    self._trouble,
                 )
             return
-        self.trouble = ""
+        self._trouble = ""
         if self._silent_since_s is not None:
-            log.info("%s hears from the membership store again, after %.1f s", self._agent.id, self.silent_s)
+            log.info("%s hears from the membership store again, after %.1f s", self._agent.id, self._silent_s)
             self._silent_since_s = None
         if stands:
             for owned in self._claimed.values():

@@ -94,10 +94,10 @@ class Steward:
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
 
-    @property
-    def membership_trouble(self) -> str:
-        """What is wrong with the membership store; empty when nothing is."""
-        return self.standing.trouble
+    def retires_in_s(self, shard: ShardId) -> float | None:
+        """Return how long an earlier owner's grant of a shard is waited for; None when none is."""
+        serving = self._serving.get(shard)
+        return None if serving is None else serving.retires_in_s
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
@@ -231,6 +231,7 @@ class Steward:
             has_ended = await self._ended(serving, serving.close(within_s=self._settings.drain_s))
             self.standing.given_up(shard)
             if has_ended:
+                self.standing.counts.handed_over += 1
                 await self._released(shard)
         finally:
             self._serving.pop(shard, None)
@@ -260,6 +261,8 @@ class Steward:
             case Reclaim(shard_id):
                 await self._reclaim(shard_id)
             case Stop(shard_id, gives_back=gives_back):
+                if not gives_back:
+                    self.standing.lost(shard_id)
                 if await self._stop(shard_id) and gives_back:
                     await self._released(shard_id)
             case HandOver(shard_id):
@@ -387,6 +390,7 @@ class Steward:
         if claimed is not None and claimed.epoch == serving.claim.epoch:
             self.standing.claimed(serving.owned, asked_s=asked_s)
         elif claimed is not None:
+            self.standing.lost(shard)
             await self._stop(shard)
 
     async def _claimed(self, shard: ShardId, epoch_at_least: OwnerEpoch) -> Claimed | None:

@@ -29,7 +29,7 @@ from ostraca_fabric.errors import (
     RefusedError,
 )
 from ostraca_fabric.labels import current_label
-from ostraca_fabric.status import PeerStatus
+from ostraca_fabric.status import AskCounters, PeerStatus
 from ostraca_fabric.wire.messages import Failed, Inspect, Ping, Resolve
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class PeerLink:
         self._inflight = 0
         self._failed_attempts = 0
         self._failures = 0
+        self._asks = AskCounters()
         self._not_before_s = 0.0
         self._why = ""
 
@@ -130,6 +131,7 @@ class PeerLink:
             inflight=self._inflight,
             waiting=self._waiting,
             why=self._why,
+            asks=msgspec.structs.replace(self._asks),
         )
 
     async def ask(self, request: AgentRequest) -> AnswerToAgent:
@@ -137,6 +139,21 @@ class PeerLink:
 
         ``Failed(overloaded)`` when too many wait already. Raises TimeoutError and ConnectError.
         """
+        try:
+            answer = await self._asked(request)
+        except TimeoutError:
+            self._asks.late += 1
+            raise
+        except ConnectError:
+            self._asks.unreachable += 1
+            raise
+        if isinstance(answer, Failed):
+            self._asks.refused += 1
+        else:
+            self._asks.answered += 1
+        return answer
+
+    async def _asked(self, request: AgentRequest) -> AnswerToAgent:
         until_s = self._loop.time() + max(0.0, request.deadline_s)
         self._pass()
         try:

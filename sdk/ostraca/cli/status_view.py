@@ -14,10 +14,12 @@ from ostraca_fabric.policies.endurance import YEARS_MAX
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
 
     from ostraca.cli.status import FabricStatus
-    from ostraca_fabric.status import AgentStatus, ShardStatus
+    from ostraca_fabric.status import AgentStatus, PeerStatus, ShardStatus
 
 _STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
 """Of what is told of a drive in this condition."""
@@ -77,9 +79,26 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for drive in agent.drives
         if drive.why
     ]
+    sentences += [
+        Text(sentence, style="yellow") for agent in agents for sentence in _ownership_sentences(agent)
+    ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
-    return Group(*tables, _shards(agents), _endurance(agents), *sentences)
+    peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
+    return Group(*tables, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences)
+
+
+def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
+    """Say what keeps an agent from serving puts, or from asking others."""
+    if agent.membership.trouble:
+        silent, trouble = duration_text(agent.membership.silent_s), agent.membership.trouble
+        yield f"{agent.agent}: the membership store has not answered for {silent}: {trouble}."
+    for shard in agent.shards:
+        if shard.ownership.is_fenced:
+            yield f"{shard.shard}: {agent.agent} writes nothing to it, as {shard.ownership.why_fenced}."
+    for peer in agent.peers:
+        if peer.is_held_off:
+            yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
 
 
 def _index_text(agent: AgentStatus) -> str:
@@ -191,6 +210,53 @@ def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
     )
 
 
+def _ownership(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("may write", "granted", "in line", "withheld", "for", "adopted")
+    table = _table("What owners may write", Column("shard", overflow="fold"), *_right(*names))
+    for agent in agents:
+        for shard in agent.shards:
+            table.add_row(*_ownership_row(shard))
+    return table
+
+
+def _ownership_row(shard: ShardStatus) -> tuple[str, ...]:
+    own = shard.ownership
+    segments = (own.granted_segments, own.granted_ahead_segments, own.withheld_segments)
+    return (
+        shard.shard,
+        _may_write_text(shard),
+        *map(str, segments),
+        "–" if own.retires_in_s is None else duration_text(own.retires_in_s),
+        str(own.adopted_blocks),
+    )
+
+
+def _may_write_text(shard: ShardStatus) -> str:
+    if shard.recovered < 1:
+        return "not yet"
+    if shard.ownership.is_fenced:
+        return "no more" if shard.ownership.is_superseded else "not now"
+    left_s = shard.ownership.may_write_for_s
+    return "ever" if left_s is None else f"{left_s:.1f} s"
+
+
+def _peers(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("answered", "refused", "late", "unreached", "held off")
+    table = _table("Requests to other agents since start", "agent", "to", "is", *_right(*names))
+    for agent in agents:
+        for peer in agent.peers:
+            asks = peer.asks
+            numbers = (asks.answered, asks.refused, asks.late, asks.unreachable, peer.held_off)
+            table.add_row(agent.agent, peer.agent, _peer_text(peer), *map(str, numbers))
+    return table
+
+
+def _peer_text(peer: PeerStatus) -> str:
+    if peer.is_held_off:
+        return "held off"
+    return "connected" if peer.is_connected else "not connected"
+
+
 def _endurance(agents: tuple[AgentStatus, ...]) -> Table:
     names = ("written", "a day", "budget a day", "left of it", "years left")
     table = _table("Flash written since start", Column("shard", overflow="fold"), *_right(*names))
@@ -215,7 +281,9 @@ def _endurance_row(shard: ShardStatus) -> tuple[str, ...]:
 def _health(shard: ShardStatus) -> str:
     if shard.recovered < 1:
         return f"recovering, {shard.recovered:.0%}"
-    return "failing" if shard.is_failing else "good"
+    if shard.is_failing:
+        return "failing"
+    return "fenced" if shard.ownership.is_fenced else "good"
 
 
 def duration_text(seconds: float) -> str:

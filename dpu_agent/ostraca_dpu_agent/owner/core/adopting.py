@@ -64,6 +64,7 @@ class Adoption:
             if len(lost):
                 core.eviction.note_evicted(lost)
                 core.counted["blocks_evicted"] += len(lost)
+        core.counted["blocks_adopted"] += new
         return new
 
     def retire(self, segments: Iterable[int]) -> None:

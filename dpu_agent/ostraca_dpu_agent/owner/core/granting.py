@@ -134,10 +134,8 @@ class Grants:
         if core.is_recovering or self.is_fenced or not core.is_writable:
             return None
         if self._asked is None:
-            ring, ahead = core.ring, self.ahead
-            in_line = chain(ring.free, ring.draining, ring.sealed)
-            line = [segment.number for segment in islice(in_line, ahead)]
-            if sum(number in self.own for number in line) >= max(1, _ASK_BELOW * ahead):
+            line = self._line()
+            if self._granted_of(line) >= max(1, _ASK_BELOW * self.ahead):
                 return None
             in_use = (number for number in self.own if self._is_in_use(number, now_s))
             wanted = frozenset(line).union(in_use, self._resumed)
@@ -145,6 +143,19 @@ class Grants:
                 return None
             self._asked = wanted
         return tuple(sorted(self._asked))
+
+    @property
+    def granted_ahead(self) -> int:
+        """How many segments that are next in line are granted."""
+        return self._granted_of(self._line())
+
+    def _line(self) -> list[int]:
+        ring = self._core.ring
+        in_line = chain(ring.free, ring.draining, ring.sealed)
+        return [segment.number for segment in islice(in_line, self.ahead)]
+
+    def _granted_of(self, line: list[int]) -> int:
+        return sum(number in self.own for number in line)
 
     def granted(self, segments: Iterable[int]) -> None:
         """Take the own grant as it is recorded now."""
