@@ -1,0 +1,71 @@
+"""S5: how long blocks of an agent that is killed can't be got, beside how long its lease lasts.
+
+Three agents are processes of their own, with a real etcd. The one that owns most shards is killed with
+SIGKILL, and a worker at another gets every committed block until all are there: one that never comes, or a
+wrong byte, ends the measurement. Then the agent is started again.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from tests.etcd.nodes import Cluster, program
+from tests.pod.processes import TTL_S, Pod, until
+from tests.pod.work import CHAINS, await_puts, missing, put
+
+from benchmarks.figure import Figure, Target
+from ostraca.cli.bench.series import Finding, Series
+from ostraca.cli.bench.workload import MeasureError
+
+if TYPE_CHECKING:
+    from benchmarks.conditions import Conditions
+
+_KILLS = 100
+_KILLS_SHORT = 3
+_AGENTS = 3
+_MORE_S = 2.0
+_LATE_S = 30.0
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Kill agents."""
+    if program() is None or not all(map(find_spec, ("grpc", "google"))):
+        print("s5 is left out: there is no etcd, or no grpc to talk to it", file=sys.stderr)
+        return []
+    took = Series(tuple(_times(conditions, _KILLS_SHORT if conditions.is_short else _KILLS)))
+    finding = Finding("killed", took, "its lease", Series((TTL_S,) * len(took.values)))
+    target = Target(value_at_most=TTL_S + _MORE_S)
+    return [
+        Figure("S5", "all blocks of a killed agent are back, median", "s", finding, target),
+        Figure("S5", "the same, p99; none lost, none wrong", "s", finding, target, quantile=0.99),
+    ]
+
+
+def _times(conditions: Conditions, kills: int) -> list[float]:
+    took_s = []
+    cluster = Cluster(conditions.new_directory())
+    try:
+        with Pod(conditions.new_directory(), cluster) as pod:
+            pod.create()
+            for number in range(_AGENTS):
+                pod.agent(f"agent-{number}")
+            pod.start()
+            for _ in range(kills):
+                dying = pod.owner()
+                other = next(agent for agent in pod.agents if agent is not dying)
+                with other.connect() as client:
+                    await_puts(client)
+                    if put(client) != list(CHAINS):
+                        raise MeasureError("blocks could not be put")
+                    dying.kill()
+                    took_s.append(
+                        until(lambda: not missing(client, deadline_s=0.5), "all blocks", within_s=_LATE_S)
+                    )
+                pod.start()
+    except AssertionError as error:
+        raise MeasureError(str(error)) from error
+    finally:
+        cluster.close()
+    return took_s
