@@ -9,11 +9,12 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ostraca.cli.command import Command
 from ostraca.places import agent_socket, default_directory, directory_argument
-from ostraca_fabric.errors import ConnectError, OstracaError, ProtocolError
+from ostraca_fabric.errors import ConnectError, FormatError, OstracaError, ProtocolError
 
 if TYPE_CHECKING:
     from ostraca_fabric.status import AgentStatus
@@ -48,13 +49,20 @@ def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> N
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_address_options(parser)
+    parser.add_argument(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="the fabric's file of tokens, to ask agents over TCP with (or give a token in "
+        f"{TOKEN_VARIABLE})",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
 
 
 def _run(options: argparse.Namespace) -> int:
     address = chosen_address(options)
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = _token(options.tokens)
     if options.watch and not options.json:
         _watch(address, token)
     code = _show_once(address, token, is_json=options.json)
@@ -63,6 +71,18 @@ def _run(options: argparse.Namespace) -> int:
         time.sleep(_WATCH_S)
         code = _show_once(address, token, is_json=True)
     return code
+
+
+def _token(file: Path | None) -> str:
+    """Return the token that speaks for operators. Raises FormatError."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    from ostraca.cli.serve.secret_files import read_access
+
+    tokens = read_access(file, os.getuid()).fabric_tokens
+    if not tokens:
+        raise FormatError(f"{file} has no fabric token")
+    return tokens[0]
 
 
 def chosen_address(options: argparse.Namespace) -> str:
