@@ -113,7 +113,7 @@ class AgentProcess:
     def stop(self) -> None:
         """End it in order."""
         self.signal(signal.SIGTERM)
-        assert self.ended() == 0, self.log.read_text()[-3000:]
+        assert (code := self.ended()) == 0, f"{code}: {self.log.read_text()[-3000:]}"
 
     def ended(self) -> int:
         assert self.process is not None
@@ -147,10 +147,10 @@ class Pod:
         self.where = ("--etcd", etcd.endpoints[0], "--prefix", prefix)
         self.agents: list[AgentProcess] = []
 
-    def create(self, *, enclosures: int = 2, drives: int = 2, capacity: str = "132MiB") -> str:
+    def create(self, *, enclosures: int = 2, drives: int = 2, capacity: str = "260MiB") -> str:
         done = command(
             *("fabric", "create", *self.where, "--files", self.files, "--enclosures", str(enclosures)),
-            *("--drives", str(drives), "--capacity", capacity),
+            *("--drives", str(drives), "--capacity", capacity, "--segment", "1MiB"),
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -175,6 +175,10 @@ class Pod:
         for agent in idle:
             agent.await_ready()
         self.await_settled()
+
+    def connect(self) -> ostraca.Client:
+        """Come as a worker that knows all agents."""
+        return ostraca.connect([agent.address for agent in self.agents], settings=SMALL)
 
     def shards(self) -> int:
         return sum(len(each["shards"]) for each in self.listed("enclosures/"))

@@ -10,25 +10,25 @@ pytestmark = pytest.mark.slow
 
 
 def test_creating_a_fabric_again_finds_it_and_adds_what_is_new(own: Pod) -> None:
-    said = own.create(enclosures=1, drives=1, capacity="33MiB")
+    said = own.create(enclosures=1, drives=1, capacity="17MiB")
     assert "begun under" in said
-    assert "enclosure-0  1 drive, 33.0 MiB" in said
+    assert "enclosure-0  1 drive, 17.0 MiB" in said
     kept = [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]
     assert [(own.files / name).stat().st_mode & 0o777 for name in ("fabric.key", "tokens.toml")] == [
         0o600
     ] * 2
     before = own.listed("")
-    assert "found under" in own.create(enclosures=1, drives=1, capacity="33MiB")
+    assert "found under" in own.create(enclosures=1, drives=1, capacity="17MiB")
     assert own.listed("") == before, "nothing has changed"
-    said = own.create(enclosures=2, drives=1, capacity="66MiB")
-    assert "enclosure-1  1 drive, 33.0 MiB" in said
+    said = own.create(enclosures=2, drives=1, capacity="34MiB")
+    assert "enclosure-1  1 drive, 17.0 MiB" in said
     assert len(own.listed("enclosures/")) == 2
     assert kept == [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]
 
 
 def test_creating_never_takes_away_what_is_there(own: Pod) -> None:
-    own.create(enclosures=1, drives=2, capacity="66MiB")
-    create = ("fabric", "create", *own.where, "--files", own.files, "--capacity", "66MiB", "--drives")
+    own.create(enclosures=1, drives=2, capacity="34MiB")
+    create = ("fabric", "create", *own.where, "--files", own.files, "--capacity", "34MiB", "--drives")
     fewer = command(*create, "1")
     assert (fewer.returncode, "has 2 drives" in fewer.stderr) == (2, True)
     key = own.files / "fabric.key"

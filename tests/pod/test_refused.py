@@ -59,7 +59,7 @@ def test_a_second_agent_is_refused_on_one_state_directory_and_under_one_name(pod
 
 
 def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> None:
-    own.create(enclosures=1, drives=1, capacity="33MiB")
+    own.create(enclosures=1, drives=1, capacity="17MiB")
     first, wrong = pod.agents[0], own.agent("agent-0")
     copied = own.folder / "state-agent-0"
     shutil.copytree(pod.folder / "state-agent-0", copied)
@@ -70,14 +70,14 @@ def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> 
 
 
 def test_two_fabrics_on_one_etcd_do_not_see_each_other(pod: Pod, own: Pod) -> None:
-    own.create(enclosures=1, drives=1, capacity="33MiB")
+    own.create(enclosures=1, drives=1, capacity="17MiB")
     other = own.agent("agent-0")  # of the same name as one of the other fabric
     own.start()
     with pod.agents[0].connect() as here, other.connect() as there:
-        assert put(here, [1]) == [1]
-        assert missing(there, [1]) == [1]
-        assert put(there, [2]) == [2]
-        assert missing(here, [2]) == [2]
+        assert put(here, [601]) == [601]
+        assert missing(there, [601]) == [601]
+        assert put(there, [602]) == [602]
+        assert missing(here, [602]) == [602]
     look = other.status()
     assert look is not None
     assert [agent for agent, _ in look.agents] == ["agent-0"]
@@ -86,7 +86,7 @@ def test_two_fabrics_on_one_etcd_do_not_see_each_other(pod: Pod, own: Pod) -> No
 
 
 def test_an_agent_waits_for_etcd_and_says_so(own: Pod) -> None:
-    own.create(enclosures=1, drives=1, capacity="33MiB")
+    own.create(enclosures=1, drives=1, capacity="17MiB")
     agent = own.agent("agent-0")
     own.etcd.kill()
     try:

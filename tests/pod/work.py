@@ -8,20 +8,32 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.e2e.fabric_host import content, empty, hashes, volume_of
+from tests.e2e.fabric_host import LAYOUT, empty, hashes
+from tests.e2e.fabric_host import content as content_of
 
 from ostraca import Ack, BlockState, PutState, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     import ostraca
 
+BLOCK_BYTES = 64 << 10
 BLOCKS = 2
 """Of each chain: chains are short, so that many shards have some."""
 
 CHAINS = range(24)
 _NEW = itertools.count(1_000_000)
+
+
+def volume_of(client: ostraca.Client) -> ostraca.Volume:
+    return client.volume("v", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+
+
+def content(seed: int) -> NDArray[np.uint8]:
+    return content_of(BLOCKS, seed, BLOCK_BYTES)
 
 
 def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 5.0) -> list[int]:
@@ -30,7 +42,7 @@ def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: f
     for seed in chains:
         result = volume.put(
             volume.chain(hashes(BLOCKS, seed)),
-            source=content(BLOCKS, seed),
+            source=content(seed),
             deadline_s=deadline_s,
             ack=Ack.COMMITTED,
         )
@@ -46,7 +58,7 @@ def declined(client: ostraca.Client, chains: Iterable[int]) -> Counter[Reason | 
     for seed in chains:
         result = volume.put(
             volume.chain(hashes(BLOCKS, seed)),
-            source=content(BLOCKS, seed),
+            source=content(seed),
             deadline_s=2.0,
             ack=Ack.COMMITTED,
         )
@@ -65,13 +77,21 @@ def await_puts(client: ostraca.Client, *, within_s: float = 30.0) -> float:
     return time.monotonic() - began_s
 
 
-def missing(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 2.0) -> list[int]:
-    """Get chains; return those that are not whole. A wrong byte fails the test."""
+def missing(
+    client: ostraca.Client,
+    chains: Iterable[int] = CHAINS,
+    *,
+    deadline_s: float = 2.0,
+    reasons: Counter[Reason | None] | None = None,
+) -> list[int]:
+    """Get chains; return those that are not whole, and count in *reasons* why. A wrong byte fails the
+    test.
+    """
     volume, gone = volume_of(client), []
     for seed in chains:
-        into = empty(BLOCKS)
+        into = empty(BLOCKS, BLOCK_BYTES)
         result = volume.get(volume.chain(hashes(BLOCKS, seed)), into=into, deadline_s=deadline_s)
-        expected = content(BLOCKS, seed)
+        expected = content(seed)
         for number, state in enumerate(result.states):
             if state is BlockState.HIT:
                 assert np.array_equal(into[number], expected[number]), (
@@ -79,4 +99,6 @@ def missing(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_
                 )
         if any(state is not BlockState.HIT for state in result.states):
             gone.append(seed)
+            if reasons is not None:
+                reasons.update(result.reasons)
     return gone

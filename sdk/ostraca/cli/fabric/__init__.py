@@ -55,6 +55,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="flash of the whole fabric (default: 4GiB)",
     )
+    create.add_argument(
+        "--segment",
+        type=size_argument,
+        metavar="SIZE",
+        help="what is written in order and evicted whole, of drives that are made now: 1MiB to 256MiB; no "
+        "block is larger (default: 64MiB, less for small drives)",
+    )
     add_etcd_options(create)
     rebuild = actions.add_parser(
         "rebuild",
@@ -140,7 +147,7 @@ def _create(options: argparse.Namespace) -> int:
     from ostraca.cli.fabric.create import Shape, create, created_lines
 
     place = _place(options)
-    shape = Shape(options.enclosures, options.drives, options.capacity)
+    shape = Shape(options.enclosures, options.drives, options.capacity, options.segment)
     print("\n".join(created_lines(create(place, options.files, shape), place)))
     return 0
 

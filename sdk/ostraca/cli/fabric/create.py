@@ -56,6 +56,9 @@ class Shape:
     capacity_bytes: int
     """Of all drives together."""
 
+    segment_bytes: int | None = None
+    """Of drives that are made; None: as follows from their size."""
+
     @property
     def drive_bytes(self) -> int:
         """The size of each drive, in whole MiB."""
@@ -103,6 +106,7 @@ async def _create(place: EtcdPlace, directory: Path, shape: Shape) -> Created:
                 fabric=fabric,
                 drives=shape.drives,
                 drive_bytes=shape.drive_bytes,
+                segment_bytes=shape.segment_bytes,
             )
             for number in range(shape.enclosures)
         ]

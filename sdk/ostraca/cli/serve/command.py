@@ -79,16 +79,15 @@ def _run(options: argparse.Namespace) -> int:
     log_to_stderr(options, agent=loaded.settings.agent_id())
     check_place(loaded.settings.etcd)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        has_ended = runner.run(_serve(loaded.settings))
-    if not has_ended:
-        log.warning(
-            "A transfer is not known to have ended; its memory stays mapped until the process is gone."
-        )
-        # Not through the interpreter's shutdown, which unmaps memory while NIXL's threads still run.
+        if not runner.run(_serve(loaded.settings)):
+            log.warning(
+                "A transfer is not known to have ended; its memory stays mapped until the process is gone."
+            )
+        # All is closed that others could miss. Not through the interpreter's shutdown: it closes the loop and
+        # unmaps memory while threads of grpc and NIXL still run, and use them.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
-    return 0
 
 
 def _loaded(options: argparse.Namespace) -> Loaded[DaemonSettings]:

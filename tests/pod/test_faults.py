@@ -1,0 +1,133 @@
+"""What becomes of blocks, gets and puts when agents or etcd die, stop and come back. Real processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from typing import Self
+
+import pytest
+from tests.pod.processes import GRANT_S, TTL_S, Pod, until
+from tests.pod.work import CHAINS, await_puts, declined, missing, put
+
+from ostraca import Reason
+
+pytestmark = pytest.mark.slow
+
+SOON_S = 2.0
+"""How long after its lease has ended an owner's blocks may still be missed."""
+
+MORE = range(100, 112)
+
+MISSED_SHARE_MAX = 0.02
+"""Of the gets of a worker while three agents are restarted one after the other. It is without an agent twice,
+for as long as it takes to connect to another."""
+
+
+def test_blocks_of_an_agent_that_was_killed_are_back_soon_after_its_lease_has_ended(pod: Pod) -> None:
+    with pod.agents[0].connect() as writer:
+        assert put(writer) == list(CHAINS)
+    dying = pod.owner()
+    reader_at = next(agent for agent in pod.agents if agent is not dying)
+    with reader_at.connect() as client:
+        missing(client)  # it knows the volume
+        dying.kill()
+        took_s = until(lambda: not missing(client, deadline_s=0.5), "every block can be got again")
+        assert took_s < TTL_S + SOON_S
+        await_puts(client)
+        assert put(client, MORE) == list(MORE)
+        assert missing(client) == []
+
+
+def test_an_owner_that_was_stopped_beyond_its_lease_writes_over_nothing_and_comes_back(pod: Pod) -> None:
+    with pod.agents[0].connect() as writer:
+        assert put(writer) == list(CHAINS)
+    stopped = pod.owner()
+    other = next(agent for agent in pod.agents if agent is not stopped)
+    with stopped.connect() as there, other.connect() as here:
+        assert missing(there) == []
+        stopped.signal(signal.SIGSTOP)
+        until(lambda: stopped.name not in pod.claims().values(), "its claims end")
+        until(lambda: not missing(here, deadline_s=0.5), "every block can be got again")
+        await_puts(here)
+        written = put(here, range(200, 212))
+        assert written == list(range(200, 212)), "the successors write"
+        stopped.signal(signal.SIGCONT)
+        written += put(there, range(300, 312))  # at the one that was stopped, whatever it makes of them
+        pod.await_settled()
+        assert missing(here, (*CHAINS, *written)) == []
+        assert missing(there, (*CHAINS, *written)) == []
+    look = stopped.status()
+    assert look is not None
+    assert "it must join again" in stopped.log.read_text()
+
+
+def test_without_etcd_gets_go_on_and_puts_for_as_long_as_was_granted(pod: Pod) -> None:
+    pod.await_settled()
+    with pod.agents[0].connect() as client:
+        assert put(client) == list(CHAINS)
+        pod.etcd.kill()
+        try:
+            killed_s = time.monotonic()
+            assert put(client, range(400, 404)) == list(range(400, 404)), "puts go on"
+            fresh = iter(range(1000, 100_000, 24))
+            until(
+                lambda: set(declined(client, range(first := next(fresh), first + 24))) == {Reason.FENCED},
+                "puts are declined",
+            )
+            assert time.monotonic() - killed_s < GRANT_S + SOON_S
+            assert missing(client, (*CHAINS, *range(400, 404))) == [], "gets go on"
+        finally:
+            pod.etcd.start()
+        await_puts(client)
+        assert missing(client, (*CHAINS, *range(400, 404))) == []
+
+
+class Reading:
+    """A worker that gets the same blocks over and over, and counts what it missed."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.gets = 0
+        self.missed = 0
+        self.reasons: Counter[Reason | None] = Counter()
+        self._pod = pod
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._failed: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        try:
+            with self._pod.connect() as client:
+                while not self._is_over.is_set():
+                    self.missed += len(missing(client, reasons=self.reasons))
+                    self.gets += len(CHAINS)
+        except BaseException as error:  # noqa: BLE001 (raised again where the test waits)
+            self._failed = error
+
+
+def test_agents_restarted_one_after_the_other_lose_no_block(pod: Pod) -> None:
+    with pod.connect() as writer:
+        assert put(writer) == list(CHAINS)
+        with Reading(pod) as reading:
+            for number, agent in enumerate(pod.agents):
+                agent.stop()
+                pod.start()
+                chains = range(500 + 10 * number, 510 + 10 * number)
+                await_puts(writer)
+                assert put(writer, chains) == list(chains)
+        assert missing(writer) == []
+        assert missing(writer, range(500, 530)) == []
+    assert set(reading.reasons) <= {Reason.DISCONNECTED, Reason.NO_OWNER}, "at the worker's own agent alone"
+    assert reading.missed <= MISSED_SHARE_MAX * reading.gets
