@@ -204,6 +204,14 @@ def test_a_grant_is_what_is_in_use_and_next_in_line_a_quarter_of_the_shard_at_mo
     assert shard.core.grant_wanted(shard.now_s) == tuple(range(16))
 
 
+def test_a_shard_that_is_filled_at_once_is_granted_what_is_free_still_and_then_goes_round() -> None:
+    shard = among_others(segments=12)
+    for begin in range(0, 300, 5):
+        shard.grant()
+        assert shard.put(list(range(begin, begin + 5))) == [COMMITTED] * 5
+    assert shard.core.counts().segments_evicted > 0
+
+
 def test_what_is_wanted_stays_so_until_it_is_granted_and_nothing_else_is_opened() -> None:
     shard = among_others(segments=8)
     shard.core.granted(shard.now_s, [0, 7])

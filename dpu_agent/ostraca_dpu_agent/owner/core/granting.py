@@ -135,7 +135,9 @@ class Grants:
             return None
         if self._asked is None:
             line = self._line()
-            if self._granted_of(line) >= max(1, _ASK_BELOW * self.ahead):
+            # Sealed ones that are granted, having been written lately, are of no use while others are free.
+            has_next = not core.ring.free or self.first_free() is not None
+            if has_next and self._granted_of(line) >= max(1, _ASK_BELOW * self.ahead):
                 return None
             in_use = (number for number in self.own if self._is_in_use(number, now_s))
             wanted = frozenset(line).union(in_use, self._resumed)
