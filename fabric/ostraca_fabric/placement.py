@@ -122,12 +122,22 @@ class Placement:
 
 def ranked_agents(shard: ShardId, agents: Sequence[AgentId]) -> tuple[AgentId, ...]:
     """Return these agents, in any order, as rendezvous prefers them as the shard's owner, the first most."""
-    prefix = struct.pack("<I", len(shard.encode())) + shard.encode()
+    return tuple(sorted(agents, key=lambda agent: (_agent_draw(shard, agent), agent), reverse=True))
 
-    def draw(agent: AgentId) -> tuple[bytes, AgentId]:
-        return blake2b(prefix + agent.encode(), digest_size=8, person=b"ostraca-agent").digest(), agent
 
-    return tuple(sorted(agents, key=draw, reverse=True))
+def agent_draws(agent: AgentId, shards: Sequence[ShardId]) -> NDArray[np.uint64]:
+    """Return what an agent draws for each shard, shape (n,). ``ranked_agents`` goes by it: the highest draw
+    is preferred most, and of equal ones that of the higher id.
+    """
+    return np.frombuffer(b"".join(_agent_draw(shard, agent) for shard in shards), ">u8").astype(np.uint64)
+
+
+def _agent_draw(shard: ShardId, agent: AgentId) -> bytes:
+    named = shard.encode()
+    drawn = blake2b(
+        struct.pack("<I", len(named)) + named + agent.encode(), digest_size=8, person=b"ostraca-agent"
+    )
+    return drawn.digest()
 
 
 def _member_hash(member: str) -> int:
