@@ -9,6 +9,7 @@ import pytest
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
+    GiveBack,
     HandOver,
     Join,
     Observed,
@@ -75,7 +76,7 @@ def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None
     assert made.steps == (Stop(box.shards[1].id, gives_back=True),)
     assert "stop serving 1 shards whose drives have failed" in made.sentence
     after = replace(state, served=shards - {box.shards[1].id})
-    assert plan(after).steps == ()
+    assert plan(after).steps == (GiveBack(box.shards[1].id),)
     assert "I leave 1 drives alone that have failed" in plan(after).sentence
     unclaimed = replace(
         after.map,
@@ -269,3 +270,34 @@ def test_shards_of_an_agent_that_leaves_go_to_the_others_at_once() -> None:
     leaving = replace(fabric_map.agents[seen[0].agent], is_leaving=True)
     alone_soon = replace(claimed, agents={**fabric_map.agents, leaving.id: leaving})
     assert plan(replace(state, map=alone_soon)).steps == (Serve(shards[4]), Serve(shards[5]))
+
+
+def test_a_claim_that_cannot_be_served_is_given_back_so_that_others_may_have_it() -> None:
+    state = alone(observed(1))
+    shard = state.map.shards()[0]
+    ours = replace(state.map, claims={shard.id: Claim(ME, START, OwnerEpoch(1))})
+    failed = replace(state, map=ours, attached=frozenset({shard.drive}), failed=frozenset({shard.id}))
+    decided = plan(failed)
+    assert decided.steps == (GiveBack(shard.id),)
+    assert "give back 1 shards that I can't serve" in decided.sentence
+
+
+def test_a_claim_of_which_no_answer_was_heard_is_asked_for_again() -> None:
+    state = alone(observed(1))
+    shard = state.map.shards()[0]
+    ours = replace(state.map, claims={shard.id: Claim(ME, START, OwnerEpoch(1))})
+    served = replace(state, map=ours, attached=frozenset({shard.drive}), served=frozenset({shard.id}))
+    assert plan(served).steps == ()
+    assert plan(replace(served, unsure=frozenset({shard.id}))).steps == (Reclaim(shard.id),)
+
+
+def test_an_agent_whose_name_another_process_took_leaves_it_the_fabric() -> None:
+    state = observed(1)
+    shard = state.map.shards()[0]
+    taken = {**state.map.agents, ME: AgentRecord(ME, OTHER_START, ("tcp://other:7000",))}
+    theirs = {shard.id: Claim(ME, OTHER_START, OwnerEpoch(2))}
+    decided = plan(replace(state, map=replace(state.map, agents=taken, claims=theirs)))
+    assert decided.steps == ()
+    assert "another process has joined as agent-0 since I did, at tcp://other:7000" in decided.sentence
+    served = replace(state, map=replace(state.map, agents=taken, claims=theirs), served=frozenset({shard.id}))
+    assert plan(served).steps == (Stop(shard.id),)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from tests.agent.assembly import SETTINGS, SHARD, HeldDrive, assembled, put_states, until
 
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.steward.plan import Reclaim, Stop
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import AgentRecord
@@ -111,6 +113,77 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
         await until(lambda: condition(fabric.agent, "membership_answers")[0])
         await until(lambda: condition(fabric.agent, "shards_writable")[0])
         assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
+
+
+async def test_a_shard_claimed_again_is_written_to_again_though_the_stores_answer_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim = MemoryMembership.claim
+    lost = 0
+
+    async def loses_its_answer(*asked: object, **more: object) -> None:
+        nonlocal lost
+        lost += 1
+        await claim(*asked, **more)  # type: ignore[arg-type]  # handed on
+        raise MembershipError("the answer was lost")
+
+    settings = replace(SETTINGS, turn_s=0.02, owner=replace(SETTINGS.owner, grant_s=0.3))
+    async with assembled(settings) as fabric:
+        epoch, shard = fabric.shard.epoch, ShardId(SHARD)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "claim", loses_its_answer)
+            await fabric.membership.leave(AgentId("agent-0"), StartId(fabric.agent.start_id))
+            await until(lambda: lost > 0)
+            await until(lambda: fabric.mover.routes().map.owner(shard) is not None)
+            await until(lambda: not fabric.shard.core.grants.may_write(fabric.agent._clock()))
+        await until(lambda: fabric.shard.core.grants.may_write(fabric.agent._clock()))
+        assert fabric.shard.epoch == epoch
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+
+
+async def test_a_shard_whose_claim_could_not_be_given_back_is_served_anew_under_a_higher_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(*_asked: object) -> None:
+        raise MembershipError("nobody answers")
+
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        owned, epoch, shard = fabric.shard, fabric.shard.epoch, ShardId(SHARD)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "release", fails)
+            assert await fabric.agent._steward._hand_over(shard)
+            assert fabric.membership.map.owner(shard) is not None
+        await until(lambda: shard in fabric.service.shards)
+        await until(lambda: fabric.shard.epoch > epoch)
+        assert fabric.shard is not owned
+
+
+async def test_a_step_for_a_shard_that_is_served_no_more_does_nothing() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
+        steward, shard = fabric.agent._steward, ShardId(SHARD)
+        await steward._apply(Stop(shard))
+        await steward._apply(Stop(shard))
+        await steward._apply(Reclaim(shard))
+        assert await steward._hand_over(shard)
+        assert fabric.service.shards == {}
+
+
+async def test_a_shard_may_be_closed_twice_at_once() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
+        owned, steward, shard = fabric.shard, fabric.agent._steward, ShardId(SHARD)
+        assert all(await asyncio.gather(steward._hand_over(shard), steward._hand_over(shard)))
+        assert owned.is_closed
+
+
+async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_longer() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
+        service, shard, now_s = fabric.service, ShardId(SHARD), fabric.agent._clock()
+        await fabric.agent._steward._hand_over(shard)
+        service.prune()
+        assert set(service._left) == {shard}
+        service.succeeded(shard, until_s=now_s)
+        service.prune()
+        assert service._left == {}
 
 
 def condition(agent: Agent, name: str) -> tuple[bool, str]:

@@ -118,6 +118,11 @@ class OwnerService:
         """Answer for a shard that was left until then: somebody else owns it."""
         self._left[shard] = self._left[shard][0], until_s
 
+    def prune(self) -> None:
+        """Let go of shards that were left, and are answered for no longer: each keeps its index in memory."""
+        now_s = self._clock()
+        self._left = {shard: left for shard, left in self._left.items() if now_s < left[1]}
+
     def forget(self) -> None:
         """Answer for no shard any more."""
         self.shards.clear()

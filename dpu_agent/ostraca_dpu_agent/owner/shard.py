@@ -128,6 +128,7 @@ class OwnedShard:
         self._begun = asyncio.Event()
         self._carry_due = asyncio.Event()
         self._closed = asyncio.Event()
+        self._closing: asyncio.Task[bool] | None = None
         self._writer = SummaryWriter(self, drive, clock, settings)
         self._carrier = Carrier(self, drive, clock)
         self._tasks = Tasks(f"shard {record.id}")
@@ -354,13 +355,19 @@ class OwnedShard:
     async def close(self, *, within_s: float) -> bool:
         """Write what has been committed so far, then stop; say whether every I/O has ended by *within_s*.
 
-        What has not goes on, and its memory stays mapped. Where writing has crashed, nobody knows.
+        What has not goes on, and its memory stays mapped. Where writing has crashed, nobody knows. Called
+        again, it says the same.
         """
-        self._closed.set()
-        self.grant_due.set()
-        self._commits_due.set()
-        self._writer.has_all_commits.set()
-        self._carry_due.set()
+        if self._closing is None:
+            self._closed.set()
+            self.grant_due.set()
+            self._commits_due.set()
+            self._writer.has_all_commits.set()
+            self._carry_due.set()
+            self._closing = asyncio.ensure_future(self._ended(within_s))
+        return await asyncio.shield(self._closing)
+
+    async def _ended(self, within_s: float) -> bool:
         has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
         if has_ended:
             self._writer.pages.close()

@@ -16,11 +16,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostraca_fabric.ids import drive_of
-from ostraca_fabric.placement import ranked_agents
+from ostraca_fabric.placement import agent_draws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from ostraca_fabric.fabric_map import DriveRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import AgentId, DriveId, ShardId, StartId
@@ -33,7 +37,8 @@ PATIENCE_S = 2.0
 """How long each agent waits for the one that is preferred to it. A claim takes milliseconds, and one that
 takes longer than this is tried by two: the store lets one of them have it."""
 
-_ranked = lru_cache(maxsize=1 << 14)(ranked_agents)
+_draws = lru_cache(maxsize=1 << 10)(agent_draws)
+"""Every agent's draws for all shards: 8 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class Observed:
 
     unowned_s: Mapping[ShardId, float] = field(default_factory=dict)
     """How long each shard has been without an owner, as far as this agent has watched."""
+
+    unsure: frozenset[ShardId] = frozenset()
+    """Shards that are served under a claim of which it is not known that it is the one they are served under:
+    the answer to it was lost."""
 
     leaving: frozenset[ShardId] = frozenset()
     """Shards that are being handed over."""
@@ -85,7 +94,9 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Claim a shard that this agent serves and whose claim has ended with its lease, before anybody else."""
+    """Claim a shard that this agent serves and whose claim has ended with its lease, before anybody else; or
+    find out whether that was done.
+    """
 
     shard: ShardId
 
@@ -100,13 +111,22 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Give back the claim of a shard that is not served here and can't be: of one that was made, and nobody
+    was told, or that could not be given back before.
+    """
+
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
 class HandOver:
     """Let everything that is under way for a shard end, and leave it to an agent that has room."""
 
     shard: ShardId
 
 
-Step = Join | Attach | Serve | Reclaim | Stop | HandOver
+Step = Join | Attach | Serve | Reclaim | Stop | GiveBack | HandOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +143,14 @@ def plan(observed: Observed) -> Plan:
     known = fabric_map.agents.get(observed.agent)
     if observed.is_leaving:
         return Plan(tuple(_to_stop(observed)), "I leave my shards to the other agents, and end.")
-    if known is None or known.start != observed.start:
+    if known is None:
         return Plan((Join(),), "I will join the fabric again, which has forgotten me: my lease ran out.")
+    if known.start != observed.start:
+        return Plan(
+            tuple(_to_stop(observed)),
+            f"I wait, and own nothing: another process has joined as {observed.agent} since I did, at "
+            f"{' '.join(known.addresses) or 'no address'}. Give one of us another name, or end it.",
+        )
     attach = [
         Attach(drive)
         for enclosure in fabric_map.enclosures.values()
@@ -133,26 +159,38 @@ def plan(observed: Observed) -> Plan:
     ]
     reachable = (observed.attached | {step.drive.id for step in attach}) - observed.broken
     stop = list(_to_stop(observed))
-    stopped = {step.shard for step in stop}
-    owned = Counter(owner for shard in fabric_map.shards() if (owner := fabric_map.owner(shard.id)))
-    serve: list[Serve] = []
-    reclaim: list[Reclaim] = []
-    for shard in fabric_map.shards():
-        is_ours = _is_ours(observed, shard.id)
-        is_free = fabric_map.owner(shard.id) is None
-        if shard.id in observed.served:
-            if is_free and shard.id not in stopped:
-                reclaim.append(Reclaim(shard.id))
-        elif shard.id in observed.failed | observed.leaving or shard.drive not in reachable:
+    stopped = frozenset(step.shard for step in stop)
+    owners = [fabric_map.owner(shard.id) for shard in fabric_map.shards()]
+    owned = Counter(owner for owner in owners if owner is not None)
+    own: list[GiveBack | Reclaim | Serve] = []
+    free: list[int] = []
+    for number, (shard, owner) in enumerate(zip(fabric_map.shards(), owners, strict=True)):
+        if shard.id in stopped or shard.id in observed.leaving:
             continue
-        elif is_ours:
-            serve.append(Serve(shard))
-        elif is_free and _falls_to_us(observed, shard.id, owned):
-            serve.append(Serve(shard))
-            owned[observed.agent] += 1
+        if shard.id in observed.served or (owner is not None and _is_ours(observed, shard.id)):
+            own += _with_own(observed, shard, reachable)
+        elif owner is None and shard.id not in observed.failed and shard.drive in reachable:
+            free.append(number)
+    give_back = [step for step in own if isinstance(step, GiveBack)]
+    reclaim = [step for step in own if isinstance(step, Reclaim)]
+    serve = [step for step in own if isinstance(step, Serve)]
+    serve = sorted([*serve, *_fall_to_us(observed, free, owned)], key=lambda step: step.shard.id)
     hand_over = [] if stop or serve or reclaim else list(_to_hand_over(observed, owned))
-    steps: tuple[Step, ...] = (*stop, *reclaim, *attach, *serve, *hand_over)
+    steps: tuple[Step, ...] = (*stop, *give_back, *reclaim, *attach, *serve, *hand_over)
     return Plan(steps, _sentence(observed, steps))
+
+
+def _with_own(
+    observed: Observed, shard: ShardRecord, reachable: frozenset[DriveId]
+) -> Iterator[GiveBack | Reclaim | Serve]:
+    """Say what to do with a shard that this agent serves, or owns."""
+    if shard.id in observed.served:
+        if observed.map.owner(shard.id) is None or shard.id in observed.unsure:
+            yield Reclaim(shard.id)
+    elif shard.id in observed.failed or shard.drive not in reachable:
+        yield GiveBack(shard.id)
+    else:
+        yield Serve(shard)
 
 
 def _to_stop(observed: Observed) -> Iterator[Stop]:
@@ -178,26 +216,45 @@ def _room(fabric_map: FabricMap) -> int:
     return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(_staying(fabric_map))))
 
 
-def _falls_to_us(observed: Observed, shard: ShardId, owned: Mapping[AgentId, int]) -> bool:
-    """Say whether it is this agent's turn to claim a shard that nobody owns."""
-    room = _room(observed.map)
-    if owned.get(observed.agent, 0) >= room:
-        return False
-    ranked = _ranked(shard, _staying(observed.map))
-    before = ranked[: ranked.index(observed.agent)]
-    rank = sum(1 for agent in before if owned.get(agent, 0) < room)
-    return observed.unowned_s.get(shard, 0.0) >= rank * PATIENCE_S
+def _fall_to_us(observed: Observed, free: Sequence[int], owned: Mapping[AgentId, int]) -> Iterator[Serve]:
+    """Name the shards whose turn it is to be claimed by this agent, of those of the map with these numbers,
+    which nobody owns.
+    """
+    shards, room = observed.map.shards(), _room(observed.map)
+    left = room - owned.get(observed.agent, 0)
+    if not free or left <= 0:
+        return
+    others = [agent for agent in _staying(observed.map) if owned.get(agent, 0) < room]
+    ranks = _ranks(observed, others, np.array(free, np.intp)).tolist()
+    for number, rank in zip(free, ranks, strict=True):
+        if left > 0 and observed.unowned_s.get(shards[number].id, 0.0) >= rank * PATIENCE_S:
+            left -= 1
+            yield Serve(shards[number])
 
 
-def _to_hand_over(observed: Observed, owned: Mapping[AgentId, int]) -> Iterator[HandOver]:
+def _ranks(observed: Observed, others: Sequence[AgentId], numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Count how many of these agents are preferred to this one, for each shard of the map with these numbers,
+    shape (n,).
+    """
+    shards = tuple(shard.id for shard in observed.map.shards())
+    own = _draws(observed.agent, shards)[numbers]
+    ranks = np.zeros(len(numbers), np.intp)
+    for agent in others:
+        theirs = _draws(agent, shards)[numbers]
+        ranks += (theirs > own) | (agent > observed.agent) & (theirs == own)
+    return ranks
+
+
+def _to_hand_over(observed: Observed, owned: Counter[AgentId]) -> Iterator[HandOver]:
     """Name one shard to leave to others, when this agent has too many and nothing else is going on."""
-    fabric_map = observed.map
-    is_calm = not observed.is_busy and all(fabric_map.owner(shard.id) for shard in fabric_map.shards())
-    if is_calm and observed.served and owned[observed.agent] > _room(fabric_map):
-        agents = _staying(fabric_map)
-        yield HandOver(
-            max(observed.served, key=lambda shard: (_ranked(shard, agents).index(observed.agent), shard))
-        )
+    shards = observed.map.shards()
+    is_calm = not observed.is_busy and owned.total() == len(shards)
+    if is_calm and observed.served and owned[observed.agent] > _room(observed.map):
+        served = [number for number, shard in enumerate(shards) if shard.id in observed.served]
+        ranks = _ranks(observed, _staying(observed.map), np.array(served, np.intp)).tolist()
+        _, number = max(zip(ranks, served, strict=True), default=(0, None))
+        if number is not None:
+            yield HandOver(shards[number].id)
 
 
 def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
@@ -214,6 +271,7 @@ def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
     words = {
         "Stop": "stop serving {} shards that another agent owns",
         "give back": "stop serving {} shards whose drives have failed",
+        "GiveBack": "give back {} shards that I can't serve",
         "Reclaim": "claim {} shards again that I serve and whose claims ran out with my lease",
         "Attach": "attach {} drives that are new in the map",
         "Serve": "claim {} shards that nobody owns and that fall to me",

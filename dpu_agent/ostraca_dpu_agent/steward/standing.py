@@ -56,6 +56,11 @@ class Standing:
     def _silent_s(self) -> float:
         return 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
 
+    @property
+    def shards(self) -> frozenset[ShardId]:
+        """Whose claims are counted on."""
+        return frozenset(self._claimed)
+
     def claimed(self, owned: OwnedShard, *, asked_s: float) -> None:
         """Count on a claim that was asked for then, and stands."""
         self._claimed[owned.record.id] = owned

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
+    GiveBack,
     HandOver,
     Join,
     Observed,
@@ -50,6 +52,9 @@ _LOOK_FOR_SUCCESSORS_S = 0.05
 _READ_BY_NEXT_S = 2.0
 """How long an agent that ends goes on answering when all its shards are claimed: reading the summaries of a
 terabyte takes as long. What is not read by then is a miss for a moment."""
+
+_TURNS_APART_S = 0.02
+"""When agents start together, every claim of every shard is a new map: one turn does for those of so long."""
 
 
 class Steward:
@@ -104,17 +109,24 @@ class Steward:
         self._loops.spawn(self.standing.run())
         changes = self._membership.changes()
         change = asyncio.ensure_future(anext(changes))
+        soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
         try:
             while True:
-                await asyncio.wait([change], timeout=self._until_next_turn_s())
+                await asyncio.wait([change], timeout=max(0.0, due_s - self._clock()))
                 if change.done():
                     self._see_owners(change.result())
                     on_map(change.result())
                     change = asyncio.ensure_future(anext(changes))
+                    due_s = min(due_s, soonest_s)
+                    if self._clock() < due_s:
+                        continue
                 try:
                     await self.turn()
                 except OstracaError as error:
                     log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
+                self._owner.prune()
+                soonest_s = self._clock() + _TURNS_APART_S
+                due_s = self._clock() + self._until_next_turn_s()
         finally:
             change.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -150,6 +162,7 @@ class Steward:
             attached=frozenset(self._drives),
             served=frozenset(self._serving) - self._handing_over,
             failed=frozenset(self._failed),
+            unsure=frozenset(self._serving) - self._recoveries.keys() - self.standing.shards,
             leaving=frozenset(self._handing_over),
             is_leaving=self._is_leaving,
             broken=frozenset(
@@ -214,8 +227,10 @@ class Steward:
 
     async def _stop(self, shard: ShardId) -> bool:
         """Answer for a shard no more, and let it end."""
+        serving = self._serving.pop(shard, None)
+        if serving is None:  # its recovery has failed, or it was handed over, since the turn began
+            return True
         self.standing.given_up(shard)
-        serving = self._serving.pop(shard)
         self._owner.shards.pop(shard, None)
         serving.owned.fence()
         has_ended = await self._ended(serving, serving.owned.close(within_s=self._settings.drain_s))
@@ -225,7 +240,9 @@ class Steward:
 
     async def _hand_over(self, shard: ShardId) -> bool:
         """Let what is under way end, and give the claim back; look-ups are answered for a while longer."""
-        serving = self._serving[shard]
+        serving = self._serving.get(shard)
+        if serving is None:  # it was stopped just before
+            return True
         self._handing_over.add(shard)
         try:
             has_ended = await self._ended(serving, serving.close(within_s=self._settings.drain_s))
@@ -265,6 +282,8 @@ class Steward:
                     self.standing.lost(shard_id)
                 if await self._stop(shard_id) and gives_back:
                     await self._released(shard_id)
+            case GiveBack(shard_id):
+                await self._released(shard_id)
             case HandOver(shard_id):
                 self._tasks.spawn(self._hand_over(shard_id))
             case _:
@@ -280,11 +299,16 @@ class Steward:
         """Claim a shard and begin to recover it. Blocks can be got as soon as their summaries are read."""
         drive = self._drives.get(record.drive)
         if drive is None or drive.refuses_reads:  # the next turn looks again
+            claim = self._membership.map.claims.get(record.id)
+            if claim is not None and (claim.agent, claim.start) == (self._agent.id, self._agent.start):
+                await self._released(record.id)
             return
         try:
             superblock = await read_superblock(drive, record, self._membership.map.fabric)
         except OstracaError as error:
             self._fail(record, error)
+            return
+        if self._is_leaving:
             return
         asked_s = self._clock()
         claimed = await self._claimed(record.id, self._epoch_least.get(record.id, OwnerEpoch(1)))
@@ -317,7 +341,12 @@ class Steward:
         )
         recovering = self._tasks.spawn(self._recover(serving))
         self._recoveries[record.id] = recovering
-        recovering.add_done_callback(lambda _: self._recoveries.pop(record.id, None))
+        recovering.add_done_callback(partial(self._recovered, record.id))
+
+    def _recovered(self, shard: ShardId, recovering: asyncio.Task[None]) -> None:
+        """Forget a recovery that has ended, unless there is another one by now."""
+        if self._recoveries.get(shard) is recovering:
+            del self._recoveries[shard]
 
     async def _recover(self, serving: Serving) -> None:
         """Read what a shard holds, one shard at a time: memory and the drives' work are bounded."""
@@ -331,9 +360,10 @@ class Steward:
         except MembershipError as error:
             log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
         except OstracaError as error:
+            if serving.owned.is_closed:  # it was stopped, and the claim may be another recovery's
+                return
             self._fail(serving.owned.record, error)
-            with contextlib.suppress(MembershipError):
-                await self._membership.release(shard, self._agent.id, self._agent.start)
+            await self._released(shard)
         if serving.owned.is_closed:
             return
         if is_good:
@@ -345,17 +375,20 @@ class Steward:
     async def _is_newest(self, serving: Serving) -> bool:
         """See to it that the claim's epoch is above all that have written there; say whether it is.
 
-        A store that began anew never knew of them.
+        A store that began anew never knew of them. Where this process could not give its claim back it finds
+        that one again, under which something may be on its way yet, or whose grant is closed.
         """
         core, shard = serving.owned.core, serving.owned.record.id
-        if serving.claim.epoch > core.highest_epoch:
+        least = max(OwnerEpoch(core.highest_epoch + 1), self._epoch_least.get(shard, OwnerEpoch(1)))
+        if serving.claim.epoch >= least:
             return True
         await self._membership.release(shard, self._agent.id, self._agent.start)
         asked_s = self._clock()
-        claimed = await self._claimed(shard, OwnerEpoch(core.highest_epoch + 1))
-        if claimed is not None:
-            serving.claimed_anew(claimed, asked_s)
-        return claimed is not None
+        claimed = await self._claimed(shard, least)
+        if claimed is None or claimed.epoch < least:
+            return False
+        serving.claimed_anew(claimed, asked_s)
+        return True
 
     def _begin(self, serving: Serving) -> None:
         """Hand out space of a shard that is recovered."""
@@ -381,12 +414,16 @@ class Steward:
 
     async def _reclaim(self, shard: ShardId) -> None:
         """Claim again what is served here, under the same epoch; where somebody came between, begin anew."""
-        serving = self._serving[shard]
+        serving = self._serving.get(shard)
+        if serving is None:  # its recovery has failed, or it was handed over, since the turn began
+            return
         if shard in self._recoveries:  # it has handed nothing out: whatever epoch it gets will do
             await self._stop(shard)
             return
         asked_s = self._clock()
         claimed = await self._claimed(shard, serving.claim.epoch)
+        if serving.owned.is_closed:
+            return
         if claimed is not None and claimed.epoch == serving.claim.epoch:
             self.standing.claimed(serving.owned, asked_s=asked_s)
         elif claimed is not None:
