@@ -107,5 +107,7 @@ async def test_what_was_recovered_from_a_volatile_cache_is_flushed() -> None:
     await recovered_core(drive)
     assert drive.asked == ["flush"]
     drive.fails_flushes = True
+    drive.asked.clear()
     with pytest.raises(DriveError, match="flush"):
         await recovered_core(drive)
+    assert drive.asked == ["flush"], "what a cache has lost is not made durable by asking twice"

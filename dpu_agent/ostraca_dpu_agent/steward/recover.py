@@ -196,8 +196,7 @@ async def _read_either(reader: _Reader, record: ShardRecord, pages: NDArray[np.u
 async def _flushed(drive: Drive) -> bool:
     """Make durable what an owner before this one has written, and did not live to flush.
 
-    It was found, and a power cut must not take it.
+    It was found, and a power cut must not take it. A flush that fails is not tried again: what the cache held
+    may be gone by then, and the next one would have nothing to say of it. All is read again instead.
     """
-    if not drive.has_volatile_cache:
-        return True
-    return await drive.submit_flush() or await drive.submit_flush()
+    return not drive.has_volatile_cache or await drive.submit_flush()

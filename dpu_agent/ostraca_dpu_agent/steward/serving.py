@@ -107,14 +107,15 @@ class Serving:
         if self._earlier:
             spawn(self._adopt())
 
-    async def close(self, *, within_s: float) -> bool:
-        """Let what was handed out end, write what is committed, and say in the store that nothing is under
-        way any more. Says whether that is so within *within_s*, and whether every I/O has ended.
+    async def close(self, *, within_s: float, stills: bool) -> bool:
+        """Write what is committed, and say in the store that nothing is under way any more, where that is so.
+        Says whether every I/O has ended within *within_s*. With *stills* what was handed out is given half of
+        that time to end.
 
         Look-ups are still answered from what is known. The claim is the caller's to give back.
         """
         owned, until_s = self.owned, self._clock() + within_s
-        is_still = await owned.stilled(within_s=within_s)
+        is_still = await owned.stilled(within_s=within_s / 2 if stills else 0.0)
         has_ended = await owned.close(within_s=max(0.0, until_s - self._clock()))
         owned.fence()
         if is_still and has_ended:

@@ -197,7 +197,7 @@ class Steward:
         given back here: another owner must not think that they have.
         """
         await self._tasks.finish(within_s=self._settings.drain_s)
-        ends = await asyncio.gather(*(self._hand_over(shard) for shard in list(self._serving)))
+        ends = await asyncio.gather(*(self._hand_over(shard, stills=False) for shard in list(self._serving)))
         await self._loops.stop()
         self._owner.forget()
         return all(ends) and not self._tasks
@@ -238,14 +238,16 @@ class Steward:
             log.warning("%s stops shard %s with I/O under way that does not end", self._agent.id, shard)
         return has_ended
 
-    async def _hand_over(self, shard: ShardId) -> bool:
+    async def _hand_over(self, shard: ShardId, *, stills: bool = True) -> bool:
         """Let what is under way end, and give the claim back; look-ups are answered for a while longer."""
         serving = self._serving.get(shard)
         if serving is None:  # it was stopped just before
             return True
         self._handing_over.add(shard)
         try:
-            has_ended = await self._ended(serving, serving.close(within_s=self._settings.drain_s))
+            has_ended = await self._ended(
+                serving, serving.close(within_s=self._settings.drain_s, stills=stills)
+            )
             self.standing.given_up(shard)
             if has_ended:
                 self.standing.counts.handed_over += 1

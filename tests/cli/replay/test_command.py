@@ -153,7 +153,10 @@ def test_without_matplotlib_it_says_what_pictures_need(
         (("trace", "--segment-blocks", "256"), "a segment takes 255"),
         (("trace", "--seed", "x"), "'x' is no seed"),
         (("trace", "--enclosures", "1"), "1 can't be replayed: take 2 to 1024 enclosures"),
-        (("--generate", "--owner", "speed=3"), "'speed' is no setting of an owner: take any of blocks_per"),
+        (
+            ("--generate", "--owner", "speed=3"),
+            "'speed' is no setting of an owner: take any of adopt_every_s, blocks_per",
+        ),
         (("--generate", "--owner", "retry_s=x"), "retry_s='x': write a number, as in retry_s=10.0"),
         (("trace", "--stripe-units", "1,0"), "--stripe-units: '0' is no count"),
         (("trace", "--speed-up", "0"), "'0' is no number above zero"),
