@@ -63,6 +63,11 @@ class VirtualHost:
         self._context = Context()
         self._context.run(_HOST.set, self)
 
+    @property
+    def holds_acts(self) -> bool:
+        """Whether it was paused just before something left it, which waits until it goes on."""
+        return bool(self._held)
+
     def clock(self) -> float:
         """Return its own time. In the middle of what was cut by a pause, that is when it goes on."""
         now_s = max(self._loop.now_s, self.goes_on_at_s) if _HOST.get() is self else self._loop.now_s

@@ -127,7 +127,17 @@ class History:
         name = self._living()
         if name is not None:
             self._tell(name, "its loop stands still")
-            self.world.agents[name].host.pause(self._dice.choice(_PAUSES_S))
+            self._pause(self.world.agents[name], self._dice.choice(_PAUSES_S))
+
+    def _pause(self, process: AgentProcess, for_s: float) -> bool:
+        """Stop a process, but not for longer where it stands still just before it acts; say whether.
+
+        What waits there for longer than ``pause_max_s`` would be later than ``late_write_s``.
+        """
+        if process.host.holds_acts:
+            return False
+        process.host.pause(for_s)
+        return True
 
     def machine_stops(self) -> None:
         """A whole process stands still."""
@@ -138,13 +148,17 @@ class History:
 
     def _stand_still(self, process: AgentProcess, for_s: float) -> None:
         """Let a process stand still, with what keeps its lease alive."""
-        process.host.pause(for_s)
-        process.membership.keeps_alive = False
-        until_s = self.world.loop.now_s + for_s
-        Context().run(self.world.loop.call_at, until_s, self._goes_on, process)
+        if self._pause(process, for_s):
+            process.membership.keeps_alive = False
+            self._goes_on(process)
 
     def _goes_on(self, process: AgentProcess) -> None:
-        if not process.host.is_paused:
+        """Have its lease kept alive once it is not paused any more, however long that grows."""
+        if process.host.is_dead:
+            return
+        if process.host.is_paused:
+            Context().run(self.world.loop.call_at, process.host.goes_on_at_s, self._goes_on, process)
+        else:
             process.membership.keeps_alive = True
 
     def agent_stops_before_it_acts(self) -> None:
