@@ -24,6 +24,7 @@ from tests.agent.assembly import (
     until,
 )
 from tests.agent.owned_shard import keys_of
+from tests.agent.test_volume_copies import named, names_on
 
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
@@ -64,6 +65,9 @@ class CutOff(MemoryMembership):
 
     def cut(self) -> None:
         self._last = self.store.map
+
+    def heal(self) -> None:
+        self._last = None
 
     @property
     def map(self) -> FabricMap:
@@ -233,6 +237,43 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         other = agents.seen_from_the_second()
         assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
         agents.second_shard.core.check()
+
+
+async def test_what_lands_late_over_the_volume_records_is_made_good_when_grants_are_retired() -> None:
+    async with pair() as agents:
+        drive, membership = agents.fabric.drive, agents.fabric.membership
+        await until(lambda: names_on(drive) == ["v"] and agents.first_shard.core.ring.ready is not None)
+        drive.holds_writes = True
+        await membership.create_volume(named("w"))
+        await until(lambda: len(drive.held) == 1)
+        drive.holds_writes = False
+        await membership.create_volume(named("x"))
+        agents.lease_runs_out()
+        await until(lambda: names_on(drive) == ["v", "w", "x"])
+        await until(lambda: not agents.first_shard.may_write)
+        assert agents.second_shard.withheld
+        drive.let_go()
+        await until(lambda: names_on(drive) == ["v", "w"])
+        assert agents.second_shard.withheld
+        await until(lambda: names_on(drive) == ["v", "w", "x"])
+        assert not agents.second_shard.withheld
+
+
+async def test_an_owner_records_no_volumes_after_its_fence_and_does_when_it_hears_from_the_store() -> None:
+    async with pair() as agents:
+        drive, membership = agents.fabric.drive, agents.fabric.membership
+        await until(lambda: names_on(drive) == ["v"])
+        agents.cut_off.cut()
+        await until(lambda: not agents.first_shard.may_write)
+        copies = agents.fabric.agent._volume_copies
+        copy = copies.of(THE_SHARD)
+        assert copy is not None
+        await membership.create_volume(named("w"))
+        await until(lambda: copy._wanted is not None and len(copy._wanted.volumes) == 2)
+        await until(lambda: not copy._is_writing)
+        assert names_on(drive) == ["v"]
+        agents.cut_off.heal()
+        await until(lambda: names_on(drive) == ["v", "w"])
 
 
 async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:

@@ -146,6 +146,12 @@ class OwnedShard:
         """Whether ``close`` was called."""
         return self._closed.is_set()
 
+    @property
+    def may_write(self) -> bool:
+        """Whether this owner may write now what lies in no segment; ask right before it is submitted."""
+        grants = self.core.grants
+        return bool(grants.own) and grants.may_write(self._clock())
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside on the shard's drive; ``close`` waits for its end."""
         self._tasks.spawn(work)

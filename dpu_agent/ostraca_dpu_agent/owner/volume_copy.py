@@ -3,11 +3,16 @@
 It is written beside all else, by the shard's owner alone, one write at a time; no request waits for it. When
 it can't be written the shard says that it is failing, and goes on: blocks need no volume records. It is tried
 again when the volumes change, and by the next owner.
+
+No grant says who may write it, so it goes with all of them: an owner writes it only while it is granted
+something and its fence has not passed, and reads it again once the earlier grants are retired. What an
+earlier owner had under way may have landed over it until then, and nothing can after that.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +45,17 @@ log = logging.getLogger(__name__)
 _NOTHING = VolumesCopy(VolumesState.BLANK)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wish:
+    """What flash is to say."""
+
+    volumes: tuple[VolumeRecord, ...]
+    is_alone: bool
+    """Whether no earlier owner's write can land any more."""
+
+
 class VolumeCopy:
-    """What one owner knows of its shard's copy. ``bring_up`` makes it say what is wanted."""
+    """What one owner knows of its shard's copy. ``want`` makes it say what is wanted."""
 
     def __init__(
         self, owned: OwnedShard, drive: Drive, superblock: Callable[[], Awaitable[Superblock]]
@@ -51,8 +65,10 @@ class VolumeCopy:
         self._drive = drive
         self._read_superblock = superblock
         self._superblock: Superblock | None = None
-        self._wanted: tuple[VolumeRecord, ...] | None = None
+        self._wanted: _Wish | None = None
+        self._tried: _Wish | None = None
         self._is_writing = False
+        self._is_read_alone = False
         self._number: int | None = None  # of the copy on flash that counts
         self._copy: VolumesCopy | None = None  # what it says
 
@@ -67,42 +83,50 @@ class VolumeCopy:
         return 0 if self._copy is None else self._copy.left_out
 
     def want(self, volumes: tuple[VolumeRecord, ...]) -> None:
-        """See to it that flash says *volumes*; the newest call counts, and what failed is not tried again."""
-        if self._wanted is volumes:
-            return
-        self._wanted = volumes
-        if not self._is_writing:
+        """See to it that flash says *volumes*; the newest call counts. Call it now and then.
+
+        What failed is not tried again. What this owner may not write now is, with the next call.
+        """
+        wish, is_alone = self._wanted, not self.owned.withheld
+        if wish is None or wish.volumes is not volumes or wish.is_alone != is_alone:
+            self._wanted = _Wish(volumes, is_alone)
+        if self._wanted is not self._tried and not self._is_writing:
             self._is_writing = True
             self.owned.spawn(self._bring_up())
 
     async def _bring_up(self) -> None:
         try:
-            tried = None
-            while tried is not self._wanted and not self.owned.is_closed:
-                tried = self._wanted
-                assert tried is not None, "somebody wants something"
-                await self._record(tried)
+            while (wish := self._wanted) is not self._tried and not self.owned.is_closed:
+                assert wish is not None, "somebody wants something"
+                self._tried = wish
+                if not await self._record(wish):
+                    self._tried = None
+                    break
         except OstracaError as error:
             self.owned.is_failing = True
             log.warning("the volumes can't be recorded on shard %s: %s", self.owned.record.id, error)
         finally:
             self._is_writing = False
 
-    async def _record(self, volumes: tuple[VolumeRecord, ...]) -> None:
-        if self._superblock is None:
+    async def _record(self, wish: _Wish) -> bool:
+        """Write what is wanted where flash says something else; say whether this owner may."""
+        if self._superblock is None or wish.is_alone != self._is_read_alone:
             self._superblock = await self._read_superblock()
             self._number, self._copy = await self._found(self._superblock)
+            self._is_read_alone = wish.is_alone
         superblock, room = self._superblock, copy_bytes(self._superblock.geometry)
         before = self._copy or _NOTHING
-        wanted = merged(volumes, before.volumes)
+        wanted = merged(wish.volumes, before.volumes)
         if not room or wanted == before.volumes:
-            return
+            return True
         pages = encode_volumes(
             superblock.identity, room, wanted, epoch=self.owned.epoch, sequence=before.sequence + 1
         )
         after, _ = examine_volumes(superblock, pages)
         if (after.volumes, after.left_out) == (before.volumes, before.left_out):
-            return
+            return True
+        if not self.owned.may_write:
+            return False
         number = 0 if self._number is None else 1 - self._number
         await self._write(copy_offset(superblock.geometry, number), pages)
         self._number, self._copy = number, after
@@ -113,6 +137,7 @@ class VolumeCopy:
                 after.left_out,
                 self.owned.record.id,
             )
+        return True
 
     async def _found(self, superblock: Superblock) -> tuple[int | None, VolumesCopy | None]:
         """Read what earlier owners wrote."""
