@@ -292,7 +292,7 @@ class Agent:
         return self._membership.map.claims.get(shard)
 
     def _on_map(self, fabric_map: FabricMap) -> None:
-        self._owner.placed(fabric_map.placement_epoch)
+        self._owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
         before = self._routes
         if fabric_map.revision != before.map.revision:
             self._handed_over.on_map(before.map, fabric_map)

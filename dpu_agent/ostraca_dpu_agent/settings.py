@@ -140,7 +140,8 @@ class OwnerSettings:
 
     carry_share: float = 0.12
     """Bytes that eviction may copy forward for each byte committed, of blocks that were read of late. Flash
-    wears by as much more. 0 lets everything go with its segment."""
+    wears by as much more. 0 copies nothing. Whatever this is, segments of which much was read may stay where
+    they are for another round, which writes nothing."""
 
     endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
     """How much is written to flash, and which blocks first when not all may be. Set ``rated_dwpd`` wherever

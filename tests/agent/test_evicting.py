@@ -21,6 +21,8 @@ FIRST = list(range(PER_SEGMENT))
 PLENTY_BYTES = 20 * BLOCK_BYTES
 SCARCE = EnduranceSettings(rated_dwpd=1e5, burst_s=1.0, first_touch_reserve=0.0, retry_s=0.0)
 """A budget that takes only blocks it has heard of before, and those while it is above zero."""
+PART = list(range(8))
+"""Too few of a segment's blocks for all of it to be kept as it is."""
 
 
 def shard_of(segments: int = 8, carry_share: float = 1.0) -> OwnedShard:
@@ -129,9 +131,10 @@ def test_a_copy_is_found_again_after_a_restart() -> None:
 @pytest.mark.parametrize("carry_share", [0.0, 0.1, 0.25])
 def test_what_is_carried_is_at_most_a_share_of_what_is_committed(carry_share: float) -> None:
     shard, everything = shard_of(carry_share=carry_share), list(range(300))
+    read = keys_of([number for number in everything if number % 5 < 2])
     for number in everything:
-        shard.put([number])
-        shard.core.resolve(shard.now_s, keys_of(everything), pin_s=0.0)
+        assert shard.put([number]) == [COMMITTED]
+        shard.core.resolve(shard.now_s, read, pin_s=0.0)
         carry = shard.core.eviction.take_carry()
         if carry is not None:
             copy(shard, carry)
@@ -154,8 +157,10 @@ def test_copies_are_spent_from_the_write_budget() -> None:
     assert spending.level_bytes == pytest.approx(level_bytes - copied_bytes)
 
 
-@pytest.mark.parametrize("left_blocks", [-1, 0, 2])
-def test_no_more_is_copied_than_writers_leave_of_the_write_budget(left_blocks: int) -> None:
+@pytest.mark.parametrize(("left_blocks", "copied"), [(-1, []), (0, []), (2, []), (3, [0, 1, 2])])
+def test_no_more_is_copied_than_writers_leave_of_the_write_budget(
+    left_blocks: int, copied: list[int]
+) -> None:
     shard, fresh, carried = scarce(), count(), list[int]()
     while not shard.core.counts().segments_evicted:
         put_at_level(shard, next(fresh), (left_blocks + 1.5) * BLOCK_BYTES)
@@ -163,13 +168,53 @@ def test_no_more_is_copied_than_writers_leave_of_the_write_budget(left_blocks: i
         carry = shard.core.eviction.take_carry()
         if carry is not None:
             carried += numbers_of(carry)
-    assert carried == [0, 1][: max(0, left_blocks)]
+    assert carried == copied, "where it does not pay for all, their segment stays"
+
+
+def test_a_segment_that_is_read_for_the_most_part_stays_where_it_is_until_it_is_not() -> None:
+    shard, fresh = shard_of(), count(100)
+    shard.put(FIRST)
+    before = shard.core.resolve(shard.now_s, keys_of(FIRST), pin_s=0.0)
+    while shard.core.counts().segments_evicted < 12:
+        assert shard.found(FIRST[2:]) == FIRST[2:]
+        assert shard.put([next(fresh)]) == [COMMITTED]
+        assert shard.core.eviction.take_carry() is None
+        shard.core.check()
+    after = shard.core.resolve(shard.now_s, keys_of(FIRST), pin_s=0.0)
+    assert after.found.all()
+    assert after.offsets.tolist() == before.offsets.tolist()
+    assert after.generations.tolist() == before.generations.tolist()
+    assert shard.core.counts().segments_kept >= 2
+    gone(shard, fresh, 12)
+    assert shard.found(FIRST) == []
+
+
+@pytest.mark.parametrize(("read", "kept"), [([0], []), ([0, 3], FIRST)])
+def test_where_copies_may_cost_no_more_a_segment_stays_for_less(read: list[int], kept: list[int]) -> None:
+    shard, fresh = shard_of(carry_share=0.0), count(100)
+    shard.put(FIRST)
+    while shard.core.counts().segments_evicted < 4:
+        shard.found(read)
+        assert shard.put([next(fresh)]) == [COMMITTED]
+    assert shard.found(FIRST) == kept
+    assert shard.core.counts().bytes_carried == 0
+
+
+def test_puts_find_space_though_all_that_is_there_is_read_all_the_time() -> None:
+    shard, everything = shard_of(), list(range(300))
+    for number in everything:
+        assert shard.put([number]) == [COMMITTED]
+        shard.core.resolve(shard.now_s, keys_of(everything), pin_s=0.0)
+    counts = shard.core.counts()
+    assert counts.segments_evicted > 0
+    assert counts.segments_kept > 0
+    shard.core.check()
 
 
 def test_writers_who_need_the_space_are_not_held_up_by_copies() -> None:
     shard, fresh = shard_of(), count(100)
     shard.put(FIRST)
-    carry = until_carry(shard, fresh, FIRST)
+    carry = until_carry(shard, fresh, PART)
     gone(shard, fresh, 3)  # whoever copies has stopped, and nobody waits
     assert not shard.core.eviction.is_there(carry)
     assert shard.found(FIRST) == []
@@ -240,7 +285,7 @@ def test_blocks_whose_session_ended_go_and_can_be_got_until_then() -> None:
     shard, fresh = shard_of(), count(100)
     shard.put(FIRST)
     while shard.core.eviction.take_carry() is None:
-        assert shard.found(FIRST) == FIRST
+        assert shard.found(PART) == PART
         shard.core.eviction.session_ended(keys_of([0, 2, 4, 999]))
         assert shard.put([next(fresh)]) == [COMMITTED]
         assert not shard.core.counts().segments_evicted
@@ -252,11 +297,11 @@ def test_of_blocks_that_were_read_alike_those_whose_session_ended_are_left_out()
     shard.put(FIRST)
     carry = None
     while carry is None:
-        shard.found(FIRST)
+        shard.found(PART)
         shard.core.eviction.session_ended(keys_of(ended))
         assert shard.put([next(fresh)]) == [COMMITTED]
         carry = shard.core.eviction.take_carry()
-    assert numbers_of(carry) == [number for number in FIRST if number not in ended]
+    assert numbers_of(carry) == [number for number in PART if number not in ended]
 
 
 def test_a_read_after_a_session_ended_counts_anew() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ostraca_fabric.policies.endurance import EnduranceSettings
 
 STAGED, COMMITTED, EXISTS, DECLINED = PutState.STAGED, PutState.COMMITTED, PutState.EXISTS, PutState.DECLINED
 NOTHING = frozenset[int]()
+PER_SEGMENT = 15
 
 
 def among_others(
@@ -191,6 +193,58 @@ def test_retired_segments_are_emptied_in_the_order_of_their_generations() -> Non
     shard.core.check()
     in_order = [segment.number for segment in shard.core.ring.sealed]
     assert [number for number in in_order if number in ages] == ages
+
+
+def test_a_segment_that_stayed_keeps_its_turn_when_others_are_retired() -> None:
+    before, read = OwnedShard(segments=12), list(range(PER_SEGMENT * 3, PER_SEGMENT * 4))
+    before.put(list(range(PER_SEGMENT * 10)))
+    ages = [segment.number for segment in before.core.ring.sealed]
+    shard = before.successor(frozenset(ages[5:8]))
+    shard.core.confirm(math.inf)
+    number = 1000
+    while not shard.core.counts().segments_kept:
+        shard.grant()
+        assert shard.found(read) == read
+        shard.put([number := number + 1])
+    sealed = shard.core.ring.sealed
+    assert (sealed[-1].number, sealed[-1].is_kept) == (ages[3], True)
+    own = [segment.number for segment in sealed]
+    shard.core.retire(shard.now_s, ages[5:8])
+    shard.core.check()
+    in_turn = [segment.number for segment in shard.core.ring.sealed]
+    assert [each for each in in_turn if each in own] == own
+    older = [each for each in ages if each in in_turn and each != ages[3]]
+    assert [each for each in in_turn if each in older] == older
+
+
+@pytest.mark.parametrize(("granted", "may"), [(5, False), (6, True)])
+def test_a_granted_segment_may_stay_while_about_half_of_the_line_is_granted_without_it(
+    granted: int, may: bool
+) -> None:
+    shard = among_others(segments=40)
+    shard.core.granted(shard.now_s, range(granted))
+    assert shard.core.grants.ahead == 10
+    assert shard.core.grants.may_spare(1) == may
+    assert shard.core.grants.may_spare(30), "it is not granted anyway"
+
+
+def test_what_stays_leaves_something_granted_for_when_nobody_can_be_asked() -> None:
+    shard, everything = OwnedShard(8, settings=ShardSettings(carry_share=0.0)), list(range(PER_SEGMENT * 8))
+    shard.restart(withheld=NOTHING)
+    shard.core.confirm(math.inf)
+    for begin in range(0, len(everything), PER_SEGMENT):
+        shard.grant()
+        shard.put(everything[begin : begin + PER_SEGMENT])
+        shard.pass_time(shard.settings.late_write_s)
+    grants, ring, fresh = shard.core.grants, shard.core.ring, count(1000)
+    where = shard.core.resolve(shard.now_s, keys_of(everything), pin_s=0.0)
+    segments = ring.segment_of(where.offsets[where.found])
+    read = np.array(everything)[where.found][np.isin(segments, list(grants.own))].tolist()
+    made = ring.generations_made
+    while COMMITTED in shard.put([next(fresh) for _ in range(5)]):
+        shard.core.resolve(shard.now_s, keys_of(read), pin_s=0.0)
+    assert shard.core.counts().segments_kept > 0
+    assert ring.generations_made - made == 3
 
 
 def test_a_grant_is_what_is_in_use_and_next_in_line_a_quarter_of_the_shard_at_most() -> None:

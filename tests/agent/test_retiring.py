@@ -17,6 +17,7 @@ from ostraca_fabric.fabric_map import EnclosureRecord
 from ostraca_fabric.ids import PlacementEpoch, ShardId
 from ostraca_fabric.outcome import PutState
 
+PER_SEGMENT = 15
 NINE, EIGHT = PlacementEpoch(9), PlacementEpoch(8)
 KNOWN = fabric_map(E, F, earlier=[[E], [E, G]])
 SHARDS = [shard.id for each in (E, F) for shard in each.shards]
@@ -84,6 +85,30 @@ def test_a_shard_is_passed_over_when_its_ring_has_gone_round_and_nothing_older_i
     assert shard.found(before) == []
     passing.began(PlacementEpoch(11))
     assert passing.over() == NINE, "the newest has only begun"
+
+
+@pytest.mark.parametrize(("has_earlier", "stays"), [(True, False), (False, True)])
+def test_no_segment_from_before_an_epoch_stays_while_earlier_ones_are_asked(
+    has_earlier: bool, stays: bool
+) -> None:
+    shard, before = OwnedShard(8, settings=ShardSettings(carry_share=0.0)), list(range(PER_SEGMENT))
+    passing = Passing(shard.core)
+    shard.put(before)
+    passing.began(NINE, has_earlier=has_earlier)
+    shard.put(list(range(100, 100 + PER_SEGMENT)))  # where a segment was ready before
+    after = list(range(200, 200 + PER_SEGMENT))
+    for number in [*after, *range(300, 600)]:
+        shard.found(before)
+        if number >= 300:
+            assert shard.found(after) == after, "it was opened since, and stays either way"
+        shard.put([number])
+    assert bool(shard.found(before)) == stays
+    assert passing.over() == (0 if stays else NINE)
+    passing.began(PlacementEpoch(10))
+    while passing.over() < 10:
+        shard.found([*before, *after])
+        shard.put([number := number + 1])
+    assert shard.found([*before, *after]) == []
 
 
 def test_a_ring_that_holds_nothing_older_has_to_go_round_too_and_a_new_owner_begins_anew() -> None:

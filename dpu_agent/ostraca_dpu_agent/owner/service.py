@@ -87,11 +87,11 @@ class OwnerService:
         self._claim_of = claim_of
         self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
-        self._placement = PlacementEpoch(0)
+        self._placement, self._has_earlier = PlacementEpoch(0), False
         self._left: dict[ShardId, tuple[OwnedShard, float]] = {}
 
-    def placed(self, epoch: PlacementEpoch) -> None:
-        """Know which placement epoch is the current one.
+    def placed(self, epoch: PlacementEpoch, *, has_earlier: bool) -> None:
+        """Know which placement epoch is the current one, and whether earlier ones are asked along with it.
 
         When it changes, what was read so far is forgotten: much of it belongs elsewhere now, and is not
         carried forward unless it is read here again.
@@ -99,9 +99,9 @@ class OwnerService:
         if self._placement != epoch:
             for owned in self.shards.values():
                 owned.core.index.forget_all_reads()
-        self._placement = epoch
+        self._placement, self._has_earlier = epoch, has_earlier
         for owned in self.shards.values():
-            owned.passing.began(epoch)
+            owned.passing.began(epoch, has_earlier=has_earlier)
 
     def leave(self, shard: ShardId) -> None:
         """Own a shard no more, but answer look-ups from what is known of it until ``succeeded``, and a while
@@ -158,7 +158,8 @@ class OwnerService:
             return Resolved(request.request, tuple(found))
 
     def _passed(self, request: PassedOver) -> ShardsPassed:
-        self.placed(self._placement)  # shards that were recovered since begin to count
+        # Shards that were recovered since begin to count.
+        self.placed(self._placement, has_earlier=self._has_earlier)
         passed = (ShardPassed(shard, owned.passing.over()) for shard, owned in self._recovered())
         return ShardsPassed(request.request, tuple(passed))
 

@@ -141,7 +141,7 @@ class Stewarded:
         self.membership.close()
 
     def _on_map(self, fabric_map: FabricMap) -> None:
-        self.owner.placed(fabric_map.placement_epoch)
+        self.owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
         self.handed_over.on_map(self.map, fabric_map)
         self.map = fabric_map
 

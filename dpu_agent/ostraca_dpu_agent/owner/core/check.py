@@ -51,7 +51,9 @@ def _check_ring(core: ShardCore) -> None:
         "each segment is in one place of the ring, by its state"
     )
     ages = [
-        segment.generation for segment in (*ring.sealed, ring.current, ring.ready, ring.opening) if segment
+        segment.generation
+        for segment in (*ring.sealed, ring.current, ring.ready, ring.opening)
+        if segment is not None and not segment.is_kept
     ]
     assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
     looked = [segment.is_looked_through for segment in ring.sealed]

@@ -60,6 +60,9 @@ class ShardCounts:
     """Damaged, and confirmed so."""
 
     segments_evicted: int
+    segments_kept: int
+    """Times that one went round again where it was."""
+
     summary_writes: int
     summary_write_failures: int
 
@@ -89,6 +92,7 @@ def counts_of(core: ShardCore) -> ShardCounts:
         blocks_adopted=counted["blocks_adopted"],
         blocks_dropped=counted["blocks_dropped"],
         segments_evicted=counted["segments_evicted"],
+        segments_kept=counted["segments_kept"],
         summary_writes=counted["summary_writes"],
         summary_write_failures=counted["summary_write_failures"],
     )

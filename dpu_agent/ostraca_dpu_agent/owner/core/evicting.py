@@ -1,14 +1,19 @@
-"""Eviction: which segment is emptied next, and what of it is carried forward first.
+"""Eviction: which segment is emptied next, and what of it is kept.
 
-The oldest segment goes whole. Some time before, it is looked through once: blocks that were read in the later
-half of its round through the ring are copied to where new blocks go. One bit for each block says so; it is
-cleared half-way, and a copy does not inherit it. So what is kept is what was read of late, and flash is not
-worn for blocks that were read soon after they were written and then no more.
+Segments go whole, in the order in which they were sealed. Some time before, each is looked through once:
+worth keeping are blocks that were read after the first part of its round through the ring. One bit for each
+block says so; it is cleared when that part is over, and a copy does not inherit it. So what is kept is what
+was read of late, and nothing is done for blocks that were read soon after they were written and then no more.
 
-What copying may write is a share of what was committed for callers, saved up to a few segments' worth, and
-within the drive's write budget. It never holds anybody up: when writers need the space, a segment goes with
-what has not been copied yet. Nothing is copied whose time to live has run out (``lifetimes``), or that was
-not read again since somebody said that its session ended.
+Where most of a segment is worth keeping, all of it goes round once more where it is. That writes nothing, but
+the rest of it takes up flash for a round. Otherwise the blocks are copied to where new blocks go. That makes
+room, but wears the flash: copies are a share of what was committed for callers, saved up to a few segments'
+worth, and within the drive's write budget. Where those do not pay for all that is worth it, a segment goes
+round for less.
+
+It never holds anybody up: when writers need the space, the first segment goes with what has not been copied
+yet. Nothing is kept for blocks whose time to live has run out (``lifetimes``), or that were not read again
+since somebody said that their session ended.
 """
 
 from __future__ import annotations
@@ -33,6 +38,14 @@ _INDEX_HEADROOM_SHARE = 8
 """A segment is evicted when less than this share of the index is left (and less than one segment can
 list)."""
 
+_KEPT_AT = 0.75
+"""A segment goes round again when so much of it is worth keeping: copying that would make little room."""
+
+_KEPT_UNPAID_AT = 0.1
+"""... or so much, where that is more than may be copied now."""
+
+_LOOKS_AT_ONCE = 8
+"""Segments looked through in one call, at most: each takes some ten microseconds."""
 
 _CREDIT_SEGMENTS = 16
 """Leave to copy is saved up to so many segments' worth, and to one in so many segments of the shard."""
@@ -67,6 +80,7 @@ class Eviction:
         self._core = core
         self._carry_share = carry_share
         self._credit_bytes = 0.0
+        self._none_stays_up_to = 0
         self._due: Carry | None = None
         self._taken: Carry | None = None
         self._evicted: list[NDArray[np.uint8]] = []
@@ -122,6 +136,14 @@ class Eviction:
         earned = self._credit_bytes + self._carry_share * stored_bytes
         self._credit_bytes = min(earned, float(segments * geometry.data_bytes))
 
+    def end_stays(self, up_to: int) -> None:
+        """Let no segment of this generation or below stay for another round: of it only copies are kept.
+
+        For when some of what lies there is asked for elsewhere from now on, and must not be kept with the
+        rest.
+        """
+        self._none_stays_up_to = up_to
+
     def advance(self, now_s: float) -> None:
         """Empty segments until enough are free, or nothing more can go; look through those that are next."""
         core, ring = self._core, self._core.ring
@@ -139,28 +161,47 @@ class Eviction:
             ring.end_draining(now_s, core.pins.on_segment)
         else:
             core.promises.lift()
-        while (segment := ring.to_age()) is not None:
-            segment.is_aged = True
-            core.index.forget_reads(core.index.rows_of(segment.number))
-        while self._due is None and self._taken is None and self._carry_share:
+        self._look_through(now_s)
+
+    def _look_through(self, now_s: float) -> None:
+        """Forget reads where that is due; of the segments that are next, keep those that are worth it."""
+        core, ring = self._core, self._core.ring
+        for _ in range(_LOOKS_AT_ONCE):
+            while (aged := ring.to_age()) is not None:
+                aged.is_aged = True
+                core.index.forget_reads(core.index.rows_of(aged.number))
+            if self._due is not None or self._taken is not None:
+                break
             segment = ring.look_through()
             if segment is None:
                 break
-            self._due = self._worth_carrying(now_s, segment)
+            self._due = self._keep_or_carry(now_s, segment)
 
-    def _worth_carrying(self, now_s: float, segment: Segment) -> Carry | None:
-        """Choose what to copy, as far as the credit and the drive's write budget go."""
-        index = self._core.index
-        may_write_bytes = min(self._credit_bytes, self._core.spending.level_bytes)
+    def _keep_or_carry(self, now_s: float, segment: Segment) -> Carry | None:
+        """Let a segment go round again where it is; or choose what to copy, as far as copies may cost."""
+        core, index = self._core, self._core.index
         rows = index.read_rows_of(segment.number)
-        rows = rows[self._core.lifetimes.ends_s(segment.number, index.marks(rows)) > now_s]
+        rows = rows[core.lifetimes.ends_s(segment.number, index.marks(rows)) > now_s]
         rows = rows[np.argsort(index.offsets(rows))]
-        rows = rows[np.cumsum(_stored_bytes(index.lengths(rows))) <= may_write_bytes]
+        ends_bytes = np.cumsum(_stored_bytes(index.lengths(rows)))
+        is_paid = ends_bytes <= min(self._credit_bytes, core.spending.level_bytes)
+        # Of what emptying it would make room for: bytes or, where blocks are small, entries.
+        worth_bytes = int(ends_bytes[-1]) if len(rows) else 0
+        share = max(worth_bytes / core.geometry.data_bytes, len(rows) / core.ring.entries_max)
+        if share >= (_KEPT_AT if is_paid.all() else _KEPT_UNPAID_AT) and self._may_stay(segment):
+            core.ring.keep(segment)
+            index.forget_reads(rows)
+            core.counted["segments_kept"] += 1
+            return None
+        rows = rows[is_paid]
         if not len(rows):
             return None
         lengths, keys, tags = index.lengths(rows), index.keys(rows), index.tags(rows)
         self._credit_bytes -= int(_stored_bytes(lengths).sum())
         return Carry(segment.number, segment.generation, keys, tags, index.offsets(rows), lengths)
+
+    def _may_stay(self, segment: Segment) -> bool:
+        return segment.generation > self._none_stays_up_to and self._core.grants.may_spare(segment.number)
 
     def _is_promised(self, segment: Segment, now_s: float) -> bool:
         core = self._core

@@ -105,7 +105,7 @@ class Grants:
         return next((segment for segment in few if self.may_open(segment.number)), None)
 
     def oldest_sealed(self) -> Iterator[Segment]:
-        """Yield sealed segments that may be opened once they are empty, the oldest first.
+        """Yield sealed segments that may be opened once they are empty, those first whose turn is next.
 
         It gives up where too many others stand before them: the line is to be granted anew then, and of a
         long ring no call looks at more than its head.
@@ -116,6 +116,17 @@ class Grants:
                 yield segment
             elif (passed_by := passed_by + 1) > self.ahead:
                 return
+
+    def may_spare(self, number: int) -> bool:
+        """Say whether a sealed segment that is next in line may stay as it is, as far as grants go.
+
+        A granted one may while that leaves one less than half of the line granted, and one at least: there
+        may be nobody to ask for more.
+        """
+        if not self.may_open(number):
+            return True
+        granted = self.own if self._asked is None else self.own & self._asked
+        return len(granted.intersection(self._line()) - {number}) >= max(1, self._granted_least - 1)
 
     @property
     def ahead(self) -> int:
@@ -137,7 +148,7 @@ class Grants:
             line = self._line()
             # Sealed ones that are granted, having been written lately, are of no use while others are free.
             has_next = not core.ring.free or self.first_free() is not None
-            if has_next and self._granted_of(line) >= max(1, _ASK_BELOW * self.ahead):
+            if has_next and self._granted_of(line) >= self._granted_least:
                 return None
             in_use = (number for number in self.own if self._is_in_use(number, now_s))
             wanted = frozenset(line).union(in_use, self._resumed)
@@ -173,6 +184,10 @@ class Grants:
         withheld = {segment.number for segment in ring.withheld}
         assert withheld == self.withheld, "what is withheld is in its place"
         assert not (withheld - self._resumed) & self.own, "a grant holds nothing of an unretired one"
+
+    @property
+    def _granted_least(self) -> float:
+        return max(1, _ASK_BELOW * self.ahead)
 
     def _is_in_use(self, number: int, now_s: float) -> bool:
         segment = self._core.ring.segments[number]

@@ -5,6 +5,9 @@ have been opened as there are, and none of those before is left, the shard is *p
 not: it has to go round like any other. For of blocks in an enclosure that takes no more puts, nothing tells
 how old is too old but how long everybody else took to turn over all they had.
 
+No segment from before an epoch stays where it is for another round when earlier ones are asked along with
+it. The shard would not be passed over for as long, and what belongs elsewhere would stay with the rest.
+
 Known for as long as this owner has watched: one that has just begun takes everything for older.
 """
 
@@ -44,13 +47,18 @@ class Passing:
         self._marks: list[_Mark] = []
         """By epoch."""
 
-    def began(self, epoch: PlacementEpoch) -> None:
-        """Say which epoch is the current one. Again, or while recovering: does nothing."""
+    def began(self, epoch: PlacementEpoch, *, has_earlier: bool = True) -> None:
+        """Say which epoch is the current one, and whether earlier ones are asked along with it.
+
+        Again, or while recovering: does nothing.
+        """
         ring = self._core.ring
         if self._core.is_recovering or (self._marks and epoch <= self._marks[-1].epoch):
             return
         mark = _Mark(epoch, int(ring.generations.max()), ring.generations_made)
         self._marks = [*self._marks[-EARLIER_PLACEMENTS_MAX:], mark]
+        if has_earlier:
+            self._core.eviction.end_stays(mark.newest)
 
     def over(self) -> PlacementEpoch:
         """Return the newest epoch since whose beginning the ring has gone round; 0 if there is none."""

@@ -10,7 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
+from itertools import accumulate, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,7 @@ _ONE_FREE_OF = 3
 
 _OPEN_MAX = 2
 
-_AGED_AT = 0.45
+_AGED_AT = 0.2
 """Where, on a sealed segment's way to being looked through, reads of its blocks begin to count."""
 
 _LOOKED_THROUGH_SHARE = 32
@@ -111,6 +112,9 @@ class Segment:
     is_looked_through: bool = False
     """What is worth keeping of it was copied, or is being copied, to where new blocks go."""
 
+    is_kept: bool = False
+    """It went round again where it is, at least once."""
+
     is_short: bool = False
     """A block did not fit into what is left of it."""
 
@@ -130,7 +134,7 @@ class Ring:
         self.segments = [Segment(number) for number in range(self.geometry.segments)]
         self.generations = np.zeros(self.geometry.segments, np.uint64)
         self.sealed: deque[Segment] = deque()
-        """The oldest first."""
+        """Those that go first stand first: in the order in which they were sealed, or last kept."""
 
         self.current: Segment | None = None
         self.ready: Segment | None = None
@@ -195,7 +199,10 @@ class Ring:
             segment.state = SegmentState.SEALED if is_listed[segment.number] else SegmentState.DRAINING
         self.draining += [segment for segment in retired if segment.state is SegmentState.DRAINING]
         sealed = [segment for segment in retired if segment.state is SegmentState.SEALED]
-        self.sealed = deque(sorted((*self.sealed, *sealed), key=lambda segment: segment.generation))
+        # One that was kept stays behind those it was put behind, though they are of newer generations.
+        own = zip(accumulate((segment.generation for segment in self.sealed), max), self.sealed, strict=True)
+        in_turn = sorted([*own, *((segment.generation, segment) for segment in sealed)], key=itemgetter(0))
+        self.sealed = deque(segment for _, segment in in_turn)
         # Those that come to stand before one that was looked through will not be: their turn has passed.
         looked = [place for place, segment in enumerate(self.sealed) if segment.is_looked_through]
         self.looked_through = max(looked, default=-1) + 1
@@ -238,6 +245,14 @@ class Ring:
         segment.is_looked_through = True
         self.looked_through += 1
         return segment
+
+    def keep(self, segment: Segment) -> None:
+        """Let the segment looked through last go round once more, as if it were sealed now."""
+        self.looked_through -= 1
+        assert segment is self.sealed[self.looked_through], "it was looked through last"
+        del self.sealed[self.looked_through]
+        self.sealed.append(segment)
+        segment.is_kept, segment.is_aged, segment.is_looked_through = True, False, False
 
     def to_age(self) -> Segment | None:
         """Return a sealed segment that has come to where its reads so far are forgotten."""

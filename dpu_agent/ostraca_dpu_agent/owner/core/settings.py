@@ -25,7 +25,8 @@ class ShardSettings:
 
     carry_share: float = 0.12
     """Bytes that eviction may copy forward for each byte committed, of blocks that were read of late. Flash
-    wears by as much more. 0 lets everything go with its segment."""
+    wears by as much more. 0 copies nothing. Whatever this is, segments of which much was read may stay where
+    they are for another round, which writes nothing."""
 
     pin_max_s: float = 30.0
     """The longest pin. A stopped reader can hold a segment back for this long."""
