@@ -25,6 +25,9 @@ KEYS = prompt(40)
 STEP_S = 0.5
 """No call of the scheduler takes longer, on a machine as busy as may be; a call that waits takes seconds."""
 
+LONG_STEP_S = 1.5
+"""The same for a call of 8,192 keys: 0.13 s of work, 0.7 where other tests run beside it."""
+
 
 def pages(chunks: int = len(KEYS)) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return content(chunks, block_bytes=ROW_BYTES)
@@ -239,7 +242,7 @@ def test_a_prompt_of_many_chunks_holds_no_step_of_the_scheduler_up(
             engine.wait_for_the_fabric()
         engine.begin("a", long)
         assert engine.ask("a", long) == [Verdict.MISSING] * len(long)
-        assert engine.slowest_call_s < STEP_S
+        assert engine.slowest_call_s < LONG_STEP_S
 
 
 @pytest.mark.slow
