@@ -306,3 +306,18 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         assert seen == [[BlockState.HIT] * 8] * 3
         got = await other.get(other.worker(), range(8))
         assert get_states(got) == [BlockState.HIT] * 8
+
+
+async def test_an_agent_that_says_it_leaves_counts_on_no_claim_that_ran_out_before() -> None:
+    async with pair() as agents:
+        first, clock = agents.first_shard, agents.fabric.agent._clock
+        await reserved(first, [1])  # what is waited for
+        agents.second._steward._is_leaving = True  # nobody comes after
+        agents.store.leave(FIRST, agents.fabric.agent.start_id)  # and nobody has heard of it
+        leaving = asyncio.create_task(agents.fabric.agent.hand_over())
+        asked_s = clock()
+        await until(lambda: clock() > asked_s + 1.2 * QUICK.owner.grant_s)
+        assert agents.store.has(FIRST, agents.fabric.agent.start_id), "its record stands again"
+        assert not first.is_closed
+        assert not first.core.grants.may_write(clock())
+        await leaving

@@ -80,6 +80,19 @@ class Standing:
         self.counts.lost += len(self._claimed)
         self._claimed.clear()
 
+    def suspend(self) -> dict[ShardId, OwnedShard]:
+        """Count on no claim until ``resume``, and return those counted on so far.
+
+        For who writes the agent's record: should the lease have run out unnoticed, it stands again then, and
+        the claims do not.
+        """
+        counted, self._claimed = self._claimed, {}
+        return counted
+
+    def resume(self, counted: dict[ShardId, OwnedShard]) -> None:
+        """Count on these again, which the store has shown to stand since."""
+        self._claimed.update(counted)
+
     async def run(self) -> None:
         """Ask until cancelled."""
         every_s = self._grant_s / _ASKED_PER_GRANT

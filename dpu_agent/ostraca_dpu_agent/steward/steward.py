@@ -177,18 +177,31 @@ class Steward:
         next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
         """
         self._is_leaving = True
-        try:
-            await self._membership.join(replace(self._agent, is_leaving=True))
-        except MembershipError as error:
-            log.warning(
-                "%s can't say that it leaves: others take its shards when it has (%s)", self._agent.id, error
-            )
+        await self._say_leaving()
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
         while self._clock() < until_s and not self._are_owned_by_others(shards):  # noqa: ASYNC110 (maps come to ``run``)
             await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
         await asyncio.sleep(max(0.0, min(_READ_BY_NEXT_S, until_s - self._clock())))
+
+    async def _say_leaving(self) -> None:
+        counted = self.standing.suspend()
+        try:
+            await self._membership.join(replace(self._agent, is_leaving=True))
+        except MembershipError as error:
+            log.warning(
+                "%s can't say that it leaves: others take its shards when it has (%s)", self._agent.id, error
+            )
+            return
+        claims = self._membership.map.claims
+        self.standing.resume(
+            {
+                shard: owned
+                for shard, owned in counted.items()
+                if shard in self._serving and claims.get(shard) == self._serving[shard].claim
+            }
+        )
 
     async def close(self) -> bool:
         """Write what is committed, then give every claim back. The drives stay open.
