@@ -413,3 +413,16 @@ async def test_a_commit_under_another_epoch_is_declined() -> None:
             made.reservations, rows16([tag_of(1)]), seeds_of([1]), epoch=OwnerEpoch(shard.epoch - 1)
         )
         assert (list(states), list(reasons)) == ([PutState.DECLINED], [Reason.EXPIRED])
+
+
+async def test_a_shard_that_is_being_stilled_hands_out_nothing_and_lets_what_it_handed_out_end() -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        stilling = asyncio.create_task(shard.stilled(within_s=5.0))
+        await asyncio.sleep(0)
+        refused = await reserved(shard, [2])
+        assert list(refused.states) == [PutState.DECLINED]
+        assert list(refused.reasons) == [Reason.NO_OWNER]
+        assert await committed(shard, made, [1]) == [PutState.COMMITTED]
+        assert await stilling

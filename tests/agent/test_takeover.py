@@ -26,10 +26,11 @@ from tests.agent.assembly import (
 from tests.agent.owned_shard import keys_of
 from tests.agent.test_volume_copies import named, names_on
 
+from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import BlockExplanation, verdict
-from ostraca_fabric.ids import AgentId, ShardId
+from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.status import ClaimCounters
 from ostraca_fabric.wire.messages import Explain, Lookup
@@ -321,3 +322,59 @@ async def test_an_agent_that_says_it_leaves_counts_on_no_claim_that_ran_out_befo
         assert not first.is_closed
         assert not first.core.grants.may_write(clock())
         await leaving
+
+
+async def test_a_higher_epoch_in_the_map_is_a_fence_at_once() -> None:
+    async with pair() as agents:
+        first, steward = agents.first_shard, agents.fabric.agent._steward
+        claim = agents.fabric.membership.map.claims[THE_SHARD]
+        later = replace(claim, agent=SECOND, epoch=OwnerEpoch(claim.epoch + 1))
+        steward._see_owners(replace(agents.fabric.membership.map, claims={THE_SHARD: later}))
+        assert first.core.grants.is_fenced
+
+
+async def test_a_grant_under_which_space_is_held_is_not_closed() -> None:
+    async with pair() as agents:
+        await reserved(agents.first_shard, [1])
+        await agents.fabric.agent._steward.close()
+        assert [grant.is_closed for grant in agents.grants if grant.agent == FIRST] == [False]
+
+
+async def test_a_process_that_gets_a_shard_back_waits_for_what_it_handed_out_before() -> None:
+    async with pair() as agents:
+        steward, first = agents.fabric.agent._steward, agents.first_shard
+        agents.second._steward._is_leaving = True
+        handed_out = frozenset(agents.grants[-1].segments)
+        await steward._stop(THE_SHARD)
+        await steward._released(THE_SHARD)
+        shards = agents.fabric.service.shards
+        await until(lambda: THE_SHARD in shards and not shards[THE_SHARD].core.is_recovering)
+        assert shards[THE_SHARD].epoch > first.epoch
+        assert shards[THE_SHARD].withheld == handed_out
+
+
+async def test_a_successor_minds_the_pins_that_the_one_before_gave() -> None:
+    async with pair() as agents:
+        assert agents.first_shard.core._earlier_pins_end_s == 0.0
+        begun_s = agents.fabric.agent._clock()
+        agents.lease_runs_out()
+        await agents.taken_over()
+        assert agents.second_shard.core._earlier_pins_end_s >= begun_s + QUICK.owner.pin_max_s
+
+
+async def test_a_fence_is_put_off_from_when_the_store_was_asked_and_not_from_its_answer() -> None:
+    now_s = [1e9]
+
+    class Slow(MemoryMembership):
+        async def confirm(self, agent: AgentId, start: StartId) -> bool:
+            now_s[0] += 3.0
+            return await super().confirm(agent, start)
+
+    async with pair() as agents:
+        store = Slow(agents.fabric.membership.map.fabric)
+        me = agents.fabric.membership.map.agents[FIRST]
+        await store.join(me)
+        standing = Standing(me, store, grant_s=5.0, clock=lambda: now_s[0])
+        standing.claimed(agents.first_shard, asked_s=1e9 - 1.0)
+        await standing._ask()
+        assert agents.first_shard.core.grants.until_s == 1e9 + 5.0
