@@ -99,6 +99,7 @@ class Session:
         self._inline = self._end if isinstance(self._end, InlineArenaEnd) else None
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
+        self._has_refused = False
         self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
         self._pump = Pump(
             dialled.socket,
@@ -138,16 +139,23 @@ class Session:
         """
         with self._arena.changed:
             if len(self._inflight) >= self.limits.inflight_max:
+                self._has_refused = True
                 return None
             request = next(self._request_ids)
             self._inflight.add(request)
             return request
 
     def unreserve(self, request: int) -> None:
-        """Give back a reserved request that was never submitted."""
+        """Give back a reserved request that was never submitted.
+
+        It is news to those alone that got none meanwhile. Batches that wait for slots try now and then, and
+        give back what they reserved; told of that, two of them would have each other try for ever.
+        """
         with self._arena.changed:
             self._inflight.discard(request)
-            self._arena.tell_changed()
+            if self._has_refused:
+                self._has_refused = False
+                self._arena.tell_changed()
 
     def submit(
         self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None

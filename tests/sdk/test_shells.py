@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, hashes
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 from tests.stalls import Stopwatch
 
@@ -53,6 +54,19 @@ def take(client: ostraca.Client, count: int) -> list[Done]:
     return taken
 
 
+def reasons_of(result: object) -> set[Reason]:
+    assert isinstance(result, ostraca.GetResult)
+    return set(result.reasons)
+
+
+def both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def do() -> None:
+        first()
+        second()
+
+    return do
+
+
 def silent(_: AgentConnection, __: object) -> None:
     """Say nothing."""
 
@@ -85,9 +99,25 @@ def test_one_batch_larger_than_the_arena_and_others_beside_it_all_end(client: os
     for block in range(8):
         volume.submit_get(chain[block : block + 1], into=small[block], deadline_s=FAR_S)
     results = [each.result for each in take(client, 9)]
-    assert all(isinstance(result, ostraca.GetResult) and not result.holes for result in results)
+    assert [reasons_of(result) for result in results] == [{Reason.NONE}] * 9
     assert np.array_equal(memory, source)
     assert np.array_equal(np.concatenate(small), source[:8])
+
+
+def test_those_that_wait_for_slots_do_not_have_each_other_try_again(client: ostraca.Client) -> None:
+    volume, told = opened(client), list[None]()
+    chain = volume.chain(hashes(1))
+    volume.submit_lookup(chain, deadline_s=FAR_S)
+    take(client, 1)  # what carries tickets hears of room from here on
+    hears = client.arena.on_changed
+    with volume.slots(64, lengths=BLOCK_BYTES), ThreadPoolExecutor(2) as callers:  # all of the arena
+        client.arena.on_changed = both(lambda: told.append(None), hears)
+        for _ in range(2):
+            volume.submit_get(chain, into=somewhere(1), deadline_s=SOON_S)
+        calls = [callers.submit(volume.get, chain, into=somewhere(1), deadline_s=SOON_S) for _ in range(2)]
+        results = [each.result for each in take(client, 2)] + [call.result() for call in calls]
+        assert [reasons_of(result) for result in results] == [{Reason.DEADLINE}] * 4
+        assert len(told) <= len(results), "as often as one of them ended, nothing else having changed"
 
 
 def test_submitting_to_an_agent_that_is_gone_does_not_wait_and_ends_by_the_deadline(
