@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostraca_fabric.connection import TlsFiles
+from ostraca_fabric.tls import TlsFiles
 
 
 class Authority:
@@ -28,8 +28,11 @@ class Authority:
             *("-out", self.cert),
         )
 
-    def files(self, name: str, *names: str, ca: Path | None = None) -> TlsFiles:
-        """Make a certificate whose subject is *name*, for these hosts or addresses, and its key."""
+    def files(self, name: str, *names: str, ca: Path | None = None, days: int = 2) -> TlsFiles:
+        """Make a certificate whose subject is *name*, for these hosts or addresses, and its key.
+
+        With *days* below zero it has expired.
+        """
         key, request, cert = (self._directory / f"{self._name}-{name}.{end}" for end in ("key", "csr", "pem"))
         extensions = self._directory / f"{self._name}-{name}.ext"
         self._new_key(key)
@@ -38,9 +41,9 @@ class Authority:
         _openssl("req", "-new", "-key", key, "-subj", f"/CN={name}", "-out", request)
         _openssl(
             *("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self._key, "-CAcreateserial"),
-            *("-days", "2", "-extfile", extensions, "-out", cert),
+            *("-days", str(days), "-extfile", extensions, "-out", cert),
         )
-        return TlsFiles(cert, key, ca or self.cert)
+        return TlsFiles(ca or self.cert, cert, key)
 
     def _new_key(self, path: Path) -> None:
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)

@@ -20,8 +20,9 @@ from tests.contract.owners_contract import OwnersContract, Reached
 from tests.contract.test_owners import over
 from tests.fabric.wire.peers import HANDSHAKE, HELLO, SETTINGS, TOKEN, Answering
 
-from ostraca_fabric.connection import SOCKETS, Server, SocketNetwork, Tls, TlsFiles, connect, serve
+from ostraca_fabric.connection import SOCKETS, Server, SocketNetwork, connect, serve
 from ostraca_fabric.errors import AuthenticationError, ConnectError, UsageError
+from ostraca_fabric.tls import Tls, TlsFiles
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, Access, WorkerHandshake
 from ostraca_fabric.wire.messages import Hello, Ping, Pong
 
@@ -176,8 +177,11 @@ class TestConnections:
         believes = SocketNetwork(Tls(stranger.files("x", HOST, ca=authority.cert)))
         doubts = SocketNetwork(Tls(stranger.files("y", HOST)))
         async with serving(a) as server:
-            for network in (believes, doubts):
-                with pytest.raises(ConnectError):
+            for network, why in (
+                (believes, "it may not accept our certificate"),
+                (doubts, "is not signed by a CA that is known here"),
+            ):
+                with pytest.raises(ConnectError, match=why):
                     await connect(server.address, AGENT_HELLO, network=network)
             assert server.connections == frozenset()
 
@@ -186,7 +190,9 @@ class TestConnections:
     ) -> None:
         elsewhere = SocketNetwork(Tls(authority.files("elsewhere", "10.1.2.3")))
         async with serving(elsewhere) as server:
-            with pytest.raises(ConnectError, match="IP address mismatch"):
+            with pytest.raises(
+                ConnectError, match=r"does not carry that host: dial one that it carries.*IP address mismatch"
+            ):
                 await connect(server.address, AGENT_HELLO, network=b)
 
     async def test_who_speaks_no_tls_harms_nobody(self, a: SocketNetwork, b: SocketNetwork) -> None:
@@ -200,11 +206,12 @@ class TestConnections:
         self, authority: Authority, b: SocketNetwork, tmp_path: Path
     ) -> None:
         new_authority = Authority(tmp_path, "new")
-        files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
+        files = TlsFiles(tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
         install(authority.files("a1", HOST), files)
         network = SocketNetwork(Tls(files))
         async with serving(network) as server:
             old = await connect(server.address, AGENT_HELLO, network=b)
+            assert files.key is not None
             files.key.unlink()
             await works(server, AGENT_HELLO, b)
             install(new_authority.files("a2", HOST), files)
@@ -237,6 +244,8 @@ class TestConnections:
 
 def install(made: TlsFiles, files: TlsFiles) -> None:
     for source, target in ((made.cert, files.cert), (made.key, files.key), (made.ca, files.ca)):
+        assert source is not None
+        assert target is not None
         shutil.copy(source, target)
 
 
@@ -259,10 +268,36 @@ class TestOwnersOverTls(OwnersContract):
 
 
 async def test_addresses_of_tls_take_certificates() -> None:
-    with pytest.raises(UsageError, match="takes a certificate"):
+    with pytest.raises(UsageError, match="takes a CA"):
         await serve(ASKED, Answering(), HANDSHAKE, SETTINGS)
-    with pytest.raises(UsageError, match="takes a certificate"):
+    with pytest.raises(UsageError, match="takes a CA"):
         await connect("tls://localhost:1", HELLO)
+
+
+@pytest.mark.parametrize(
+    ("host", "days", "why"),
+    [
+        (HOST, -1, "has expired: renew it"),
+        ("10.1.2.3", 2, "does not carry that host"),
+        (HOST, 2, None),
+    ],
+)
+def test_a_certificate_that_others_would_not_accept_is_found_by_its_owner(
+    authority: Authority, host: str, days: int, why: str | None
+) -> None:
+    files = authority.files(f"checked-{host}-{days}", host, days=days)
+    if why is None:
+        Tls(files, [HOST])
+        return
+    with pytest.raises(UsageError, match=f"{files.cert} will not do for tls://{HOST}.*{why}"):
+        Tls(files, [HOST])
+
+
+async def test_who_listens_has_a_certificate(authority: Authority) -> None:
+    with pytest.raises(UsageError, match="takes a certificate and its key"):
+        await serve(
+            ASKED, Answering(), HANDSHAKE, SETTINGS, network=SocketNetwork(Tls(TlsFiles(authority.cert)))
+        )
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "ca"])

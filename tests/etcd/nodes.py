@@ -132,6 +132,8 @@ class Cluster:
             Node(f"n{number}", folder, next(ports), next(ports), next(ports), secured)
             for number in range(members)
         ]
+        self.operator: str | None = None
+        """``name:password`` that ``ctl`` says, where access control is on."""
         self._members = ",".join(f"{node.name}=http://127.0.0.1:{node.peer_port}" for node in self.nodes)
         self.start()
 
@@ -164,8 +166,8 @@ class Cluster:
     def ctl(self, *words: str, user: str | None = None) -> str:
         """Say something to it with etcdctl, as an operator would."""
         command = [str(program("etcdctl")), "--endpoints", ",".join(self.endpoints), *words]
-        if user is not None:
-            command += ["--user", user]
+        if (name := user or self.operator) is not None:
+            command += ["--user", name]
         if (secured := self.nodes[0].secured) is not None:
             command += ["--cacert", str(secured.ca), "--cert", str(secured.cert), "--key", str(secured.key)]
         done = subprocess.run(

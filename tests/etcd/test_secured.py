@@ -97,9 +97,16 @@ async def test_mutual_tls_lets_in_who_shows_a_certificate(
     await client.close()
 
 
-@pytest.mark.parametrize("lacks", ["a certificate of ours", "the right authority", "tls at all"])
+@pytest.mark.parametrize(
+    ("lacks", "advice"),
+    [
+        ("a certificate of ours", "check etcd.cert and etcd.key"),
+        ("the right authority", "not signed by a CA in etcd.ca"),
+        ("tls at all", "give etcd.ca"),
+    ],
+)
 async def test_who_is_not_trusted_gets_an_error_in_time(
-    tls_etcd: Cluster, certificates: Certificates, opened: Opened, lacks: str
+    tls_etcd: Cluster, certificates: Certificates, opened: Opened, lacks: str, advice: str
 ) -> None:
     pair = (certificates["client.crt"], certificates["client.key"])
     tls = {
@@ -108,9 +115,17 @@ async def test_who_is_not_trusted_gets_an_error_in_time(
         "tls at all": None,
     }[lacks]
     client = opened(settings(tls_etcd, tls=tls))
-    with pytest.raises(MembershipError, match=tls_etcd.endpoints[0]):
+    with pytest.raises(MembershipError, match=f"{tls_etcd.endpoints[0]}.*{advice}"):
         await client.range(b"/k")
     await client.close()
+
+
+async def test_files_that_can_not_be_used_are_named(tmp_path: Path, opened: Opened) -> None:
+    nonsense = tmp_path / "nonsense.crt"
+    nonsense.write_text("nothing of use")
+    client = opened(EtcdSettings(("127.0.0.1:1",), tls=EtcdTls(nonsense)))
+    with pytest.raises(MembershipError, match=r"can't be used.*nonsense\.crt"):
+        await client.range(b"/k")
 
 
 async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, opened: Opened) -> None:

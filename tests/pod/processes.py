@@ -74,14 +74,15 @@ def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -
 class AgentProcess:
     """``ostraca serve agent`` as a process. It is started again under the same name and directory."""
 
-    def __init__(self, name: str, folder: Path, port: int, *options: str) -> None:
+    def __init__(self, name: str, folder: Path, port: int, *options: str, scheme: str = "tcp") -> None:
         self.name = name
+        self.reached_at = f"{scheme}://127.0.0.1:{port}"
         self.address = f"unix://{folder}/{name}.sock"
         self.log = folder / f"{name}.log"
         self._command = [
             *(sys.executable, "-m", "ostraca.cli", "serve", "agent", "--id", name),
             *("--state-dir", str(folder / f"state-{name}"), "--listen", self.address),
-            *("--listen", f"tcp://127.0.0.1:{port}", *options),
+            *("--listen", self.reached_at, *options),
         ]
         self.process: subprocess.Popen[str] | None = None
 
@@ -138,30 +139,46 @@ class AgentProcess:
 class Pod:
     """One fabric, with the agents that are started in it. Use it as a context manager."""
 
-    def __init__(self, folder: Path, etcd: Cluster, *, prefix: str = "/ostraca/default/") -> None:
-        """Begin the fabric; no agent runs yet."""
+    def __init__(
+        self, folder: Path, etcd: Cluster, *, prefix: str = "/ostraca/default/", also: tuple[str, ...] = ()
+    ) -> None:
+        """Begin the fabric; no agent runs yet. *also* is how to reach etcd beside where it is."""
         self.folder = folder
         self.etcd = etcd
         self.prefix = prefix
         self.files = folder / "files"
         self.where = ("--etcd", etcd.endpoints[0], "--prefix", prefix)
+        self.also = also
         self.agents: list[AgentProcess] = []
 
     def create(self, *, enclosures: int = 2, drives: int = 2, capacity: str = "260MiB") -> str:
         done = command(
-            *("fabric", "create", *self.where, "--files", self.files, "--enclosures", str(enclosures)),
+            *(
+                "fabric",
+                "create",
+                *self.where,
+                *self.also,
+                "--files",
+                str(self.files),
+                "--enclosures",
+                str(enclosures),
+            ),
             *("--drives", str(drives), "--capacity", capacity, "--segment", "1MiB"),
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def agent(self, name: str, *more: str, transport: str = "inline") -> AgentProcess:
+    def agent(self, name: str, *more: str, transport: str = "inline", scheme: str = "tcp") -> AgentProcess:
         """Describe an agent; nothing is started."""
         (port,) = free_ports(1)
         short = [word for each in SHORT for word in ("--set", each)]
         secrets = ("--fabric-key", f"{self.files}/fabric.key", "--tokens", f"{self.files}/tokens.toml")
         made = AgentProcess(
-            name, self.folder, port, *self.where, *secrets, *short, "--transport", transport, *more
+            name,
+            self.folder,
+            port,
+            *(*self.where, *self.also, *secrets, *short, "--transport", transport, *more),
+            scheme=scheme,
         )
         self.agents.append(made)
         return made

@@ -11,7 +11,6 @@ from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.network import SOCKETS, Listening, Network, SocketNetwork
 from ostraca_fabric.connection.server import Handler, Server, ServerConnection, serve
 from ostraca_fabric.connection.settings import ConnectionSettings
-from ostraca_fabric.connection.tls import Tls, TlsFiles
 
 __all__ = [
     "SOCKETS",
@@ -24,8 +23,6 @@ __all__ = [
     "Server",
     "ServerConnection",
     "SocketNetwork",
-    "Tls",
-    "TlsFiles",
     "connect",
     "serve",
 ]

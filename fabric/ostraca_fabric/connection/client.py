@@ -17,8 +17,9 @@ from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.network import SOCKETS, Network
 from ostraca_fabric.connection.settings import ConnectionSettings
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
+from ostraca_fabric.tls import HUNG_UP, in_words
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.address import parse_address
+from ostraca_fabric.wire.address import TlsAddress, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
@@ -177,8 +178,10 @@ class ClientConnection(FramedConnection):
     def on_closed(self, error: Exception | None) -> None:
         """Tell everyone who waits."""
         if error is not None and not self._end:
-            self._end = str(error)
+            self._end = in_words(error) if isinstance(error, OSError) else str(error)
         if not self._welcome.done():
+            is_tls = isinstance(parse_address(self._address), TlsAddress)
+            self._end = self._end or (HUNG_UP if is_tls else "")
             self._welcome.set_exception(self._closed_error())
         for answer in self._pending.values():
             if not answer.done():
@@ -228,7 +231,7 @@ async def connect(
     except ConnectError:
         raise
     except OSError as error:
-        raise ConnectError(f"can't reach an agent at {address}: {error}") from error
+        raise ConnectError(f"can't reach an agent at {address}: {in_words(error)}") from error
     finally:
         if not connection.is_welcome:
             connection.abort()

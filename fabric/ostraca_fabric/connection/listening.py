@@ -9,9 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
+from ostraca_fabric.wire.handshake import Secured
+
+if TYPE_CHECKING:
+    import ssl
 
 _BACKLOG = 128
 _PROBE_S = 1.0
@@ -76,6 +81,20 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
         return None
     _, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return int(uid)
+
+
+def secured(transport: asyncio.BaseTransport) -> Secured | None:
+    """Return what TLS says of the other end; None where there is no TLS."""
+    shown: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    if shown is None:
+        return None
+    certificate = shown.getpeercert()
+    if not certificate:
+        return Secured(None)
+    names = {str(entry[1]) for entry in certificate.get("subjectAltName", ())}
+    subject = certificate.get("subject", ())
+    names.update(str(part[1]) for named in subject for part in named if part[0] == "commonName")
+    return Secured(frozenset(names))
 
 
 def _tcp_socket(address: TcpAddress | TlsAddress) -> tuple[socket.socket, tuple[str, int]]:

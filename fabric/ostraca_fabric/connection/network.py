@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ostraca_fabric.connection.listening import file_identity, listen, real_address, unlink_own
-from ostraca_fabric.connection.tls import Tls
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.tls import Tls, in_words
 from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class _ListeningTls:
 
     def _take_one(self) -> None:
         try:
-            connected, _ = self._socket.accept()
+            connected, name = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -114,7 +114,7 @@ class _ListeningTls:
             self._loop.call_later(_ACCEPT_AGAIN_S, self._take_more)
             return
         connected.settimeout(0)
-        handshake = self._tasks.spawn(self._shake_hands(connected))
+        handshake = self._tasks.spawn(self._shake_hands(connected, str(name[0])))
         self._handshakes.add(handshake)
         handshake.add_done_callback(self._shook_hands)
         if len(self._handshakes) >= _HANDSHAKES_MAX:
@@ -128,7 +128,7 @@ class _ListeningTls:
         if not self._is_closed and len(self._handshakes) < _HANDSHAKES_MAX:
             self._loop.add_reader(self._socket.fileno(), self._take_one)
 
-    async def _shake_hands(self, connected: socket.socket) -> None:
+    async def _shake_hands(self, connected: socket.socket, host: str) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._accept,
@@ -138,7 +138,7 @@ class _ListeningTls:
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError as error:
-            log.info("A TLS handshake at %s failed: %s", self.address, error)
+            log.info("A TLS handshake of %s at %s failed: %s", host, self.address, in_words(error))
 
 
 class SocketNetwork:
@@ -151,7 +151,10 @@ class SocketNetwork:
     async def listen(self, address: Address, accept: Accept) -> Listening:
         """Bind a socket; a unix socket that nobody answers at is replaced (``listening.listen``)."""
         if isinstance(address, TlsAddress):
-            return _ListeningTls(address, accept, self._with_tls(address))
+            tls = self._with_tls(address)
+            if not tls.has_certificate:
+                raise UsageError(f"{address} takes a certificate and its key: give their files")
+            return _ListeningTls(address, accept, tls)
         listening = _ListeningSocket(address)
         await listening.accept(accept)
         return listening
@@ -174,7 +177,7 @@ class SocketNetwork:
 
     def _with_tls(self, address: TlsAddress) -> Tls:
         if self._tls is None:
-            raise UsageError(f"{address} takes a certificate, its key and a CA: give their files")
+            raise UsageError(f"{address} takes a CA, by which to know the other end: give its file")
         return self._tls
 
 

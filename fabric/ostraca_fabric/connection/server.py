@@ -20,10 +20,9 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from ostraca_fabric.connection.framed import FramedConnection
-from ostraca_fabric.connection.listening import peer_uid
+from ostraca_fabric.connection.listening import peer_uid, secured
 from ostraca_fabric.connection.network import SOCKETS, Listening, Network
 from ostraca_fabric.connection.settings import ConnectionSettings
-from ostraca_fabric.connection.tls import secured
 from ostraca_fabric.errors import (
     ConnectError,
     FrameTooLongError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,12 +63,21 @@ class EtcdPlace:
 
     def __post_init__(self) -> None:
         """Refuse halves of pairs."""
-        if self.cert and not (self.key and self.ca):
-            message = "etcd.cert is given: give etcd.key and etcd.ca as well"
+        if bool(self.cert) != bool(self.key):
+            message = "etcd.cert and etcd.key go together: give both, or neither"
+            raise UsageError(message)
+        if self.cert and not self.ca:
+            message = "etcd.cert is given: give etcd.ca as well, or etcd is asked without TLS"
             raise UsageError(message)
         if bool(self.user) != bool(self.password_file):
             message = "etcd.user and etcd.password_file go together: give both, or neither"
             raise UsageError(message)
+
+    def options(self) -> str:
+        """Return the options that say the same, for people to copy."""
+        given = [("--etcd", endpoint) for endpoint in self.endpoints]
+        given += [(flag, value) for flag, name, _, _ in _OPTIONS if (value := getattr(self, name))]
+        return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given)
 
     @property
     def text(self) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from ostraca.cli.etcd_place import EtcdPlace
 from ostraca.cli.program import main
 from ostraca.cli.serve.daemon_settings import DaemonSettings, TlsPlace
 from ostraca.cli.settings import Sources, as_toml, load
@@ -83,3 +86,24 @@ def test_an_agent_is_called_as_its_machine_is_unless_told(monkeypatch: pytest.Mo
     monkeypatch.setattr("socket.gethostname", lambda: "Host-7.pod.example")
     assert DaemonSettings().agent_id() == "host-7"
     assert DaemonSettings(id="other").agent_id() == "other"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cert": "c", "ca": "a"}, "etcd.cert and etcd.key go together"),
+        ({"key": "k", "ca": "a"}, "etcd.cert and etcd.key go together"),
+        ({"cert": "c", "key": "k"}, "give etcd.ca as well"),
+        ({"user": "u"}, "etcd.user and etcd.password_file go together"),
+    ],
+)
+def test_halves_of_what_etcd_is_shown_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        EtcdPlace(**given)
+
+
+def test_how_to_reach_etcd_can_be_copied_as_options() -> None:
+    place = EtcdPlace(endpoints=("a:1", "b:2"), ca="my ca", user="u", password_file="p")
+    assert place.options() == (
+        "--etcd a:1 --etcd b:2 --prefix /ostraca/default/ --etcd-ca 'my ca' --etcd-user u --etcd-password p"
+    )

@@ -21,7 +21,8 @@ import grpc.aio
 from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
 from ostraca_fabric.adapters.etcd.backoff import Backoff, Dice
 from ostraca_fabric.adapters.etcd.faults import Remedy, in_words, remedy
-from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, UsageError
+from ostraca_fabric.tls import Tls, TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -233,11 +234,14 @@ class EtcdClient:
 
 def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
     try:
+        Tls(
+            TlsFiles(tls.ca, tls.cert, tls.key)
+        )  # grpc says nothing of files that it can't use, and connects never
         return grpc.ssl_channel_credentials(
             tls.ca.read_bytes(),
             tls.key.read_bytes() if tls.key is not None else None,
             tls.cert.read_bytes() if tls.cert is not None else None,
         )
-    except OSError as error:
-        message = f"a file for TLS towards etcd can't be read: {error}"
+    except (OSError, UsageError) as error:
+        message = f"the files for TLS towards etcd can't be used: {error}"
         raise MembershipError(message) from error

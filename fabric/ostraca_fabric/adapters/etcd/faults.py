@@ -38,6 +38,25 @@ _TOKEN_IS_OLD = ("invalid auth token", "revision in header is old", "user name i
 _IS_FULL = "database space exceeded"
 _IS_BUSY = "too many requests"
 _LEASE_HAS_ENDED = "lease not found"
+_LAST = "last error: "
+"""What grpc says before what happened at last when it could not connect."""
+
+_NO_TLS_THERE = "it speaks no TLS there: leave out etcd.ca, or have etcd listen at https://"
+_NOT_TRUSTED = (
+    "etcd does not accept our certificate, or that there is none: check etcd.cert and etcd.key, that it has "
+    "not expired, and that etcd trusts the CA that signed it"
+)
+_TLS_ADVICE = (
+    ("certificate has expired", "etcd's certificate has expired: renew it"),
+    ("Hostname Verification", "etcd's certificate does not carry that host: name one that it carries"),
+    ("CERTIFICATE_VERIFY_FAILED", "etcd's certificate is not signed by a CA in etcd.ca: check that file"),
+    ("_ALERT_", _NOT_TRUSTED),
+    ("Handshake read failed", _NO_TLS_THERE),
+    ("WRONG_VERSION_NUMBER", _NO_TLS_THERE),
+    ("Socket closed", "it hung up: if it takes TLS only, give etcd.ca, and what it asks for"),
+)
+"""Parts of what grpc and its TLS say when a connection fails, and what to do. A member may be put right, or
+be replaced by one that is: so it is asked again all the same."""
 
 
 def remedy(error: grpc.RpcError) -> Remedy:
@@ -56,7 +75,9 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     if _LEASE_HAS_ENDED in words:
         return LeaseEndedError(f"etcd at {at} did not {asked}: the lease it was to be bound to has ended")
     if remedy(error) is Remedy.ASK_ANOTHER:
-        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(words)})")
+        advice = next((f": {advice}" for part, advice in _TLS_ADVICE if part in words), "")
+        _, _, last = words.rpartition(_LAST)
+        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(last)}){advice}")
     advice = ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         advice = ": grant the user's role reading and writing of every key under the fabric's prefix"

@@ -129,9 +129,8 @@ def created_lines(created: Created, place: EtcdPlace) -> Iterator[str]:
     where = created.directory
     yield f"Every agent needs {where / KEY_FILE} and {where / TOKENS_FILE}; show them to nobody else."
     yield "Start an agent by:"
-    etcd = " ".join(f"--etcd {endpoint}" for endpoint in place.endpoints)
     yield (
-        f"  ostraca serve agent --id agent-0 {etcd} --prefix {place.prefix} --fabric-key {where / KEY_FILE} "
+        f"  ostraca serve agent --id agent-0 {place.options()} --fabric-key {where / KEY_FILE} "
         f"--tokens {where / TOKENS_FILE} --state-dir {where / 'agent-0'} "
         f"--listen unix://{where}/agent-0.sock --listen tcp://127.0.0.1:7400"
     )

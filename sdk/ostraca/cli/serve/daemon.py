@@ -20,9 +20,10 @@ from ostraca_dpu_agent.agent import Agent
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.network_owners import NetworkOwners
-from ostraca_fabric.connection import SOCKETS, SocketNetwork, Tls, TlsFiles
+from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.errors import FormatError, MembershipError
-from ostraca_fabric.wire.address import TcpAddress, parse_address
+from ostraca_fabric.tls import Tls, TlsFiles
+from ostraca_fabric.wire.address import TcpAddress, TlsAddress, parse_address
 
 if TYPE_CHECKING:
     from ostraca.cli.serve.daemon_settings import DaemonSettings
@@ -53,9 +54,7 @@ class AgentDaemon:
         self._settings = settings
         self._state = state
         self._key = read_fabric_key(Path(settings.fabric_key_file))
-        tls = settings.tls
-        files = TlsFiles(Path(tls.cert), Path(tls.key), Path(tls.ca)) if tls.cert else None
-        self._network = SocketNetwork(Tls(files)) if files else SOCKETS
+        self._network = self._made_network()
         self._access = self._read_access()
         self._membership: EtcdMembership | None = None
         self._owners: NetworkOwners | None = None
@@ -144,6 +143,14 @@ class AgentDaemon:
         if self._membership is not None:
             await self._membership.close()
         return has_ended
+
+    def _made_network(self) -> SocketNetwork:
+        tls = self._settings.tls
+        if not tls.cert:
+            return SOCKETS
+        reached = [parse_address(each) for each in self.reached_at]
+        hosts = [each.host for each in reached if isinstance(each, TlsAddress)]
+        return SocketNetwork(Tls(TlsFiles(Path(tls.ca), Path(tls.cert), Path(tls.key)), hosts))
 
     def _read_access(self) -> Access:
         file, tls = Path(self._settings.tokens_file), self._settings.tls

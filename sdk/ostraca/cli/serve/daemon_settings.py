@@ -29,7 +29,7 @@ class TlsPlace:
     """Its private key, not encrypted."""
 
     ca: str = ""
-    """Certificates that sign those of other agents."""
+    """Certificates that sign those of all agents, this one's too."""
 
     agent_names: tuple[str, ...] = ()
     """Names of which an agent's certificate carries one; empty: whoever shows a certificate of the CA may be

