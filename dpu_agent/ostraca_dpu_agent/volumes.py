@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import (
+    BlocksTooLargeError,
     LayoutMismatchError,
     MembershipError,
     RefusedError,
     UnknownVolumeError,
     UsageError,
 )
+from ostraca_fabric.fabric_map import check_blocks_fit
 from ostraca_fabric.ids import checked_name
 from ostraca_fabric.keys import placement_secret, volume_secret
 from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
 
 if TYPE_CHECKING:
-    from ostraca_fabric.fabric_map import FabricMap
     from ostraca_fabric.ids import TenantId
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.wire.messages import OpenVolume
@@ -48,8 +49,8 @@ class Volumes:
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
 
-        Raises UsageError for a bad name or size, and where one is to be made whose largest block some shard
-        can't hold; UnknownVolumeError; LayoutMismatchError when the volume exists with another layout or
+        Raises UsageError for a bad name or size, and for a volume whose largest block some shard can't hold;
+        UnknownVolumeError; LayoutMismatchError when the volume exists with another layout or
         largest block; RefusedError when the membership store fails.
         """
         name = checked_name("volume", request.name)
@@ -58,6 +59,9 @@ class Volumes:
         wanted = VolumeRecord(tenant, name, request.layout, request.block_bytes)
         try:
             found = await self._found(wanted, create=request.create)
+            check_blocks_fit([found], self._membership.map.enclosures.values())
+        except BlocksTooLargeError as error:
+            raise UsageError(str(error)) from error
         except MembershipError as error:
             raise RefusedError("membership", f"volume {name!r} can't be opened now: {error}") from error
         _check_same(wanted, found)
@@ -85,29 +89,12 @@ class Volumes:
         if found is not None:
             return found
         if create:
-            _check_fits(wanted, self._membership.map)
             return await self._membership.create_volume(wanted)
         message = (
             f"there is no volume {wanted.name!r} of tenant {wanted.tenant!r}: open it with create=True to "
             "make it"
         )
         raise UnknownVolumeError("unknown_volume", message)
-
-
-def _check_fits(wanted: VolumeRecord, fabric_map: FabricMap) -> None:
-    """Refuse a largest block that some shard has no segment for: all blocks placed there would be declined.
-
-    Shards that nothing is placed on do not count. A volume that is there already stays open to its workers
-    when a shard with smaller segments is added: that one declines what it can't hold.
-    """
-    placed = (shard for shard in fabric_map.shards() if shard.weight)
-    least = min(placed, key=lambda shard: shard.block_bytes_max, default=None)
-    if least is not None and wanted.block_bytes > least.block_bytes_max:
-        raise UsageError(
-            f"volume {wanted.name!r} has blocks of up to {wanted.block_bytes} bytes, and the segments of "
-            f"shard {least.id} hold none above {least.block_bytes_max}: take smaller blocks, or a "
-            "fabric whose drives are larger or formatted with larger segments"
-        )
 
 
 def _check_same(wanted: VolumeRecord, found: VolumeRecord) -> None:

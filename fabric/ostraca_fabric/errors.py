@@ -20,6 +20,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     └── MembershipError          the membership store can't be reached or refused
         ├── StoreAwayError       the membership store did not answer in time
         ├── PlacementBusyError   too many placement epochs are still asked
+        ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
         └── LeaseEndedError      the agent is no longer in the fabric
 """
 
@@ -122,6 +123,10 @@ class StoreAwayError(MembershipError):
 
 class PlacementBusyError(MembershipError):
     """As many placement epochs as may be are still asked: blocks of the oldest would be lost to look-ups."""
+
+
+class BlocksTooLargeError(MembershipError):
+    """A volume's largest block fits no segment of some shard, so the one that came second is refused."""
 
 
 class LeaseEndedError(MembershipError):

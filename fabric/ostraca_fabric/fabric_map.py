@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.errors import BlocksTooLargeError
 from ostraca_fabric.volume import BLOCK_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         ShardId,
         StartId,
     )
+    from ostraca_fabric.volume import VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +179,18 @@ def weights_of(enclosures: Iterable[EnclosureRecord]) -> dict[EnclosureId, dict[
         for enclosure in enclosures
     }
     return {enclosure: shards for enclosure, shards in weights.items() if shards}
+
+
+def check_blocks_fit(volumes: Iterable[VolumeRecord], enclosures: Iterable[EnclosureRecord]) -> None:
+    """Raise BlocksTooLargeError where a volume's largest block fits no segment of some shard: whatever is
+    placed there would be declined. Shards that nothing is placed on do not count.
+    """
+    largest = max(volumes, key=lambda volume: volume.block_bytes, default=None)
+    placed = (shard for enclosure in enclosures for shard in enclosure.shards if shard.weight)
+    least = min(placed, key=lambda shard: shard.block_bytes_max, default=None)
+    if largest is not None and least is not None and largest.block_bytes > least.block_bytes_max:
+        raise BlocksTooLargeError(
+            f"volume {largest.name!r} of tenant {largest.tenant!r} has blocks of up to {largest.block_bytes} "
+            f"bytes, and the segments of shard {least.id} hold none above {least.block_bytes_max}: take "
+            "smaller blocks, or drives that are larger or formatted with larger segments"
+        )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.agent.assembly import FABRIC, LAYOUT, TENANT
 
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import BlocksTooLargeError, UsageError
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.ids import EnclosureId, drive_id, shard_id
+from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.messages import OpenVolume
 
 BLOCK_BYTES = 1 << 20
@@ -50,10 +53,18 @@ async def test_a_shard_that_nothing_is_placed_on_does_not_count() -> None:
     assert (await volumes.open(TENANT, asked())).record.name == "v"
 
 
-async def test_a_volume_stays_open_to_workers_when_a_shard_with_smaller_segments_is_added() -> None:
+async def test_a_volume_is_refused_when_it_is_opened_where_a_shard_does_not_hold_its_blocks() -> None:
+    membership = MemoryMembership(FABRIC, volumes=[VolumeRecord(TENANT, "v", LAYOUT, BLOCK_BYTES)])
+    store = membership.store
+    store.map = replace(store.map, enclosures={EnclosureId("b"): enclosure("b", 4096)})  # however it came
+    volumes = Volumes(membership, bytes(32))
+    with pytest.raises(UsageError, match=r"volume 'v' .* shard b/d/0 hold none above 4096"):
+        await volumes.open(TENANT, asked())
+
+
+async def test_drives_that_do_not_hold_the_blocks_of_a_volume_are_not_added_and_it_stays_open() -> None:
     membership, volumes = await fabric_of(enclosure("a", BLOCK_BYTES))
     before = await volumes.open(TENANT, asked())
-    await membership.put_enclosures([enclosure("b", 4096)])
+    with pytest.raises(BlocksTooLargeError, match="b/d/0"):
+        await membership.put_enclosures([enclosure("b", 4096)])
     assert await volumes.open(TENANT, asked()) == before
-    with pytest.raises(UsageError, match="b/d/0"):
-        await volumes.open(TENANT, asked("another"))

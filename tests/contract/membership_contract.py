@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ostraca_fabric.errors import PlacementBusyError
+from ostraca_fabric.errors import BlocksTooLargeError, PlacementBusyError
 from ostraca_fabric.fabric_map import (
     EARLIER_PLACEMENTS_MAX,
     AgentRecord,
@@ -31,7 +31,7 @@ from ostraca_fabric.ids import (
 )
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Claimed, Membership
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.volume import BLOCK_BYTES_MAX, VolumeRecord
 
 A, B = AgentId("agent-a"), AgentId("agent-b")
 FIRST, SECOND = StartId(b"1" * 16), StartId(b"2" * 16)
@@ -42,13 +42,19 @@ def agent(name: AgentId, start: StartId = FIRST) -> AgentRecord:
     return AgentRecord(name, start, (f"unix:///run/{name}.sock",))
 
 
-def enclosure(name: str = "enclosure-0", *, weight: int = 1 << 30) -> EnclosureRecord:
+def enclosure(
+    name: str = "enclosure-0", *, weight: int = 1 << 30, block_bytes_max: int = BLOCK_BYTES_MAX
+) -> EnclosureRecord:
     drive = drive_id(EnclosureId(name), "drive-0")
-    shard = ShardRecord(shard_id(drive, 0), drive, 0, 1 << 30, weight)
+    shard = ShardRecord(shard_id(drive, 0), drive, 0, 1 << 30, weight, block_bytes_max)
     return EnclosureRecord(EnclosureId(name), (DriveRecord(drive, "/nowhere"),), (shard,))
 
 
 SHARD: ShardId = enclosure().shards[0].id
+
+
+def volume(name: str = "v", block_bytes: int = 4096) -> VolumeRecord:
+    return VolumeRecord(TenantId("t"), name, Layout("m", "bf16", 16), block_bytes)
 
 
 async def claimed(
@@ -290,6 +296,29 @@ class MembershipContract:
         assert await store.create_volume(other) == first
         assert await store.volume(TenantId("t"), "v") == first
         assert await store.volume(TenantId("u"), "v") is None
+
+    async def test_a_volume_is_not_made_that_some_shard_can_not_hold(self, store: Membership) -> None:
+        await store.put_enclosures([enclosure("a"), enclosure("b", block_bytes_max=8192)])
+        with pytest.raises(BlocksTooLargeError, match="shard b/drive-0/0 hold none above 8192"):
+            await store.create_volume(volume(block_bytes=8193))
+        assert await store.volume(TenantId("t"), "v") is None
+        assert await store.create_volume(volume(block_bytes=8192)) == volume(block_bytes=8192)
+
+    async def test_a_shard_is_not_added_that_can_not_hold_some_volume(self, store: Membership) -> None:
+        await store.put_enclosures([enclosure("a")])
+        await store.create_volume(volume("small"))
+        await store.create_volume(volume("large", 8193))
+        before = store.map
+        small = enclosure("b", block_bytes_max=8192)
+        with pytest.raises(BlocksTooLargeError, match=r"volume 'large' of tenant 't' .* up to 8193"):
+            await store.put_enclosures([enclosure("c"), small], force=True)
+        assert store.map.enclosures == before.enclosures
+        await store.put_enclosures(
+            [enclosure("b", weight=0, block_bytes_max=8192)]
+        )  # nothing is placed on it
+        with pytest.raises(BlocksTooLargeError, match="b/drive-0/0"):
+            await store.put_enclosures([small])
+        await store.put_enclosures([enclosure("b", block_bytes_max=8193)])
 
     async def test_a_watcher_of_volumes_sees_all_of_them_the_oldest_first(self, store: Membership) -> None:
         layout = Layout("m", "bf16", 16)

@@ -17,6 +17,7 @@ from tests.contract.membership_contract import (
     MembershipContract,
     agent,
     enclosure,
+    volume,
 )
 from tests.etcd.nodes import Cluster
 
@@ -28,7 +29,7 @@ from ostraca_fabric.adapters.etcd.records import encode_meta
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.adapters.etcd.store import EtcdStore
 from ostraca_fabric.adapters.etcd.transactions import put
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import BlocksTooLargeError, MembershipError
 from ostraca_fabric.fabric_map import AgentRecord, Claim, Grant
 from ostraca_fabric.ids import AgentId, EnclosureId, FabricId
 
@@ -189,6 +190,16 @@ async def test_enclosures_put_meanwhile_are_counted_among_those_placed_in(two: T
     await two.slow.put_enclosures([enclosure("b")])
     assert two.slow.map.placement_epoch == before + 2
     assert list(two.slow.map.earlier_placements[0].weights) == [EnclosureId("a")]
+
+
+async def test_an_enclosure_and_a_volume_that_it_does_not_hold_are_not_both_made(two: Two) -> None:
+    small, large = enclosure(block_bytes_max=4096), volume(block_bytes=8192)
+    two.meanwhile(lambda: two.fast.create_volume(large))
+    with pytest.raises(BlocksTooLargeError):
+        await two.slow.put_enclosures([small])
+    two.meanwhile(lambda: two.fast.put_enclosures([enclosure(block_bytes_max=8192)]))
+    with pytest.raises(BlocksTooLargeError):
+        await two.slow.create_volume(volume("larger", 8193))
 
 
 async def test_somebody_who_changes_the_same_record_all_the_time_ends_in_an_error(two: Two) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord
+from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord, check_blocks_fit
 from ostraca_fabric.ids import PlacementEpoch
 from ostraca_fabric.ports.membership import Claimed
 
@@ -70,6 +70,7 @@ class MemoryStore:
         """Add or replace enclosures."""
         before = self.map.enclosures
         after = {**before, **{enclosure.id: enclosure for enclosure in enclosures}}
+        check_blocks_fit(self.volumes.values(), after.values())
         placements = Placements(self.map.placement_epoch, self.map.earlier_placements)
         placements = placements.after(before.values(), after.values(), force=force)
         self._publish(
@@ -129,6 +130,7 @@ class MemoryStore:
                     f"the fabric has {self.volumes_max} volumes, which is the most it keeps: use one of them"
                 )
                 raise MembershipError(message)
+            check_blocks_fit([record], self.map.enclosures.values())
             after = {**self.volumes, at: record}
             if self.keep is not None:
                 self.keep(tuple(after.values()))

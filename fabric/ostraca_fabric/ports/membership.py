@@ -74,7 +74,8 @@ class Membership(Protocol):
         new placement epoch; the one before is asked for a while longer.
 
         Raises PlacementBusyError when as many epochs as may be are still asked, and this would be one more;
-        with *force* the oldest is asked no longer.
+        with *force* the oldest is asked no longer. Raises BlocksTooLargeError when a shard that something is
+        to be placed on could not hold the largest block of some volume.
         """
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:
@@ -122,4 +123,7 @@ class Membership(Protocol):
         """
 
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
-        """Store the record unless the volume exists; return what is stored."""
+        """Store the record unless the volume exists; return what is stored.
+
+        Raises BlocksTooLargeError when a shard that something is placed on could not hold its largest block.
+        """

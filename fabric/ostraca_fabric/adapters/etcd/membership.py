@@ -29,7 +29,7 @@ from ostraca_fabric.adapters.etcd.transactions import delete, put
 from ostraca_fabric.adapters.etcd.view import FIRST_PLACEMENT
 from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
-from ostraca_fabric.fabric_map import Claim
+from ostraca_fabric.fabric_map import Claim, check_blocks_fit
 from ostraca_fabric.ports.membership import Claimed
 
 if TYPE_CHECKING:
@@ -194,16 +194,15 @@ class EtcdMembership:
         tries = self._store.tries("put enclosures")
         while True:
             read = await self._store.read(
-                keys.placement(), prefixes=[keys.enclosures(), keys.earlier_placements()]
+                keys.placement(), prefixes=[keys.enclosures(), keys.earlier_placements(), keys.volumes()]
             )
             before = _placements(read, keys)
-            found = {
-                key: entry.value for key, entry in read.entries.items() if key.startswith(keys.enclosures())
-            }
+            found = {entry.key: entry.value for entry in read.below(keys.enclosures())}
+            enclosures_after = [records.decode_enclosure(value) for value in {**found, **wanted}.values()]
+            volumes = records.decode_readable(read.below(keys.volumes()), records.decode_volume)
+            check_blocks_fit(volumes, enclosures_after)
             after = before.after(
-                [records.decode_enclosure(value) for value in found.values()],
-                [records.decode_enclosure(value) for value in {**found, **wanted}.values()],
-                force=force,
+                [records.decode_enclosure(value) for value in found.values()], enclosures_after, force=force
             )
             changes = [put(key, value) for key, value in wanted.items() if found.get(key) != value]
             if after != before:
@@ -220,7 +219,9 @@ class EtcdMembership:
             ]
             if not changes:
                 return await self._follower.until_told(max(entry.modified for entry in read.entries.values()))
-            done = await self._store.write(read, changes, unchanged=[keys.placement(), *wanted])
+            done = await self._store.write(
+                read, changes, unchanged=[keys.placement(), *wanted], unchanged_below=[keys.volumes()]
+            )
             if done is not None:
                 return await self._follower.until_told(done)
             await tries.again()
@@ -348,19 +349,26 @@ class EtcdMembership:
 
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
         """Store the record unless the volume exists; return what is stored."""
-        key = self._keys.volume(record.tenant, record.name)
+        key, enclosures = self._keys.volume(record.tenant, record.name), self._keys.enclosures()
         tries = self._store.tries(f"make volume {record.name}")
         while True:
-            read = await self._store.read(key)
+            read = await self._store.read(key, prefixes=[enclosures])
             if (entry := read.entries.get(key)) is not None:
                 await self._follower.until_told(entry.modified)
                 return records.decode_volume(entry.value)
+            enclosed = records.decode_readable(read.below(enclosures), records.decode_enclosure)
+            check_blocks_fit([record], enclosed)
             if len(self._follower.view.volumes) >= self._volumes_max:
                 message = (
                     f"the fabric has {self._volumes_max} volumes, which is the most it keeps: use one of them"
                 )
                 raise MembershipError(message)
-            done = await self._store.write(read, [put(key, records.encode_volume(record))], unchanged=[key])
+            done = await self._store.write(
+                read,
+                [put(key, records.encode_volume(record))],
+                unchanged=[key],
+                unchanged_below=[enclosures],
+            )
             if done is not None:
                 await self._follower.until_told(done)
                 return record
@@ -400,8 +408,6 @@ def _placements(read: Read, keys: Keys) -> Placements:
     value = read.value(keys.placement())
     epoch = FIRST_PLACEMENT if value is None else records.decode_placement(value)
     earlier = [
-        records.decode_earlier_placement(entry.value)
-        for key, entry in read.entries.items()
-        if key.startswith(keys.earlier_placements())
+        records.decode_earlier_placement(entry.value) for entry in read.below(keys.earlier_placements())
     ]
     return Placements(epoch, tuple(sorted(earlier, key=lambda each: each.epoch, reverse=True)))

@@ -6,6 +6,7 @@ it does not know; what is newer it refuses. Ids of bytes are in hexadecimal.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -38,7 +39,9 @@ from ostraca_fabric.layout import Layout
 from ostraca_fabric.volume import VolumeRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from ostraca_fabric.adapters.etcd.told import Entry
 
 VERSION = 1
 """The newest version of records that this release reads, and the one it writes."""
@@ -307,6 +310,15 @@ def _volume_of(read: _Volume) -> VolumeRecord:
         message = f"the layout of volume {shown(read.name)} says more than this release knows: {_ADVICE}"
         raise MembershipError(message)
     return VolumeRecord(TenantId(read.tenant), read.name, read.layout, read.block_bytes, read.incarnation)
+
+
+def decode_readable(found: Iterable[Entry], decode: Callable[[bytes], _Type]) -> list[_Type]:
+    """Decode what lies at several keys; records that this release can't read are left out, as in its view."""
+    decoded = []
+    for entry in found:
+        with contextlib.suppress(MembershipError):
+            decoded.append(decode(entry.value))
+    return decoded
 
 
 def _decoded(data: bytes, form: type[_Record], made: Callable[[_Record], _Type]) -> _Type:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ostraca_fabric.adapters.etcd.client import range_end
 from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, encode_meta
 from ostraca_fabric.adapters.etcd.told import Entry
-from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, put
+from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, none_written, put
 from ostraca_fabric.adapters.etcd.watch import entry_of
 from ostraca_fabric.errors import MembershipError
 
@@ -46,6 +46,10 @@ class Read:
         """Return the revision in which a key was last written, 0 when there is none."""
         entry = self.entries.get(key)
         return 0 if entry is None else entry.modified
+
+    def below(self, prefix: bytes) -> list[Entry]:
+        """Return what lay below a prefix that was read."""
+        return [entry for key, entry in self.entries.items() if key.startswith(prefix)]
 
 
 class EtcdStore:
@@ -99,14 +103,20 @@ class EtcdStore:
         return read
 
     async def write(
-        self, read: Read, operations: Iterable[rpc.RequestOp], *, unchanged: Iterable[bytes]
+        self,
+        read: Read,
+        operations: Iterable[rpc.RequestOp],
+        *,
+        unchanged: Iterable[bytes],
+        unchanged_below: Iterable[bytes] = (),
     ) -> int | None:
-        """Do *operations* in one step if the keys *unchanged* are as they were read. Return the revision that
-        made, None when they are not.
+        """Do *operations* in one step if the keys *unchanged* are as they were read, and no key below the
+        prefixes *unchanged_below* was written since. Return the revision that made, None when they are not.
 
         None does not say that nothing was done: an earlier try may have been. Read again.
         """
         compared = [is_unchanged(key, read.modified(key)) for key in (self._keys.meta(), *unchanged)]
+        compared += [none_written(each, range_end(each), since=read.revision) for each in unchanged_below]
         done = list(operations)
         if max(len(compared), len(done)) > OPERATIONS_MAX:
             raise MembershipError(

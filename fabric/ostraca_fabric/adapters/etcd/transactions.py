@@ -20,6 +20,19 @@ def is_unchanged(key: bytes, modified: int) -> rpc.Compare:
     return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=modified)
 
 
+def none_written(first: bytes, end: bytes, *, since: int) -> rpc.Compare:
+    """Holds when no key that lies from *first* to before *end* was written after revision *since*. What was
+    deleted meanwhile does not count.
+    """
+    return rpc.Compare(
+        key=first,
+        range_end=end,
+        target=rpc.Compare.MOD,
+        result=rpc.Compare.LESS,
+        mod_revision=since + 1,
+    )
+
+
 def put(key: bytes, value: bytes, lease: int = 0) -> rpc.RequestOp:
     """Write a key, bound to a lease unless that is 0."""
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
