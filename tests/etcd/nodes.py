@@ -94,8 +94,10 @@ class Node:
         self.process = None
 
     def pause(self) -> None:
-        """Stop it: its connections stay, and nothing is answered."""
+        """Stop it: its connections stay, and nothing is answered once this returns."""
         self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # a signal was only sent so far
 
     def resume(self) -> None:
         """Let it go on."""
