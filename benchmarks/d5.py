@@ -44,15 +44,16 @@ class RoundTrips:
 
     def close(self) -> None:
         """Disconnect."""
-        self._dialled.socket.close()
+        self._dialled.line.close()
 
     def _ask(self) -> None:
-        socket, reader = self._dialled.socket, self._dialled.reader
-        socket.sendall(self._ping)
+        line, reader = self._dialled.line, self._dialled.reader
+        line.send(self._ping)
         while True:
-            if not select.select([socket], [], [], _ANSWER_S)[0]:
+            if not select.select([line], [], [], _ANSWER_S)[0]:
                 raise ConnectError("no answer to a Ping")
-            if any(True for _ in reader.received(socket.recv_into(reader.buffer()))):
+            count, _ = line.receive(reader)
+            if any(True for _ in reader.received(count)):
                 return
 
 

@@ -19,7 +19,7 @@ from ostraca.arena import Arena
 from ostraca.core.checks import checked_seconds
 from ostraca.crew import Crew, threads_for
 from ostraca.cuda import CudaDevices
-from ostraca.dial import Caller, checked_token, chosen_addresses
+from ostraca.dial import Caller, checked_token, chosen_addresses, chosen_tls
 from ostraca.meter import ClientMetrics, Meter
 from ostraca.questions import ask_status
 from ostraca.reach import Reach
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ostraca.devices import Devices
     from ostraca.jobs import Job
     from ostraca.shells.driver import Deliver, Driver
+    from ostraca_fabric.tls import Tls
     from ostraca_fabric.wire.address import Address
 
 _Result = TypeVar("_Result")
@@ -67,17 +68,19 @@ def connect(
 ) -> Client:
     """Connect to the first agent of *addresses* that answers; the others are for when it goes away.
 
-    Addresses are ``unix:///path`` or ``tcp://host:port``. Without any, the environment's OSTRACA_AGENT says
-    where, else the sockets that ``ostraca up`` makes by default. *credentials* is a token; a unix socket may
-    need none. Raises ConnectError (as AuthenticationError or VersionError where that is why), TransportError
-    when no transport can be set up, UsageError.
+    Addresses are ``unix:///path``, ``tcp://host:port`` or, with a CA in the settings, ``tls://host:port``.
+    Without any, the environment's OSTRACA_AGENT says where, else the sockets that ``ostraca up`` makes by
+    default. *credentials* is a token; a unix socket may need none. Raises ConnectError (as
+    AuthenticationError or VersionError where that is why), TransportError when no transport can be set up,
+    UsageError.
     """
     chosen = settings or ClientSettings()
     until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=chosen.deadline_s_max)
     where = chosen_addresses(addresses, os.environ)
+    tls = chosen_tls(where, chosen, os.environ)
     token, name = checked_token(credentials), TenantId(checked_name("tenant", tenant))
     arena = Arena(chosen)
-    client = Client(where, arena, tenant=name, token=token, settings=chosen)
+    client = Client(where, arena, tenant=name, token=token, settings=chosen, tls=tls)
     try:
         client.reach.dialled(until_s)
     except BaseException:
@@ -100,6 +103,7 @@ class Client:
         tenant: TenantId,
         token: str,
         settings: ClientSettings,
+        tls: Tls | None = None,
     ) -> None:
         self.tenant = tenant
         self.settings = settings
@@ -113,7 +117,7 @@ class Client:
         """What this client is called in metrics and logs: made anew for each client."""
 
         self._crew = Crew(settings.copy_threads or threads_for(len(os.sched_getaffinity(0))))
-        caller = Caller(tenant, token, arena.ends, client_id)
+        caller = Caller(tenant, token, arena.ends, client_id, tls)
         self.reach = Reach(addresses, caller, arena, self._crew, settings, self.worker)
         self._pid = os.getpid()
         self._is_closed = False

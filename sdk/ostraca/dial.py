@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostraca.places import DAEMON_SOCKET, agent_socket, default_directory
+from ostraca.line import PlainLine
+from ostraca.places import DAEMON_SOCKET, TLS_VARIABLES, agent_socket, default_directory
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import (
     AuthenticationError,
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ostraca.line import Line
+    from ostraca.settings import ClientSettings
     from ostraca_fabric.ports.transport import ArenaEnd
+    from ostraca_fabric.tls import Tls
     from ostraca_fabric.wire.address import Address
     from ostraca_fabric.wire.messages import Refused, Welcome
     from ostraca_fabric.wire.passage import Passage
@@ -54,9 +58,9 @@ _KEEPALIVE_COUNT = 3
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """A connection after its handshake. The socket does not block."""
+    """A connection after its handshake."""
 
-    socket: socket.socket
+    line: Line
     reader: FrameReader
     welcome: Welcome
 
@@ -73,6 +77,9 @@ class Caller:
     ends: Mapping[str, ArenaEnd]
     client: bytes = b""
     """As in ``Hello``."""
+
+    tls: Tls | None = None
+    """Whom to believe at addresses of TLS, which are dialled with it alone."""
 
     def handshake(self) -> WorkerHandshake:
         """Return what to say first."""
@@ -94,11 +101,6 @@ def chosen_addresses(
         addresses = environment.get(ADDRESS_VARIABLE, "").split(",")
     listed = [addresses] if isinstance(addresses, str) else list(addresses)
     wanted = tuple(parse_address(each.strip()) for each in listed if each.strip())
-    for address in wanted:
-        if isinstance(address, TlsAddress):
-            raise UsageError(
-                f"{address}: the SDK speaks no TLS yet; take a unix socket, or tcp:// with a token"
-            )
     if wanted:
         return wanted
     usual = (DAEMON_SOCKET, agent_socket(default_directory(environment), 0))
@@ -109,6 +111,30 @@ def chosen_addresses(
             f"{' or '.join(map(str, usual))}: start a fabric with `ostraca up` and pass the address it prints"
         )
     return found
+
+
+def chosen_tls(
+    addresses: Sequence[Address], settings: ClientSettings, environment: Mapping[str, str]
+) -> Tls | None:
+    """Return whom to believe at addresses of TLS; None where there are none.
+
+    What the settings leave out the environment says. Raises UsageError.
+    """
+    address = next((each for each in addresses if isinstance(each, TlsAddress)), None)
+    if address is None:
+        return None
+    given = (settings.tls_ca, settings.tls_cert, settings.tls_key)
+    ca, cert, key = (
+        value or environment.get(variable, "") for value, variable in zip(given, TLS_VARIABLES, strict=True)
+    )
+    if not ca:
+        raise UsageError(
+            f"{address} takes the CA that signs agents' certificates: give its file as tls_ca in the "
+            f"settings, or in {TLS_VARIABLES[0]}"
+        )
+    from ostraca_fabric.tls import Tls, TlsFiles  # noqa: PLC0415 (a fiftieth of a second, and few use it)
+
+    return Tls(TlsFiles(Path(ca), Path(cert) if cert else None, Path(key) if key else None))
 
 
 def dial(addresses: Sequence[Address], caller: Caller, *, until_s: float) -> Dialled:
@@ -133,14 +159,31 @@ def dial(addresses: Sequence[Address], caller: Caller, *, until_s: float) -> Dia
 
 def _dial_one(address: Address, caller: Caller, until_s: float) -> Dialled:
     try:
-        sock = _connected(address, until_s)
+        line = _line(address, caller, until_s)
     except OSError as error:
         raise ConnectError(str(error) or type(error).__name__) from error
     try:
-        return _shake_hands(sock, caller, until_s)
+        return _shake_hands(line, caller, until_s)
+    except ConnectionResetError as error:
+        line.close()
+        raise ConnectError(line.hung_up) from error
     except OSError as error:
-        sock.close()
+        line.close()
         raise (error if isinstance(error, ConnectError) else ConnectError(str(error))) from error
+    except BaseException:
+        line.close()
+        raise
+
+
+def _line(address: Address, caller: Caller, until_s: float) -> Line:
+    sock = _connected(address, until_s)
+    if not isinstance(address, TlsAddress):
+        return PlainLine(sock)
+    from ostraca.tls_line import TlsLine  # noqa: PLC0415 (as above)
+
+    assert caller.tls is not None, "whoever dials TLS has said whom to believe"
+    try:
+        return TlsLine.shaken(sock, caller.tls, address.host, until_s=until_s)
     except BaseException:
         sock.close()
         raise
@@ -172,39 +215,39 @@ def _connected(address: Address, until_s: float) -> socket.socket:
     return sock
 
 
-def _shake_hands(sock: socket.socket, caller: Caller, until_s: float) -> Dialled:
+def _shake_hands(line: Line, caller: Caller, until_s: float) -> Dialled:
     inline = caller.ends.get(InlineArenaEnd.name)
     sink = inline.sink if isinstance(inline, InlineArenaEnd) else _refuse_bulk
     reader = FrameReader(sink, frame_bytes_max=WELCOME_BYTES_MAX)
     handshake = caller.handshake()
-    sock.sendall(encode(handshake.hello))
-    sock.settimeout(0)
-    welcome = handshake.accept(_first_message(sock, reader, caller, until_s))
+    line.say(encode(handshake.hello), until_s=until_s)
+    welcome = handshake.accept(_first_message(line, reader, caller, until_s))
     reader.frame_bytes_max = welcome.limits.frame_bytes_max
-    return Dialled(sock, reader, welcome)
+    return Dialled(line, reader, welcome)
 
 
-def _first_message(
-    sock: socket.socket, reader: FrameReader, caller: Caller, until_s: float
-) -> Welcome | Refused:
+def _first_message(line: Line, reader: FrameReader, caller: Caller, until_s: float) -> Welcome | Refused:
     """Wait for the answer to Hello, letting transports make progress.
 
     Their passive side takes part in connecting.
     """
     active = [end for end in caller.ends.values() if end.needs_progress]
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll.register(line, select.POLLIN)
     while True:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise ConnectError("no answer to Hello in time; is it stopped, or no agent?")
         for end in active:
             end.progress()
-        if not poll.poll(1000 * (_PROGRESS_S if active else left_s)):
+        if not (line.has_pending or poll.poll(1000 * (_PROGRESS_S if active else left_s))):
             continue
-        count = sock.recv_into(reader.buffer())
+        try:
+            count, _ = line.receive(reader)
+        except BlockingIOError:
+            continue
         if not count:
-            raise ConnectError("the connection was closed before an answer to Hello")
+            raise ConnectError(line.hung_up)
         for event in reader.received(count):
             if isinstance(event, ProtocolError):
                 raise event

@@ -11,6 +11,9 @@ DAEMON_SOCKET = Path("/run/ostraca/agent.sock")
 TOKEN_FILE = "worker.token"  # noqa: S105 (its name)
 """In the directory of a fabric of ``ostraca up``: the token that workers of other hosts show."""
 
+TLS_VARIABLES = ("OSTRACA_TLS_CA", "OSTRACA_TLS_CERT", "OSTRACA_TLS_KEY")
+"""Of the environment: where the files of TLS lie, for who dials ``tls://``."""
+
 
 def default_directory(environment: Mapping[str, str]) -> Path:
     """Return where ``up`` keeps a fabric unless told otherwise: the user's folder for state."""

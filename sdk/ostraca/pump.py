@@ -20,20 +20,20 @@ import contextlib
 import math
 import os
 import select
-import socket
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ProtocolError, TransportError
-from ostraca_fabric.stream import Outbox, SocketExit, receive
+from ostraca_fabric.stream import Outbox
 from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.frames import BulkEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ostraca.line import Line
     from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.wire.frames import BulkFrame, FrameReader
 
@@ -54,11 +54,11 @@ _alive: weakref.WeakSet[Pump] = weakref.WeakSet()
 
 
 class Pump:
-    """Moves frames between one connected, non-blocking socket and whoever made it."""
+    """Moves frames between the line of one connection and whoever made it."""
 
     def __init__(
         self,
-        sock: socket.socket,
+        line: Line,
         reader: FrameReader,
         end: ArenaEnd,
         *,
@@ -67,8 +67,7 @@ class Pump:
         pace_s: Callable[[], float | None],
         unsent_bytes_max: int,
     ) -> None:
-        self._socket = sock
-        self._exit = SocketExit(sock)
+        self._line = line
         self._unsent_bytes_max = unsent_bytes_max
         self._reader = reader
         self._end = end
@@ -103,10 +102,10 @@ class Pump:
                 return
             try:
                 for frame in frames:
-                    self._outbox.send(self._exit, frame)
+                    self._outbox.send(self._line, frame)
             except OSError as error:
                 self._sending_failed(error)
-            if not self._outbox.is_empty:
+            if self._has_unsent:
                 self._write_now()
 
     def send_bulk(self, frames: Sequence[BulkFrame]) -> None:
@@ -182,12 +181,17 @@ class Pump:
         if not self._is_closed:
             self._why = self._why or why
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self._line.shut_down()
+
+    @property
+    def _has_unsent(self) -> bool:
+        """Whether anything waits for the socket. The lock is held."""
+        return not self._outbox.is_empty or self._line.has_unsent
 
     def _write(self) -> bool:
         """Give the socket what it takes; tell whether nothing is left. The lock is held."""
         try:
-            return self._outbox.write(self._exit, _BYTES_PER_CALL)
+            return self._outbox.write(self._line, _BYTES_PER_CALL) and self._line.flush()
         except OSError as error:
             self._sending_failed(error)
             return True
@@ -213,7 +217,7 @@ class Pump:
                 with self._lock:
                     self._is_closed = True
                     self._outbox.clear()
-                    self._socket.close()
+                    self._line.close()
                     os.close(self._wake)
                 self._reader.close()
             self._on_lost(self._why or "the agent closed the connection")
@@ -238,7 +242,7 @@ class Pump:
             # What came behind the Welcome, in the same read.
             self._take(0)
         with self._lock:
-            has_more = not self._outbox.is_empty
+            has_more = self._has_unsent
         pace_s = self._pace_s()
         paces_s = [each for each in (pace_s, longest_s) if each is not None]
         readable, writable = self._sleep(min(paces_s, default=None), wants_writing=has_more)
@@ -251,7 +255,9 @@ class Pump:
 
     def _sleep(self, timeout_s: float | None, *, wants_writing: bool) -> tuple[bool, bool]:
         """Wait for the socket, a wake or the timeout; tell whether the socket can be read and written."""
-        connection, wake = self._socket.fileno(), self._wake
+        connection, wake = self._line.fileno(), self._wake
+        has_pending = self._line.has_pending
+        timeout_s = 0.0 if has_pending else timeout_s
         if max(connection, wake) <= _SELECT_FD_MAX:
             # select keeps to microseconds, poll and epoll round up to the next millisecond.
             found = select.select([connection, wake], [connection] if wants_writing else [], [], timeout_s)
@@ -266,7 +272,7 @@ class Pump:
         if woken:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(wake)
-        return readable, writable
+        return readable or has_pending, writable
 
     def _read(self) -> bool:
         for _ in range(_READS_PER_TURN):
@@ -286,21 +292,9 @@ class Pump:
 
     def _receive(self) -> tuple[int, bool]:
         """Receive what is there; return how many bytes that was, and whether it was all."""
-        landing = self._reader.landing
-        if landing is not None:
-            with self._lock:
-                wait_ms = _LINGER_MS if self._outbox.is_empty else 0
-            return receive(
-                self._socket.fileno(),
-                self._reader,
-                landing,
-                landing.left_bytes,
-                wake=self._wake,
-                wait_ms=wait_ms,
-            )
-        buffer = self._reader.buffer()
-        count = self._socket.recv_into(buffer)
-        return count, count < len(buffer)
+        with self._lock:
+            wait_ms = 0 if self._has_unsent else _LINGER_MS
+        return self._line.receive(self._reader, wake=self._wake, wait_ms=wait_ms)
 
     def _take(self, count: int) -> None:
         """Take what *count* more bytes completed. Raises ProtocolError."""
@@ -313,7 +307,7 @@ class Pump:
     def close_in_child(self) -> None:
         """Let a forked child go of the connection, without a word to the agent: it is the parent's."""
         with contextlib.suppress(OSError):
-            os.close(self._socket.detach())
+            self._line.let_go()
 
 
 def _after_fork_in_child() -> None:

@@ -102,7 +102,7 @@ class Session:
         self._has_refused = False
         self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
         self._pump = Pump(
-            dialled.socket,
+            dialled.line,
             dialled.reader,
             self._end,
             on_message=self._on_message,

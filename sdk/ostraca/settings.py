@@ -37,6 +37,18 @@ class ClientSettings:
     """What to offer the agent for moving bytes, best first. One that can't be set up here is left out;
     ``("inline",)`` keeps NIXL out of the process."""
 
+    tls_ca: str = ""
+    """A file of certificates, in PEM, that sign those of agents, for addresses that begin with ``tls://``.
+    Empty: what OSTRACA_TLS_CA names."""
+
+    tls_cert: str = ""
+    """A file with this worker's own certificate, in PEM, where agents ask workers for one
+    (``tls.workers_show_certificates``). It does not stand for the token. Empty: what OSTRACA_TLS_CERT
+    names."""
+
+    tls_key: str = ""
+    """The file of its private key, not encrypted. Empty: what OSTRACA_TLS_KEY names."""
+
     quarantine_bytes_max: int = 128 * MIB
     """Operations are declined while more of the arena than this is under transfers that are not known to have
     ended. Half of the default arena: beyond it the other half would be too small to be of use."""

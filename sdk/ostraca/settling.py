@@ -12,6 +12,7 @@ import logging
 import select
 import threading
 import time
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ class Settler:
         except (ConnectError, ProtocolError) as error:
             log.debug("%s has not settled the past: %s", address, error)
             return
-        with dialled.socket:
+        with closing(dialled.line):
             agent = dialled.welcome.agent
             if agent not in self._owing():
                 return
@@ -104,19 +105,18 @@ class Settler:
 
 def _is_settled(dialled: Dialled, *, until_s: float) -> bool:
     """Ask, and tell whether the agent says by then that nothing is under way."""
-    sock, reader = dialled.socket, dialled.reader
+    line, reader = dialled.line, dialled.reader
     try:
-        sock.settimeout(_DIAL_S)
-        sock.sendall(encode(SettlePast(_REQUEST)))
-        sock.settimeout(0)
+        line.say(encode(SettlePast(_REQUEST)), until_s=time.monotonic() + _DIAL_S)
         while (left_s := until_s - time.monotonic()) > 0:
-            if not select.select([sock], [], [], left_s)[0]:
+            if not (line.has_pending or select.select([line], [], [], left_s)[0]):
                 break
-            count = sock.recv_into(reader.buffer())
-            if not count:
-                break
-            for event in reader.received(count):
-                return isinstance(event, bytes) and isinstance(TO_WORKER.decode(event), PastSettled)
+            with suppress(BlockingIOError):
+                count, _ = line.receive(reader)
+                if not count:
+                    break
+                for event in reader.received(count):
+                    return isinstance(event, bytes) and isinstance(TO_WORKER.decode(event), PastSettled)
     except (OSError, ProtocolError) as error:
         log.debug("%s has not settled the past: %s", dialled.welcome.agent, error)
     return False

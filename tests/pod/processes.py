@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -127,6 +128,10 @@ class AgentProcess:
     def connect(self) -> ostraca.Client:
         """Come as a worker of this agent's machine."""
         return ostraca.connect(self.address, settings=SMALL)
+
+    def connect_from_elsewhere(self, token: str, ca: Path) -> ostraca.Client:
+        """Come as a worker of another machine, over TLS."""
+        return ostraca.connect(self.reached_at, credentials=token, settings=replace(SMALL, tls_ca=str(ca)))
 
     def status(self) -> AgentStatus | None:
         """Return what it believes, None where it does not answer."""

@@ -4,18 +4,22 @@ both ends and a user of etcd's access control. What is wrong with any of it is r
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from tests.contract.certificates import Authority
+from tests.e2e.fabric_host import hashes
 from tests.etcd.nodes import Cluster, Secured, program
-from tests.pod.processes import AgentProcess, Pod, command, until
+from tests.pod.processes import SMALL, AgentProcess, Pod, command, until
 from tests.pod.work import CHAINS, await_puts, missing, put
 
+import ostraca
 from ostraca_fabric.tls import TlsFiles
 
 pytestmark = pytest.mark.slow
@@ -120,6 +124,38 @@ def test_blocks_cross_between_agents_that_show_each_other_certificates(secured: 
     assert look is not None
     assert dict(look.agents)[second.name] == second.reached_at
     assert second.reached_at.startswith("tls://")
+
+
+def test_a_worker_and_an_operator_elsewhere_come_over_tls_with_a_token(
+    secured: Pod, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = secured.agents
+    tokens = secured.files / "tokens.toml"
+    token = tomllib.loads(tokens.read_text())["tokens"]["default"][0]
+    with (
+        first.connect_from_elsewhere(token, files.ours.cert) as writer,
+        second.connect_from_elsewhere(token, files.ours.cert) as reader,
+    ):
+        await_puts(writer)
+        written = range(700, 712)
+        assert put(writer, written) == list(written)
+        assert missing(reader, written) == []
+    with pytest.raises(ostraca.AuthenticationError, match="over TLS without a token"):
+        ostraca.connect(first.reached_at, settings=replace(SMALL, tls_ca=str(files.ours.cert)))
+    status = ("status", first.reached_at, "--tokens", tokens)
+    lacking = command(*status)
+    assert (lacking.returncode, "with --tls-ca, or in OSTRACA_TLS_CA" in lacking.stderr) == (2, True)
+    doubting = command(*status, "--tls-ca", files.theirs.cert)
+    assert (doubting.returncode, "not signed by a CA that is known here" in doubting.stderr) == (1, True)
+    asked = command(*status, "--tls-ca", files.ours.cert, "--json")
+    assert asked.returncode == 0, asked.stderr
+    assert [each["agent"] for each in json.loads(asked.stdout)["agents"]] == [first.name, second.name]
+    monkeypatch.setenv("OSTRACA_TLS_CA", str(files.ours.cert))
+    monkeypatch.setenv("OSTRACA_TOKEN", tomllib.loads(tokens.read_text())["fabric"][0])
+    assert command("metrics", first.reached_at).returncode == 0
+    monkeypatch.setenv("OSTRACA_TOKEN", token)
+    told = command("explain", hashes(1, 700)[0].hex(), "--volume", "v", "--agent", first.reached_at)
+    assert (told.returncode, told.stderr) == (0, "")
 
 
 def test_who_etcd_may_not_trust_and_whom_we_may_not_is_told_what_to_do(secured: Pod, files: Files) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.contract.certificates import Authority
 from tests.sdk.scripted_agent import ScriptedAgent, agent_at
 from tests.sdk.shells import SHELLS
+from tests.sdk.tls_front import HOST, TlsFront
 
 import ostraca
+from ostraca_fabric.tls import TlsFiles
 
 MIB = 1 << 20
 BLOCK_BYTES = 64 << 10
@@ -40,15 +44,47 @@ def agent(tmp_path: Path) -> Iterator[ScriptedAgent]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="session")
+def agent_files(authority: Authority) -> TlsFiles:
+    """What an agent at ``tls_front.HOST`` shows."""
+    return authority.files("agent-1", HOST)
+
+
 @pytest.fixture
-def client(agent: ScriptedAgent) -> Iterator[ostraca.Client]:
-    with ostraca.connect(agent.address, settings=SETTINGS) as connected:
+def way() -> str:
+    """How the client goes to the agent: over unix, or tls."""
+    return "unix"
+
+
+@pytest.fixture
+def client(agent: ScriptedAgent, way: str, request: pytest.FixtureRequest) -> Iterator[ostraca.Client]:
+    if way == "unix":
+        with ostraca.connect(agent.address, settings=SETTINGS) as connected:
+            yield connected
+        return
+    files: TlsFiles = request.getfixturevalue("agent_files")
+    settings = replace(SETTINGS, tls_ca=str(files.ca))
+    path = Path(agent.address.removeprefix("unix://"))
+    with TlsFront(path, files) as front, ostraca.connect(front.address, settings=settings) as connected:
         yield connected
 
 
-@pytest.fixture(params=sorted(SHELLS))
-def volume(client: ostraca.Client, request: pytest.FixtureRequest) -> Iterator[ostraca.Volume]:
-    """A volume, in each of the shells: whoever uses this is a behaviour of all three."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Whoever uses ``volume`` is a behaviour of all shells, and of one of them over TLS."""
+    if "volume" in metafunc.fixturenames:
+        ways = [pytest.param(shell, "unix", id=shell) for shell in sorted(SHELLS)]
+        ways.append(pytest.param("blocking", "tls", id="blocking-tls"))
+        metafunc.parametrize(("shell", "way"), ways)
+
+
+@pytest.fixture
+def volume(client: ostraca.Client, shell: str) -> Iterator[ostraca.Volume]:
+    """A volume, in one of the shells."""
     opened = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
-    with SHELLS[request.param](client, opened) as shell:
-        yield shell
+    with SHELLS[shell](client, opened) as behind:
+        yield behind

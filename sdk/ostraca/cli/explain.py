@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from ostraca.cli.asking import chosen_files, connected
 from ostraca.cli.command import Command
 from ostraca.cli.status import TOKEN_VARIABLE, add_address_options, chosen_address
 from ostraca_fabric.errors import ProtocolError, RefusedError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from ostraca_fabric.chain import Span
     from ostraca_fabric.explain import BlockEvent, BlockExplanation
+    from ostraca_fabric.tls import TlsFiles
+    from ostraca_fabric.wire.messages import Hello
 
 _ANSWER_S = 5.0
 _EVENT_LAYOUT = "  {time}  {agent:<10} {label:<14} {kind:<14} {state:<10} {reason}"
@@ -55,11 +58,14 @@ def _number(text: str) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from ostraca_fabric.chain import Span
+    from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
 
     engine_hash = options.hash
     span = Span(engine_hash, len(engine_hash), options.root or engine_hash, (1,), options.rank, options.group)
     token = os.environ.get(TOKEN_VARIABLE, "")
-    found = asyncio.run(ask(chosen_address(options), token, options.tenant, options.volume, span))
+    hello = WorkerHandshake(WORKER, options.tenant, f"ostraca explain:{os.getpid()}", token).hello
+    asking = ask(chosen_address(options), hello, options.volume, span, chosen_files(options))
+    found = asyncio.run(asking)
     if options.json:
         import msgspec
 
@@ -70,16 +76,18 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def ask(address: str, token: str, tenant: str, volume: str, span: Span) -> BlockExplanation:
-    """Ask an agent about one block. Raises ConnectError, TimeoutError, RefusedError or UsageError."""
-    from ostraca_fabric.connection import connect
+async def ask(
+    address: str, hello: Hello, volume: str, span: Span, files: TlsFiles | None = None
+) -> BlockExplanation:
+    """Ask an agent about one block, as the worker that says *hello*.
+
+    Raises ConnectError, TimeoutError, RefusedError or UsageError.
+    """
     from ostraca_fabric.explain import BlockExplanation
     from ostraca_fabric.wire.codec import read_body
-    from ostraca_fabric.wire.handshake import WORKER, WorkerHandshake
     from ostraca_fabric.wire.messages import Explain, Explained, Failed
 
-    hello = WorkerHandshake(WORKER, tenant, f"ostraca explain:{os.getpid()}", token).hello
-    connection = await connect(address, hello)
+    connection = await connected(address, hello, files)
     try:
         asked = Explain(connection.next_request_id(), _ANSWER_S, volume, (span,))
         answer = await connection.ask(asked, _ANSWER_S)
@@ -146,7 +154,7 @@ COMMAND = Command(
     description=(
         "Ask an agent about one block: where it belongs, whether it can be got now, and what has happened\n"
         "to it lately, with the label under which agents and worker logged each request. The agent asks\n"
-        f"the block's owner, too. Over TCP an agent wants a token of the tenant: set {TOKEN_VARIABLE}."
+        f"the block's owner, too. Over TCP and TLS it wants a token of the tenant: set {TOKEN_VARIABLE}."
     ),
     example=(
         "  $ ostraca explain 2cf24dba... --volume llama-70b --dir /tmp/fabric\n"

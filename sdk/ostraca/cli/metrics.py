@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 
+from ostraca.cli.asking import chosen_files
 from ostraca.cli.command import Command
 from ostraca.cli.status import TOKEN_VARIABLE, add_address_options, ask, chosen_address
 
@@ -14,7 +15,8 @@ def _run(options: argparse.Namespace) -> int:
     from ostraca_fabric.metrics import agent_samples
     from ostraca_fabric.openmetrics import render
 
-    status = asyncio.run(ask(chosen_address(options), os.environ.get(TOKEN_VARIABLE, "")))
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    status = asyncio.run(ask(chosen_address(options), token, chosen_files(options)))
     print(render(agent_samples(status)), end="")
     return 0
 
@@ -24,7 +26,7 @@ COMMAND = Command(
     summary="print what an agent has counted, for Prometheus",
     description=(
         "Ask one agent and print its counters, gauges and latency histograms as OpenMetrics text. Each\n"
-        f"agent of a fabric counts for itself. Over TCP an agent wants a token: set {TOKEN_VARIABLE}."
+        f"agent of a fabric counts for itself. Over TCP and TLS an agent wants a token: set {TOKEN_VARIABLE}."
     ),
     example=(
         "  $ ostraca metrics --dir /tmp/fabric | grep blocks_total\n"

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ostraca.cli.asking import add_tls_options, chosen_files, connected
 from ostraca.cli.command import Command
 from ostraca.places import agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import ConnectError, FormatError, OstracaError, ProtocolError
 
 if TYPE_CHECKING:
     from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.tls import TlsFiles
 
 TOKEN_VARIABLE = "OSTRACA_TOKEN"  # noqa: S105 (the variable's name, not a token)
 _ANSWER_S = 5.0
@@ -35,7 +37,7 @@ class FabricStatus:
 def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> None:
     """Let the user say which agent to ask, for ``chosen_address``: by position, or behind *flag*."""
     where = parser.add_mutually_exclusive_group()
-    meaning = "any agent: unix:///path/to/socket or tcp://host:port"
+    meaning = "any agent: unix:///path/to/socket, tcp://host:port or tls://host:port"
     if flag:
         where.add_argument(flag, dest="address", metavar="ADDRESS", help=meaning)
     else:
@@ -45,6 +47,7 @@ def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> N
         type=directory_argument,
         help=f"the directory of a fabric that `ostraca up` runs (default: {default_directory(os.environ)})",
     )
+    add_tls_options(parser)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +56,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="the fabric's file of tokens, to ask agents over TCP with (or give a token in "
+        help="the fabric's file of tokens, to ask agents over TCP or TLS with (or give a token in "
         f"{TOKEN_VARIABLE})",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -62,14 +65,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     address = chosen_address(options)
-    token = _token(options.tokens)
+    token, files = _token(options.tokens), chosen_files(options)
     if options.watch and not options.json:
-        _watch(address, token)
-    code = _show_once(address, token, is_json=options.json)
+        _watch(address, token, files)
+    code = _show_once(address, token, files, is_json=options.json)
     while options.watch:
         sys.stdout.flush()
         time.sleep(_WATCH_S)
-        code = _show_once(address, token, is_json=True)
+        code = _show_once(address, token, files, is_json=True)
     return code
 
 
@@ -103,11 +106,11 @@ def chosen_address(options: argparse.Namespace) -> str:
     return f"unix://{where}"
 
 
-async def ask_fabric(address: str, token: str = "") -> FabricStatus:
+async def ask_fabric(address: str, token: str = "", files: TlsFiles | None = None) -> FabricStatus:
     """Ask the agent at *address*, then every agent it knows. Raises ConnectError if the first is gone."""
-    first = await ask(address, token)
+    first = await ask(address, token, files)
     others = [(agent, where) for agent, where in first.agents if agent != first.agent]
-    answers = await asyncio.gather(*(ask(where, token) for _, where in others), return_exceptions=True)
+    answers = await asyncio.gather(*(ask(where, token, files) for _, where in others), return_exceptions=True)
     agents, silent = [first], []
     for (agent, where), answer in zip(others, answers, strict=True):
         if isinstance(answer, OstracaError | OSError):
@@ -119,16 +122,15 @@ async def ask_fabric(address: str, token: str = "") -> FabricStatus:
     return FabricStatus(tuple(sorted(agents, key=lambda status: status.agent)), tuple(silent))
 
 
-async def ask(address: str, token: str = "") -> AgentStatus:
+async def ask(address: str, token: str = "", files: TlsFiles | None = None) -> AgentStatus:
     """Return what one agent believes. Raises ConnectError, TimeoutError or UsageError."""
-    from ostraca_fabric.connection import connect
     from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.wire.codec import read_body
     from ostraca_fabric.wire.handshake import OPERATOR, WorkerHandshake
     from ostraca_fabric.wire.messages import Status, StatusDone
 
     hello = WorkerHandshake(OPERATOR, "", f"ostraca status:{os.getpid()}", token).hello
-    connection = await connect(address, hello)
+    connection = await connected(address, hello, files)
     try:
         answer = await connection.ask(Status(connection.next_request_id()), _ANSWER_S)
     finally:
@@ -148,8 +150,8 @@ def as_json(status: FabricStatus) -> str:
     return msgspec.json.format(msgspec.json.encode({"agents": status.agents, "silent": silent})).decode()
 
 
-def _show_once(address: str, token: str, *, is_json: bool) -> int:
-    found = asyncio.run(ask_fabric(address, token))
+def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: bool) -> int:
+    found = asyncio.run(ask_fabric(address, token, files))
     if is_json:
         print(as_json(found))
     else:
@@ -163,7 +165,7 @@ def _show_once(address: str, token: str, *, is_json: bool) -> int:
     return 1 if found.silent else 0
 
 
-def _watch(address: str, token: str) -> NoReturn:
+def _watch(address: str, token: str, files: TlsFiles | None) -> NoReturn:
     """Show it for ever; ends by KeyboardInterrupt, or raises when the agent goes away."""
     from rich.live import Live
 
@@ -171,7 +173,7 @@ def _watch(address: str, token: str) -> NoReturn:
 
     with Live(auto_refresh=False) as live:
         while True:
-            live.update(fabric_view(asyncio.run(ask_fabric(address, token))), refresh=True)
+            live.update(fabric_view(asyncio.run(ask_fabric(address, token, files))), refresh=True)
             time.sleep(_WATCH_S)
 
 
@@ -180,7 +182,7 @@ COMMAND = Command(
     summary="show what the agents of a fabric believe",
     description=(
         "Ask one agent, then every agent it knows: shards and how full they are, hits and misses, and in a\n"
-        f"sentence what each decided last. Over TCP the agents want a token: set {TOKEN_VARIABLE}."
+        f"sentence what each decided last. Over TCP and TLS they want a token: set {TOKEN_VARIABLE}."
     ),
     example=(
         "  $ ostraca status --dir /tmp/fabric\n"

@@ -40,6 +40,15 @@ class TierSettings:
     """A file with the token that agents ask for; empty where a unix socket needs none. A file, because a
     configuration on a command line is there for everyone to read."""
 
+    tls_ca: str = ""
+    """The CA that signs agents' certificates, for ``tls://`` addresses, as in ClientSettings."""
+
+    tls_cert: str = ""
+    """This engine's own certificate, where agents ask for one, as in ClientSettings."""
+
+    tls_key: str = ""
+    """Its private key."""
+
     tenant: str = "default"
     """Whose blocks these are."""
 
@@ -153,6 +162,9 @@ class TierSettings:
             chunk_bytes=min(ClientSettings().chunk_bytes, self.arena_bytes),
             quarantine_bytes_max=max(1, self.arena_bytes // 2),
             transports=self.transports,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
         )
 
     def pause(self) -> Pause:

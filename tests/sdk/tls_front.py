@@ -1,0 +1,86 @@
+"""TLS in front of an agent that listens at a unix socket: what comes over the one goes to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from ostraca_fabric.tls import Tls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from ostraca_fabric.tls import TlsFiles
+
+HOST = "127.0.0.1"
+_PIECE_BYTES = 1 << 16
+
+
+class TlsFront:
+    """Listens at ``address`` in a thread of its own, until its ``with`` block ends."""
+
+    def __init__(self, path: Path, files: TlsFiles, *, asks_for_certificates: bool = False) -> None:
+        self.address = ""
+        self._path = path
+        self._context = Tls(files).listening
+        if asks_for_certificates:
+            self._context.verify_mode = self._context.verify_mode.CERT_REQUIRED
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tls-front")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _begin(self) -> None:
+        self._server = await asyncio.start_server(
+            self._relay, HOST, 0, ssl=self._context, ssl_shutdown_timeout=0.1
+        )
+        self.address = f"tls://{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _end(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            there, here = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = [asyncio.ensure_future(_copy(reader, here)), asyncio.ensure_future(_copy(there, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for each in (writer, here):
+                each.close()
+                with suppress(OSError):
+                    await each.wait_closed()
+            self._tasks.discard(task)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(_PIECE_BYTES):
+        writer.write(piece)
+        await writer.drain()
