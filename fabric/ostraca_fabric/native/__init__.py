@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
+INTERFACE = 1
+"""Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
+of another time, would take arguments for what they are not, and end the process."""
+
+_REMEDY = "Run `make test`, or `pip install -e .` in your own environment, which compile it"
+
 _at = c_void_p  # an array's first byte
 _bytes = c_uint64
 _count = c_int64
@@ -111,14 +117,19 @@ def at(array: NDArray[Any] | bytearray | memoryview) -> int:
         return array.ctypes.data
 
 
-def _loaded() -> ctypes.CDLL:
-    path = Path(__file__).with_name(FILE_NAME)
+def loaded(path: Path) -> ctypes.CDLL:
+    """Return the library at *path*. Raises ImportError that says what to do where it is not ours to use."""
     if not path.exists():
         raise ImportError(
-            f"{FILE_NAME} is not there: this is a source tree that was never installed. Run `make test`, or "
-            "`pip install -e .` in your own environment, which compile it"
+            f"{FILE_NAME} is not there: this is a source tree that was never installed. {_REMEDY}"
         )
     found = ctypes.CDLL(str(path))
+    interface = found.ostraca_interface() if hasattr(found, "ostraca_interface") else 0
+    if interface != INTERFACE:
+        raise ImportError(
+            f"{path} was compiled from other sources than the Python beside it (its interface is "
+            f"{interface}, and {INTERFACE} is wanted). {_REMEDY} anew"
+        )
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
@@ -142,5 +153,5 @@ def _widest(hashing: ctypes.CDLL, name: str) -> Any:  # noqa: ANN401 (ctypes has
     return getattr(hashing, chooses if hasattr(hashing, chooses) else name)
 
 
-library = _loaded()
+library = loaded(Path(__file__).with_name(FILE_NAME))
 """Call its functions as the comments in the C files say."""

@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Raise it, here and in `__init__.py`, whenever what the two give each other changes. */
+#define OSTRACA_INTERFACE 1
+
 #define TAG_BYTES 16
 #define KEY_BYTES 16
 #define DIMS_MAX 4
