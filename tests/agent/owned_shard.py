@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,14 +112,16 @@ class OwnedShard:
 
     def settle(self, *, is_ok: bool = True) -> list[CommitsDone]:
         """Do all summary writes that are due, and those that become due by it."""
-        done = []
+        return list(self._settling(is_ok=is_ok))
+
+    def _settling(self, *, is_ok: bool = True, is_checked: bool = True) -> Iterator[CommitsDone]:
         while self.core.has_writes_due:
             for write in self.core.writes_due(self.now_s):
                 if is_ok:
                     self.write_pieces(write)
-                done.append(self.core.written(self.now_s, write, is_ok=is_ok))
-                self.core.check()
-        return done
+                yield self.core.written(self.now_s, write, is_ok=is_ok)
+                if is_checked:
+                    self.core.check()
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -128,34 +131,42 @@ class OwnedShard:
     def reserve(
         self, numbers: list[int], length: int = 64 << 10, hold_s: float = 5.0, ttl_s: float = math.inf
     ) -> Reservations:
-        lengths = np.full(len(numbers), length, np.uint32)
-        answer = self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s, ttl_s=ttl_s)
+        answer = self._reserve(numbers, length, hold_s, ttl_s)
         self.core.check()
         return answer
 
+    def _reserve(self, numbers: list[int], length: int, hold_s: float, ttl_s: float) -> Reservations:
+        lengths = np.full(len(numbers), length, np.uint32)
+        return self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s, ttl_s=ttl_s)
+
     def commit(self, reservations: NDArray[np.uint64], numbers: list[int]) -> list[Reason]:
         """Commit, and return the reasons of what was not taken (NONE where it was)."""
+        reasons = self._commit(reservations, numbers)
+        self.core.check()
+        return reasons
+
+    def _commit(self, reservations: NDArray[np.uint64], numbers: list[int]) -> list[Reason]:
         tags = rows16([tag_of(number) for number in numbers])
         answer = self.core.commit(
             self.now_s, reservations, tags, seeds_of(numbers), epoch=OwnerEpoch(self.epoch)
         )
-        self.core.check()
         taken = np.asarray(answer.reasons) == Reason.NONE
         assert ((answer.states == PutState.STAGED) == taken).all()
         return [Reason(reason) for reason in answer.reasons]
 
     def put(self, numbers: list[int], length: int = 64 << 10, ttl_s: float = math.inf) -> list[PutState]:
-        """Put blocks, one after another, up to their commit."""
+        """Put blocks, one after another, up to their commit; what must hold is looked at once for each."""
         states = []
         for number in numbers:
-            self.settle()
-            answer = self.reserve([number], length, ttl_s=ttl_s)
+            list(self._settling(is_checked=False))
+            answer = self._reserve([number], length, 5.0, ttl_s)
             if answer.states[0] == PutState.STAGED:
-                self.commit(answer.reservations, [number])
-                done = self.settle()
+                self._commit(answer.reservations, [number])
+                done = list(self._settling(is_checked=False))
                 states.append(PutState(next(end.states[0] for end in done if len(end.states))))
             else:
                 states.append(PutState(answer.states[0]))
+            self.core.check()
         return states
 
     def found(self, numbers: list[int]) -> list[int]:

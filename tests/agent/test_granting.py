@@ -330,7 +330,7 @@ def test_how_many_segments_are_granted_ahead(segments: int, dwpd: float, ahead: 
     assert shard.core.grants.ahead == ahead
 
 
-@hypothesis_settings(deadline=None, max_examples=25)
+@hypothesis_settings(deadline=None, max_examples=12)
 @given(
     withheld=st.frozensets(st.integers(0, 7), max_size=8),
     steps=st.lists(st.sampled_from(["put", "grant", "time", "retire", "write", "confirm"]), max_size=30),

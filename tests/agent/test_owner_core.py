@@ -254,12 +254,12 @@ def test_a_promised_block_is_found_again_while_others_are_evicted_in_its_place()
     shard = OwnedShard(segments=4)
     shard.put([1])
     assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=3.0, promises=True).found.all()
-    for number in range(100, 1000):
+    for number in range(100, 400):
         assert shard.put([number]) == [COMMITTED]
     assert shard.core.counts().segments_evicted > shard.geometry.segments, "the ring went round"
     assert shard.found([1]) == [1]
     shard.pass_time(3.0)
-    for number in range(1000, 2000):
+    for number in range(400, 700):
         assert shard.put([number]) == [COMMITTED]
     assert shard.found([1]) == []
 

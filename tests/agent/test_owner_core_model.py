@@ -379,4 +379,4 @@ class OwnerMachine(RuleBasedStateMachine):
 
 
 TestOwnerAgainstAModel = OwnerMachine.TestCase
-TestOwnerAgainstAModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestOwnerAgainstAModel.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

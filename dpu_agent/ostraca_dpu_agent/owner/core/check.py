@@ -11,6 +11,8 @@ from ostraca_dpu_agent.owner.core.segments import Segment, SegmentState
 from ostraca_fabric.extent import PAGE_BYTES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 
@@ -23,8 +25,9 @@ def check(core: ShardCore) -> None:
         assert not len(core.reservations), "nothing is stored while recovering"
         return
     _check_ring(core)
+    in_use = np.flatnonzero(core.reservations.states != FREE)
     for segment in core.ring.segments:
-        _check_segment(core, segment)
+        _check_segment(core, segment, in_use[core.reservations.segments[in_use] == segment.number])
     core.grants.check()
     table = core.reservations
     in_flight = table.keys[(table.states != FREE) & ~table.is_carried & ~table.is_adopted]
@@ -64,9 +67,9 @@ def _check_ring(core: ShardCore) -> None:
     assert ring.ready is None or not ring.ready.entries_used, "a segment that waits is empty"
 
 
-def _check_segment(core: ShardCore, segment: Segment) -> None:
+def _check_segment(core: ShardCore, segment: Segment, here: NDArray[np.intp]) -> None:
+    """Check a segment, *here* being the slots of its reservations."""
     table, geometry = core.reservations, core.geometry
-    here = np.flatnonzero((table.states != FREE) & (table.segments == segment.number))
     assert segment.held == int((table.states[here] == HELD).sum()), "a segment counts its reservations"
     assert segment.bytes_used <= geometry.data_bytes, "no more bytes are handed out than there are"
     assert segment.entries_used <= geometry.entries_max, "no more entries are handed out than can be listed"

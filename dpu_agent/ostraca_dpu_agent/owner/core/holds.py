@@ -249,7 +249,9 @@ class ReservationTable:
         """Assert that the columns agree."""
         live = np.flatnonzero(self.states != FREE)
         assert len(live) == len(self), "free slots are counted"
-        assert not np.isin(self._free[: self._free_count], live).any(), "no slot in use is free"
+        is_free = np.zeros(len(self.states), np.bool_)
+        is_free[self._free[: self._free_count]] = True
+        assert not is_free[live].any(), "no slot in use is free"
         assert len(self.in_flight) == len(live), "keys in flight are counted"
         assert (self.in_flight.find(self.keys[live]) == live).all(), "each key in flight has its slot"
 
