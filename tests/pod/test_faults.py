@@ -16,8 +16,10 @@ from ostraca import Reason
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 2.0
-"""How long after its lease has ended an owner's blocks may still be missed."""
+SOON_S = 6.0
+"""How long after its lease has ended an owner's blocks may still be missed, and puts go on after the grant,
+on a machine that does other things as well. How long it takes, `benchmarks/s5.py` measures.
+"""
 
 MORE = range(100, 112)
 
