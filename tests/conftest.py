@@ -16,9 +16,11 @@ os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says something of the machine and what else it does, not of what is tested.
+# How long an example takes says something of the machine and what else it does, not of what is tested. Every
+# run draws other examples, so that few in each are many over time; the profile "thorough" draws many.
 if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     from hypothesis import settings
 
-    settings.register_profile("ostraca", deadline=None)
+    settings.register_profile("thorough", deadline=None, max_examples=1000)
+    settings.register_profile("ostraca", deadline=None, max_examples=40)
     settings.load_profile("ostraca")

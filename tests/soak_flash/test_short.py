@@ -34,7 +34,7 @@ def cuttable(tmp_path: Path) -> Path:
 
 
 def test_a_fabric_that_is_killed_again_and_again_loses_no_committed_block(tmp_path: Path) -> None:
-    ledger = soaked(Options(tmp_path, kills=6, seed=1, capacity_bytes=CAPACITY_BYTES, life_s=0.5))
+    ledger = soaked(Options(tmp_path, kills=3, seed=1, capacity_bytes=CAPACITY_BYTES, life_s=0.5))
     assert ledger.violations == []
     assert ledger.counts["committed"]
 
@@ -42,7 +42,7 @@ def test_a_fabric_that_is_killed_again_and_again_loses_no_committed_block(tmp_pa
 @pytest.mark.parametrize("mode", MODES)
 def test_a_fabric_that_flushes_loses_no_committed_block_at_a_power_cut(cuttable: Path, mode: str) -> None:
     options = Options(
-        cuttable, kills=3, seed=2, capacity_bytes=CAPACITY_BYTES, life_s=0.5, power_cut=mode, flushes=True
+        cuttable, kills=2, seed=2, capacity_bytes=CAPACITY_BYTES, life_s=0.5, power_cut=mode, flushes=True
     )
     assert soaked(options).violations == []
 
@@ -52,7 +52,7 @@ def test_a_fabric_that_does_not_flush_starts_after_a_power_cut_and_serves_no_wro
 ) -> None:
     options = Options(
         cuttable,
-        kills=3,
+        kills=2,
         seed=3,
         capacity_bytes=CAPACITY_BYTES,
         life_s=0.5,

@@ -11,7 +11,8 @@ import pytest
 from ostraca.cli.program import main
 from ostraca.cli.replay import report
 
-SMALL = ("--generate", "sessions=60,system_prompts=3,message_tokens=2000", "--segment-blocks", "2")
+SMALL = ("--generate", "sessions=30,system_prompts=3,message_tokens=2000", "--segment-blocks", "2")
+MORE = ("--generate", "sessions=60,system_prompts=3,message_tokens=2000", "--segment-blocks", "2")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def test_json_tells_trace_conditions_and_an_outcome_for_each_policy(
 
 
 def test_settings_of_an_owner_are_replayed_beside_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = (*SMALL, "--capacity", "40%", "--policies", "ostraca", "--budget", "50%")
+    plan = (*MORE, "--capacity", "40%", "--policies", "ostraca", "--budget", "50%")
     found = run_json(capsys, *plan, "--owner", "free_segments=9", "--owner", "ghost_bytes=4096,retry_s=1")
     assert [outcome["policy"] for outcome in found["outcomes"]] == [
         "ostraca",

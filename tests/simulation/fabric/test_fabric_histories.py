@@ -14,7 +14,7 @@ from tests.simulation.fabric.world import Setup, World
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
 BATCH = 5
-BATCHES = 6
+BATCHES = 4
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
