@@ -12,6 +12,7 @@ from benchmarks.big_shard import FABRIC, BigShard
 from benchmarks.indexed import keys_from
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.agent.assembly import until
 from tests.agent.owned_shard import OwnedShard, keys_of
 
 from ostraca_dpu_agent.events import EventRing
@@ -136,6 +137,7 @@ async def test_an_owner_says_what_its_index_had_no_room_for(
     try:
         await steward.turn()
         (owned,) = owner.shards.values()
+        await until(lambda: not owned.core.is_recovering)
         counts = owned.core.counts()
         assert 768 <= counts.blocks <= 1024
         assert counts.blocks + counts.blocks_beyond_limit + counts.blocks_evicted == 4096
