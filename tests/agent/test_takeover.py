@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tests.agent.assembly import (
+    FAR_S,
     SETTINGS,
     SHARD,
     Assembly,
@@ -31,6 +32,7 @@ from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import BlockExplanation, verdict
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId
+from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.status import ClaimCounters
 from ostraca_fabric.wire.messages import Explain, Lookup
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.agent import Agent
     from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.adapters.memory_store import MemoryStore
     from ostraca_fabric.fabric_map import FabricMap, Grant
     from ostraca_fabric.ids import StartId
@@ -151,7 +154,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
+async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as both:
         cut_off: list[CutOff] = []
 
@@ -159,8 +162,8 @@ async def pair() -> AsyncIterator[Pair]:
             cut_off.append(CutOff(membership))
             return cut_off[0]
 
-        fabric = await both.enter_async_context(assembled(QUICK, segments=12, behind=behind))
-        second = another_agent(1, QUICK, (), fabric.membership, fabric.owners, (fabric.drive,))
+        fabric = await both.enter_async_context(assembled(settings, segments=12, behind=behind))
+        second = another_agent(1, settings, (), fabric.membership, fabric.owners, (fabric.drive,))
         await second.join()
         await second.start()
         assert fabric.membership.map.owner(THE_SHARD) == FIRST
@@ -307,6 +310,29 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         assert seen == [[BlockState.HIT] * 8] * 3
         got = await other.get(other.worker(), range(8))
         assert get_states(got) == [BlockState.HIT] * 8
+
+
+async def test_who_had_a_shard_before_tells_nothing_of_blocks_that_its_owner_has_let_go_of_since() -> None:
+    async with pair(replace(QUICK, drain_s=20.0)) as agents:
+        other, drive = agents.seen_from_the_second(), agents.fabric.drive
+        await agents.fabric.put(agents.fabric.worker(), range(8))
+        drive.holds_reads = True  # so that nobody claims the shard before it was left
+        leaving = asyncio.create_task(agents.fabric.agent.hand_over())
+        await until(lambda: THE_SHARD in agents.fabric.service.left)
+        drive.let_go()
+        await agents.taken_over()
+        assert other.mover.routes().handed_over == {THE_SHARD: FIRST}
+        index = agents.second_shard.core.index
+        index.remove(index.find(derive_keys(other.volume.secret, chain_of(range(4)))))
+        for pin_s, hits in ((0.0, 4), (0.2, 0)):  # with a pin none: the owner promises nothing yet
+            asked = Lookup(1, 0, FAR_S, chain_of(range(8)), pin_s)
+            done = await other.mover.lookup(other.worker(), other.volume, asked)
+            assert list(done.states) == [BlockState.MISS] * (8 - hits) + [BlockState.HIT] * hits
+        assert put_states(await other.put(other.worker(), range(8))) == (
+            [PutState.COMMITTED] * 4 + [PutState.EXISTS] * 4
+        )
+        assert set(get_states(await other.get(other.worker(), range(8)))) == {BlockState.HIT}
+        await leaving
 
 
 async def test_an_agent_that_says_it_leaves_counts_on_no_claim_that_ran_out_before() -> None:

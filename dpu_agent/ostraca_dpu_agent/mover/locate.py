@@ -2,6 +2,9 @@
 
 All live placement epochs are asked at once. Where several owners have a block, the one that the newest epoch
 names is read from; and nobody waits for the word of an older one of what is found already.
+
+The agent that had a shard before its owner is asked, too, and counts only where the owner can't say: one that
+has read its whole shard knows better, and what it has not, it may have evicted since.
 """
 
 from __future__ import annotations
@@ -152,6 +155,11 @@ class _Told:
     is_held_off: bool = False
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the owner knows all that there is in its shard."""
+        return self.extents is not None and self.reason is Reason.NOT_FOUND
+
+    @property
     def found(self) -> NDArray[np.intp]:
         """Positions of the blocks that can be read."""
         positions = self.part.positions
@@ -194,8 +202,9 @@ class Locator:
         told = await self._ask_all(routes, narrowed(parts, wanted), keys, terms)
         if routes.has_earlier:
             told.sort(key=lambda each: each.part.age)
+        heeded = _heeded(told)
         for each in told:
-            taken = _take(located, each)
+            taken = _take(located, each) if each in heeded else 0
             if each.part.age:
                 self.found_earlier += taken
             if not taken:
@@ -211,22 +220,24 @@ class Locator:
         *,
         wanted: NDArray[np.bool_],
         within_s: float,
-    ) -> NDArray[np.bool_]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Say which of the *wanted* blocks can be got where an earlier placement epoch placed them.
 
-        Owners that do not answer within *within_s* are taken to have none.
+        And which of them the agents know that had the shards of the current epoch before their owners: for
+        who learns that an owner can't say. Those that do not answer within *within_s* are taken to have none.
         """
-        is_found = np.zeros(len(keys), np.bool_)
+        is_found, was_found = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
         if not routes.has_earlier:
-            return is_found
+            return is_found, was_found
         parts, _ = routes.by_owner_of_all(volume.placement_secret, spans)
         earlier = {
             owner: some for owner, its in parts.items() if (some := [part for part in its if part.age])
         }
         terms = Resolve(0, within_s, 0.0, ())
-        for told in await self._ask_all(routes, narrowed(earlier, wanted), keys, terms):
-            is_found[told.found] = True
-        return is_found
+        for told in _heeded(await self._ask_all(routes, narrowed(earlier, wanted), keys, terms)):
+            is_current = told.part.epoch == routes.map.placement_epoch
+            (was_found if is_current else is_found)[told.found] = True
+        return is_found, was_found
 
     def release(self, located: Located) -> None:
         """Give the pins of a finished request back."""
@@ -257,12 +268,13 @@ class Locator:
         if not routes.has_earlier:
             return list(itertools.chain.from_iterable(await asyncio.gather(*asked.values())))
         asking = {self._asking.spawn(ask): parts[owner] for owner, ask in asked.items()}
-        told, is_found = [], np.zeros(len(keys), np.bool_)
+        told: list[_Told] = []
         waiting = set(asking)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for each in itertools.chain.from_iterable(task.result() for task in done):
-                told.append(each)
+            told.extend(itertools.chain.from_iterable(task.result() for task in done))
+            is_found = np.zeros(len(keys), np.bool_)
+            for each in _heeded(told):
                 is_found[each.found] = True
             left = [part for task in waiting for part in asking[task]]
             if all(part.age and is_found[part.positions].all() for part in left):
@@ -336,6 +348,12 @@ class Locator:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _heeded(told: list[_Told]) -> list[_Told]:
+    """Leave out what agents say of shards that they had before, where the owner knows all of it."""
+    known = {each.part.shard for each in told if each.is_whole and not each.part.is_of_before}
+    return [each for each in told if not each.part.is_of_before or each.part.shard not in known]
 
 
 def _take(located: Located, told: _Told) -> int:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _EXISTS_SHARE = 0.25
 """How much of what is left of its time a put waits at most for word of blocks that exist already."""
 
+_OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
+"""Why a put is declined by who does not know whether the block is there: one who had the shard before may."""
+
 
 class PutRun:
     """One put. ``run`` answers it; waves go on to flash after that.
@@ -170,7 +173,8 @@ class PutRun:
             wanted=~is_short,
             within_s=min(mover.settings.exists_within_s, _EXISTS_SHARE * within_s),
         )
-        _, exists = await asyncio.gather(reserving, finding)
+        _, (exists, existed) = await asyncio.gather(reserving, finding)
+        exists |= existed & np.isin(self._reasons, _OWNER_CANT_SAY)
         is_reserved = self._space.is_reserved
         self._space.release(np.flatnonzero(is_reserved & exists))
         self._end(np.flatnonzero(exists), PutState.EXISTS, Reason.NONE)

@@ -11,7 +11,7 @@ the map names are *live*, and look-ups ask them as well.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +43,9 @@ class ShardPart:
 
     epoch: PlacementEpoch
     """The one that does."""
+
+    is_of_before: bool = False
+    """Whether it is asked of the agent that had the shard before its owner, who is asked as well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +190,7 @@ class Routes:
             agent = self.handed_over.get(asked.shard)
             if agent is not None and self.map.owner(asked.shard) is not None:
                 parts.setdefault(agent, []).append(
-                    ShardPart(asked.shard, asked.positions, age + asked.age, asked.epoch)
+                    ShardPart(asked.shard, asked.positions, age + asked.age, asked.epoch, is_of_before=True)
                 )
 
 
@@ -201,4 +204,4 @@ def narrowed(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:
 
 
 def _only(part: ShardPart, wanted: NDArray[np.bool_]) -> ShardPart:
-    return ShardPart(part.shard, part.positions[wanted[part.positions]], part.age, part.epoch)
+    return replace(part, positions=part.positions[wanted[part.positions]])
