@@ -368,5 +368,24 @@ async def test_an_owner_is_asked_once_for_all_epochs() -> None:
         ]
 
 
+async def test_an_agent_asks_others_before_itself() -> None:
+    async with of_two_agents() as (fabric, _, other, waiting):
+        asked: list[AgentId] = []
+
+        class Noting(Waiting):
+            def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
+                if isinstance(request, Resolve):
+                    asked.append(self._service._mover._agent)
+                return self._service.answer(request)
+
+        for agent in (fabric.agent, other):
+            fabric.owners.register(agent.id, Noting(agent))
+        for seen_from in (fabric, replace(fabric, agent=other)):
+            assert await looked_up(seen_from, NUMBERS) == {BlockState.HIT}
+        assert asked == [AGENTS[1], AGENTS[0], AGENTS[0], AGENTS[1]]
+        fabric.owners.register(fabric.agent.id, fabric.agent._neighbours)
+        fabric.owners.register(other.id, waiting)
+
+
 def _shape(shard: ShardKeys) -> tuple[str, int, int]:
     return shard.shard, len(shard.keys) // columns.KEY_BYTES, shard.placement_epoch

@@ -169,8 +169,9 @@ class _Told:
 class Locator:
     """Resolves keys with the owners of their shards, all owners at once."""
 
-    def __init__(self, owners: Owners, drives: Mapping[DriveId, Drive]) -> None:
-        """Ask through *owners*. What lies on *drives* that are held off is not found."""
+    def __init__(self, agent: AgentId, owners: Owners, drives: Mapping[DriveId, Drive]) -> None:
+        """Ask for this *agent*, through *owners*. What lies on *drives* that are held off is not found."""
+        self._agent = agent
         self._owners = owners
         self._drives = drives
         self._asking = Tasks("asking owners")
@@ -264,7 +265,9 @@ class Locator:
         if len(parts) == 1:  # a task for it would cost more than a look-up
             ((owner, its),) = parts.items()
             return await self._ask(routes, owner, its, keys, terms)
-        asked = {owner: self._ask(routes, owner, its, keys, terms) for owner, its in parts.items()}
+        # This agent answers itself at once, and others meanwhile if they are asked before.
+        in_order = sorted(parts, key=lambda owner: owner == self._agent)
+        asked = {owner: self._ask(routes, owner, parts[owner], keys, terms) for owner in in_order}
         if not routes.has_earlier:
             return list(itertools.chain.from_iterable(await asyncio.gather(*asked.values())))
         asking = {self._asking.spawn(ask): parts[owner] for owner, ask in asked.items()}

@@ -99,7 +99,7 @@ class Mover:
         self.routes = routes
         self.clock = clock
         self._events = events
-        self.locator = Locator(owners, drives)
+        self.locator = Locator(agent, owners, drives)
         self.pace = Pace(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.pace, clock)
         self.counters = Counters(
