@@ -1,7 +1,8 @@
 """D5: how long a look-up of a chain of 512 blocks takes, half of it there, beside an empty round trip.
 
-Two agents own the shards, so that about half of the blocks are with an owner that is not the asked agent. The
-round trip is a Ping on a control connection like the look-up's.
+Once the owners are two agents that are processes of their own, with a real etcd, and once two agents of one
+process: about half of the blocks are with an owner that is not the asked agent. A short run leaves the former
+out. The round trip is a Ping on a control connection like the look-up's.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.figure import Figure, Target
+from benchmarks.pods import can_run, running_pod
 from ostraca.cli.bench import suite
 from ostraca.cli.bench.fabric import running_fabric
 from ostraca.cli.bench.series import Case, measure, seconds_of
-from ostraca.cli.bench.workload import Workload
+from ostraca.cli.bench.workload import MeasureError, Workload
 from ostraca.dial import Caller, dial
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.address import parse_address
@@ -59,12 +61,27 @@ class RoundTrips:
 
 def run(conditions: Conditions) -> list[Figure]:
     """Measure look-ups of a chain whose first half is stored."""
-    blocks = 32 if conditions.is_short else 512
+    figures = []
+    if not conditions.is_short and can_run(
+        "the part of d5 with agents of their own"
+    ):  # they take long to start
+        with running_pod(conditions, agents=2) as pod:
+            figures += _figures(conditions, pod.agents[0].address, "an owner elsewhere")
+            look = pod.agents[0].status()
+            if look is None or not any(peer.asks.answered for peer in look.peers):
+                raise MeasureError("the asked agent had nobody to ask")
     options = ("--agents", "2", "--capacity", str(suite.GIB // 2), "--dram", "0")
+    with running_fabric(conditions.new_directory(), *options) as fabric:
+        figures += _figures(conditions, fabric.address, "owners in one process")
+    return figures
+
+
+def _figures(conditions: Conditions, address: str, where: str) -> list[Figure]:
+    """Look up what the agent at an address and another one own."""
+    blocks = 32 if conditions.is_short else 512
     with (
-        running_fabric(conditions.new_directory(), *options) as fabric,
-        contextlib.closing(Workload(fabric.address, blocks=blocks // 2, block_bytes=BLOCK_BYTES)) as work,
-        contextlib.closing(RoundTrips(fabric.address)) as trips,
+        contextlib.closing(Workload(address, blocks=blocks // 2, block_bytes=BLOCK_BYTES)) as work,
+        contextlib.closing(RoundTrips(address)) as trips,
     ):
         chain = work.half_stored_chain()
         found = measure(
@@ -73,7 +90,7 @@ def run(conditions: Conditions) -> list[Figure]:
             ),
             conditions.pace,
         )
-    what = f"look-up of {blocks} blocks, half there, p50"
+    what = f"look-up of {blocks} blocks, half there, {where}, p50"
     return [
         Figure("D5", what, "ms", found, Target(value_at_most=0.25)),
         Figure("D5", f"{what}, beside", "ms", found, Target(ratio_at_most=4.0)),

@@ -7,15 +7,13 @@ wrong byte, ends the measurement. Then the agent is started again.
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tests.etcd.nodes import Cluster, program
-from tests.pod.processes import TTL_S, Pod, until
+from tests.pod.processes import TTL_S, until
 from tests.pod.work import CHAINS, await_puts, missing, put
 
 from benchmarks.figure import Figure, Target
+from benchmarks.pods import can_run, running_pod
 from ostraca.cli.bench.series import Finding, Series
 from ostraca.cli.bench.workload import MeasureError
 
@@ -31,8 +29,7 @@ _LATE_S = 30.0
 
 def run(conditions: Conditions) -> list[Figure]:
     """Kill agents."""
-    if program() is None or not all(map(find_spec, ("grpc", "google"))):
-        print("s5 is left out: there is no etcd, or no grpc to talk to it", file=sys.stderr)
+    if not can_run("s5"):
         return []
     took = Series(tuple(_times(conditions, _KILLS_SHORT if conditions.is_short else _KILLS)))
     finding = Finding("killed", took, "its lease", Series((TTL_S,) * len(took.values)))
@@ -45,27 +42,17 @@ def run(conditions: Conditions) -> list[Figure]:
 
 def _times(conditions: Conditions, kills: int) -> list[float]:
     took_s = []
-    cluster = Cluster(conditions.new_directory())
-    try:
-        with Pod(conditions.new_directory(), cluster) as pod:
-            pod.create()
-            for number in range(_AGENTS):
-                pod.agent(f"agent-{number}")
+    with running_pod(conditions, _AGENTS) as pod:
+        for _ in range(kills):
+            dying = pod.owner()
+            other = next(agent for agent in pod.agents if agent is not dying)
+            with other.connect() as client:
+                await_puts(client)
+                if put(client) != list(CHAINS):
+                    raise MeasureError("blocks could not be put")
+                dying.kill()
+                took_s.append(
+                    until(lambda: not missing(client, deadline_s=0.5), "all blocks", within_s=_LATE_S)
+                )
             pod.start()
-            for _ in range(kills):
-                dying = pod.owner()
-                other = next(agent for agent in pod.agents if agent is not dying)
-                with other.connect() as client:
-                    await_puts(client)
-                    if put(client) != list(CHAINS):
-                        raise MeasureError("blocks could not be put")
-                    dying.kill()
-                    took_s.append(
-                        until(lambda: not missing(client, deadline_s=0.5), "all blocks", within_s=_LATE_S)
-                    )
-                pod.start()
-    except AssertionError as error:
-        raise MeasureError(str(error)) from error
-    finally:
-        cluster.close()
     return took_s
