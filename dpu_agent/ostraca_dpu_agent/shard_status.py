@@ -61,7 +61,7 @@ def _ownership(
     now_s: float,
 ) -> OwnershipStatus:
     grants = core.grants
-    left_s = 0.0 if grants.is_fenced else max(0.0, grants.until_s - now_s)
+    left_s = max(0.0, grants.until_s - now_s) if grants.may_write(now_s) else 0.0
     return OwnershipStatus(
         may_write_for_s=None if math.isinf(left_s) else left_s,
         why_fenced=_why_fenced(core, membership, now_s),
@@ -79,6 +79,8 @@ def _why_fenced(core: ShardCore, membership: MembershipStatus, now_s: float) -> 
         return ""
     if core.grants.is_fenced:
         return "another owner has a higher epoch"
+    if core.grants.is_doubted:
+        return "an agent names a higher epoch, and the membership store was not asked since"
     if membership.trouble:
         return f"the membership store has been silent for {membership.silent_s:.0f} s"
     return "the membership store does not confirm the claim"

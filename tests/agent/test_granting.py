@@ -110,7 +110,7 @@ def test_a_write_that_was_begun_before_the_fence_may_end_after_it() -> None:
     assert shard.found([1]) == [1]
 
 
-@pytest.mark.parametrize("shown_by", ["commit", "summary", "steward"])
+@pytest.mark.parametrize("shown_by", ["summary", "steward"])
 def test_an_owner_that_is_shown_a_higher_epoch_writes_no_more_and_goes_on_resolving(shown_by: str) -> None:
     shard = among_others(until_s=1005.0)
     shard.core.granted(shard.now_s, range(8))
@@ -118,9 +118,7 @@ def test_an_owner_that_is_shown_a_higher_epoch_writes_no_more_and_goes_on_resolv
     assert shard.put([1]) == [COMMITTED]
     made = shard.reserve([2])
     higher = OwnerEpoch(shard.epoch + 1)
-    if shown_by == "commit":
-        shard.core.commit(shard.now_s, made.reservations, rows16([tag_of(2)]), seeds_of([2]), epoch=higher)
-    elif shown_by == "summary":
+    if shown_by == "summary":
         shard.core.adopt(shard.now_s, replace(shard.recovered(), highest_epoch=higher))
     else:
         shard.core.fence(shard.now_s)
@@ -129,6 +127,80 @@ def test_an_owner_that_is_shown_a_higher_epoch_writes_no_more_and_goes_on_resolv
     assert shard.reserve([2]).reasons[0] == Reason.FENCED
     assert shard.core.grant_wanted(shard.now_s) is None
     assert shard.found([1]) == [1]
+
+
+def name_a_higher_epoch(shard: OwnedShard) -> None:
+    none = np.empty(0, np.uint64)
+    tags = np.empty((0, 16), np.uint8)
+    shard.core.commit(shard.now_s, none, tags, none, epoch=OwnerEpoch(shard.epoch + 1))
+
+
+def test_who_names_a_higher_epoch_stops_an_owner_only_until_the_store_was_asked() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    queued, held = shard.reserve([1]), shard.reserve([2])
+    shard.core.commit(
+        shard.now_s,
+        queued.reservations,
+        rows16([tag_of(1)]),
+        seeds_of([1]),
+        epoch=OwnerEpoch(shard.epoch),
+    )
+    shard.now_s = 1001.0
+    name_a_higher_epoch(shard)
+    assert shard.core.grants.is_doubted
+    assert shard.reserve([3]).reasons[0] == Reason.FENCED
+    assert shard.commit(held.reservations, [2]) == [Reason.FENCED]
+    assert not shard.core.has_writes_due
+    shard.core.confirm(1005.5, asked_s=1000.5)  # it was asked before the doubt, and says nothing of it
+    assert shard.core.grants.is_doubted
+    shard.core.confirm(1006.0, asked_s=1001.0)
+    shard.settle()
+    assert shard.found([1]) == [1], "what waited is written"
+    assert shard.put([3]) == [COMMITTED]
+
+
+def test_a_doubt_that_the_store_does_not_end_is_a_fence_when_its_time_comes() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    queued = shard.reserve([1])
+    answer = shard.core.commit(
+        shard.now_s,
+        queued.reservations,
+        rows16([tag_of(1)]),
+        seeds_of([1]),
+        epoch=OwnerEpoch(shard.epoch),
+    )
+    assert answer.states[0] == PutState.STAGED
+    name_a_higher_epoch(shard)
+    assert shard.core.take_declined() == [], "it waits for the store's word"
+    shard.now_s = 1005.0
+    shard.core.expire(shard.now_s)
+    (done,) = shard.core.take_declined()
+    assert (done.states.tolist(), done.reasons.tolist()) == ([PutState.DECLINED], [Reason.FENCED])
+    assert not shard.core.has_writes_due
+
+
+def test_who_names_higher_epochs_all_the_time_does_not_keep_an_owner_from_writing() -> None:
+    shard = among_others(until_s=1005.0)
+    shard.core.granted(shard.now_s, range(8))
+    shard.settle()
+    name_a_higher_epoch(shard)
+    shard.core.confirm(1005.0, asked_s=shard.now_s)
+    shard.now_s += 0.5
+    name_a_higher_epoch(shard)
+    assert shard.put([1]) == [COMMITTED], "the store has just said so"
+    shard.now_s += 0.5
+    name_a_higher_epoch(shard)
+    assert shard.reserve([2]).reasons[0] == Reason.FENCED
+
+
+def test_an_owner_that_knows_of_no_store_is_stopped_by_nobody() -> None:
+    shard = OwnedShard()
+    name_a_higher_epoch(shard)
+    assert shard.put([1]) == [COMMITTED]
 
 
 def test_a_summary_that_was_never_submitted_declines_its_blocks_and_its_segment_is_left() -> None:

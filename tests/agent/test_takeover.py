@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from tests.agent.assembly import (
     FAR_S,
     SETTINGS,
@@ -357,6 +358,18 @@ async def test_a_higher_epoch_in_the_map_is_a_fence_at_once() -> None:
         later = replace(claim, agent=SECOND, epoch=OwnerEpoch(claim.epoch + 1))
         steward._see_owners(replace(agents.fabric.membership.map, claims={THE_SHARD: later}))
         assert first.core.grants.is_fenced
+
+
+async def test_a_commit_that_names_a_higher_epoch_has_the_owner_ask_the_store_and_go_on() -> None:
+    async with pair() as agents:
+        first, clock = agents.first_shard, agents.fabric.agent._clock
+        none, tags = np.empty(0, np.uint64), np.empty((0, 16), np.uint8)
+        named_s = clock()
+        await first.commit(none, tags, none, epoch=OwnerEpoch(first.epoch + 1))
+        assert not first.core.grants.may_write(clock())
+        assert "names a higher epoch" in agents.ownership(agents.fabric.agent).why_fenced
+        await until(lambda: first.core.grants.may_write(clock()))
+        assert clock() - named_s < QUICK.owner.grant_s / 4, "it was asked at once, and not in its turn"
 
 
 async def test_a_grant_under_which_space_is_held_is_not_closed() -> None:

@@ -68,7 +68,14 @@ def core_digest(core: ShardCore, now: int, late: int) -> Hashable:
         tuple(each and each.number for each in (ring.current, ring.ready, ring.opening, opening)),
         tuple(sorted(listed(core).items())),
         tuple(sorted(held)),
-        (grants.own, grants._asked, grants.withheld, max(now, grants.until_s), grants.is_fenced),
+        (
+            grants.own,
+            grants._asked,
+            grants.withheld,
+            max(now, grants.until_s),
+            grants.is_fenced,
+            grants.is_doubted,
+        ),
         max(now, core.listing._open_after_s),
         tuple((number, seen.tobytes()) for number, seen in sorted(core.adoption._seen.items())),
     )

@@ -127,6 +127,8 @@ class OwnedShard:
         self._written = asyncio.Event()
         self._begun = asyncio.Event()
         self._carry_due = asyncio.Event()
+        self.when_doubted: Callable[[], None] = _let_be
+        """Called when somebody names a higher epoch than this owner's: ask the store, and ``confirm``."""
         self._closed = asyncio.Event()
         self._closing: asyncio.Task[bool] | None = None
         self._writer = SummaryWriter(self, drive, clock, settings)
@@ -174,9 +176,11 @@ class OwnedShard:
         self.core.own_alone(self._clock())
         self.wake()
 
-    def confirm(self, until_s: float) -> None:
-        """Write until then: the time before the claim was asked for, and found to stand, plus ``grant_s``."""
-        self.core.confirm(until_s)
+    def confirm(self, until_s: float, *, asked_s: float = math.inf) -> None:
+        """Write until then: the time before the claim was asked for, and found to stand, plus ``grant_s``;
+        *asked_s* is that time.
+        """
+        self.core.confirm(until_s, asked_s=asked_s)
         self.core.expire(self._clock())
         self.wake()
 
@@ -297,7 +301,10 @@ class OwnedShard:
         if self._closed.is_set():
             declined = np.full(len(reservations), PutState.DECLINED, np.uint8)
             return declined, np.full(len(reservations), Reason.NO_OWNER, np.uint8)
+        was_doubted = self.core.grants.is_doubted
         answer = self.core.commit(self._clock(), reservations, tags, seeds, epoch=epoch)
+        if self.core.grants.is_doubted and not was_doubted:
+            self.when_doubted()
         ticket = self._tickets.issue(reservations, answer)
         self.wake()
         await ticket.done
@@ -439,3 +446,7 @@ class OwnedShard:
             self._ask_for_grant()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), _EXPIRE_EVERY_S)
+
+
+def _let_be() -> None:
+    """Do nothing."""

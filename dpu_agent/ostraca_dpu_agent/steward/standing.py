@@ -4,6 +4,8 @@ All claims of an agent live and end with one lease, and nobody but the agent giv
 store itself says that the agent's record stands, every claim made under it does. What was claimed before the
 lease ran out and the agent joined again is not covered: it must be claimed again first.
 
+It is asked at once where somebody names a higher epoch to one of its owners.
+
 The store's silence changes nothing here: the fence of every shard passes by itself, ``grant_s`` after the
 last good answer was asked for.
 """
@@ -11,6 +13,7 @@ last good answer was asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -43,6 +46,7 @@ class Standing:
         self._grant_s = grant_s
         self._clock = clock
         self._claimed: dict[ShardId, OwnedShard] = {}
+        self._doubted = asyncio.Event()
         self._silent_since_s: float | None = None
         self._trouble = ""
         self.counts = ClaimCounters()
@@ -65,7 +69,8 @@ class Standing:
         """Count on a claim that was asked for then, and stands."""
         self._claimed[owned.record.id] = owned
         self.counts.made += 1
-        owned.confirm(asked_s + self._grant_s)
+        owned.when_doubted = self._doubted.set
+        owned.confirm(asked_s + self._grant_s, asked_s=asked_s)
 
     def given_up(self, shard: ShardId) -> None:
         """Count on this claim no more: it is to be given back."""
@@ -98,8 +103,11 @@ class Standing:
         every_s = self._grant_s / _ASKED_PER_GRANT
         while True:
             begun_s = self._clock()
+            self._doubted.clear()
             await self._ask()
-            await asyncio.sleep(max(0.0, begun_s + every_s - self._clock()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, begun_s + every_s - self._clock())):
+                    await self._doubted.wait()
 
     async def _ask(self) -> None:
         asked_s = self._clock()
@@ -123,4 +131,4 @@ class Standing:
             self._silent_since_s = None
         if stands:
             for owned in self._claimed.values():
-                owned.confirm(asked_s + self._grant_s)
+                owned.confirm(asked_s + self._grant_s, asked_s=asked_s)

@@ -3,7 +3,9 @@
 A *grant* says which segments an owner epoch may write. Only segments of the own grant are opened, and none
 that lies under an earlier grant before that is retired: such segments are *withheld*. Space is handed out,
 and summaries are written, only until the *fence*: the time until which the owner was told that its claim
-stands. It passes by itself, is put off by the next word, and comes for good where a higher epoch was seen.
+stands. It passes by itself, is put off by the next word, and comes for good where a higher epoch was seen on
+flash or in the membership store. Where somebody only names one, as a commit does, the claim is *doubted*:
+nothing is handed out or written until the store was asked again. Nobody but the store can end an owner.
 
 What is wanted for the grant is what is in use, and the segments next in line to be opened. Whoever has it
 recorded says so with ``granted``; until then what was asked for last stays so, and what it leaves out is not
@@ -44,6 +46,11 @@ _ASK_BELOW = 0.5
 _DAY_S = 86_400.0
 
 
+_DOUBTS_APART_S = 1.0
+"""A claim that was doubted, and found to stand, is not doubted again so soon: who names higher epochs all the
+time keeps an owner from writing for one question to the store in each of these, and not for ever."""
+
+
 class Grants:
     """What one owner epoch may write. Nothing, at first."""
 
@@ -62,6 +69,12 @@ class Grants:
 
         self.is_fenced = False
         """For good."""
+
+        self.is_doubted = False
+        """Whether somebody has named a higher epoch, and the store was not asked since."""
+
+        self._doubted_s = -math.inf
+        self._trusted_until_s = -math.inf
 
         self._resumed: frozenset[int] = frozenset()
         self._asked: frozenset[int] | None = None
@@ -82,17 +95,32 @@ class Grants:
         self.is_withheld[numbers] = False
         self._resumed -= frozenset(numbers)
 
-    def confirm(self, until_s: float) -> None:
-        """Put the fence off, unless it has come for good."""
+    def confirm(self, until_s: float, asked_s: float) -> None:
+        """Put the fence off, unless it has come for good. A doubt ends when this was asked for after it."""
         self.until_s = max(self.until_s, until_s)
+        if self.is_doubted and asked_s >= self._doubted_s:
+            self.is_doubted = False
+            self._trusted_until_s = self._doubted_s + _DOUBTS_APART_S
 
     def fence(self) -> None:
         """Write nothing any more."""
         self.is_fenced = True
 
+    def doubt(self, now_s: float) -> None:
+        """Write nothing until the store was asked again: somebody says that there is a higher epoch.
+
+        Not where there is no store, which is where the fence never passes.
+        """
+        if not self.is_doubted and now_s >= self._trusted_until_s and self.until_s < math.inf:
+            self.is_doubted, self._doubted_s = True, now_s
+
     def may_write(self, now_s: float) -> bool:
         """Say whether space may be handed out now, and summaries written."""
-        return now_s < self.until_s and not self.is_fenced
+        return not self.is_doubted and not self.has_ended(now_s)
+
+    def has_ended(self, now_s: float) -> bool:
+        """Say whether the fence has come, by itself or for good; a doubt is to be waited for."""
+        return now_s >= self.until_s or self.is_fenced
 
     def may_open(self, number: int) -> bool:
         """Say whether a segment may be opened, as far as grants go."""

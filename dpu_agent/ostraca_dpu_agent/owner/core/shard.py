@@ -134,12 +134,13 @@ class ShardCore:
         self.spending.begin(now_s)
         self._advance(now_s)
 
-    def confirm(self, until_s: float) -> None:
+    def confirm(self, until_s: float, *, asked_s: float = math.inf) -> None:
         """Hand out space and write summaries until then, or until a later time that was said before.
 
-        *until_s*: the time before the claim was asked for, and found to stand, plus ``grant_s``.
+        *until_s*: the time before the claim was asked for, and found to stand, plus ``grant_s``. *asked_s*:
+        that time; by default after anything that may have thrown doubt on the claim.
         """
-        self.grants.confirm(until_s)
+        self.grants.confirm(until_s, asked_s)
 
     def fence(self, now_s: float) -> None:
         """Hand out and write nothing any more: another owner has a higher epoch. Goes on resolving."""
@@ -258,14 +259,15 @@ class ShardCore:
     ) -> CommitAnswer:
         """Take blocks whose bytes are on flash into the next summary write.
 
-        *tags*: shape (n, 16), each made with its seed.
+        *tags*: shape (n, 16), each made with its seed. One under a higher epoch throws doubt on the claim:
+        where ``grants.is_doubted`` is set then, ask the store and ``confirm``.
         """
         self.expire(now_s)
         if epoch == self.epoch:
             answer = self.listing.commit(now_s, reservations, tags, seeds)
         else:
             if epoch > self.epoch and not self.is_recovering:
-                self.grants.fence()
+                self.grants.doubt(now_s)
             states = np.full(len(reservations), PutState.DECLINED, np.uint8)
             answer = CommitAnswer(states, np.full(len(reservations), Reason.EXPIRED, np.uint8))
         self._advance(now_s)
@@ -404,7 +406,7 @@ class ShardCore:
         self._told_s = now_s
         if self.is_recovering or not self.is_writable:
             return
-        if not self.grants.may_write(now_s):
+        if self.grants.has_ended(now_s):
             self.listing.decline_queued(now_s)
         self.eviction.advance(now_s)
         self.listing.open_next(now_s)
