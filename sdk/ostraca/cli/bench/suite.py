@@ -139,9 +139,9 @@ def run(cases: Cases, pace: Pace, on_progress: Callable[[str, float], None]) -> 
         yield measure(case, pace, lambda part, what=what: on_progress(what, part))  # type: ignore[misc]  # a default argument
 
 
-def workload(plan: Plan, address: str) -> Workload:
-    """Connect a worker."""
-    return Workload(address, blocks=plan.blocks, block_bytes=plan.block_bytes)
+def workload(plan: Plan, address: str, *, batches: int = 2) -> Workload:
+    """Connect a worker whose arena holds so many *batches*."""
+    return Workload(address, blocks=plan.blocks, block_bytes=plan.block_bytes, batches=batches)
 
 
 def raw_of(plan: Plan, work: Workload) -> RawPair:
@@ -156,15 +156,21 @@ def dram_bytes(plan: Plan) -> int:
 
 @contextlib.contextmanager
 def own_workload(
-    plan: Plan, directory: Path, *, dram_bytes: int, transport: str | None = None
+    plan: Plan,
+    directory: Path,
+    *,
+    dram_bytes: int,
+    transport: str | None = None,
+    capacity_bytes: int | None = None,
+    batches: int = 2,
 ) -> Iterator[Workload]:
-    """Run a fabric in *directory* and connect a worker meanwhile."""
-    options = ["--capacity", str(plan.capacity_bytes), "--dram", str(dram_bytes)]
+    """Run a fabric in *directory* and connect a worker meanwhile, whose arena holds so many *batches*."""
+    options = ["--capacity", str(capacity_bytes or plan.capacity_bytes), "--dram", str(dram_bytes)]
     if transport:
         options += ["--transport", transport]
     with (
         running_fabric(directory, *options) as fabric,
-        contextlib.closing(workload(plan, fabric.address)) as work,
+        contextlib.closing(workload(plan, fabric.address, batches=batches)) as work,
     ):
         yield work
 

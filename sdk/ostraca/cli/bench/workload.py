@@ -7,6 +7,7 @@ checks a turn is timed.
 from __future__ import annotations
 
 import secrets
+import select
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ostraca.cli.bench.series import gb_per_s, seconds_of
 from ostraca.client import connect
+from ostraca.results import PutResult
 from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.layout import Layout
@@ -21,7 +23,7 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import Ack
 
 if TYPE_CHECKING:
-    from ostraca.results import GetResult, LookupResult, PutResult
+    from ostraca.results import GetResult, LookupResult
     from ostraca_fabric.chain import Chain
     from ostraca_fabric.status import AgentCounters, AgentStatus
 
@@ -46,13 +48,14 @@ class Workload:
         block_bytes: int,
         transport: str | None = None,
         credentials: str | None = None,
+        batches: int = 2,
     ) -> None:
+        """Connect. The arena holds so many *batches*: a get's and a put's, or more."""
         self.blocks = blocks
         self.batch_bytes = blocks * block_bytes
         chunk_bytes = max(32 * MIB, block_bytes)
         settings = ClientSettings(
-            # Twice: a get's slots and a put's.
-            arena_bytes=max(256 * MIB, 2 * self.batch_bytes + 2 * chunk_bytes),
+            arena_bytes=max(256 * MIB, batches * self.batch_bytes + 2 * chunk_bytes),
             chunk_bytes=chunk_bytes,
             prefault=True,
             transports=(transport,) if transport else ClientSettings().transports,
@@ -175,14 +178,40 @@ class Workload:
         self._wait_until_committed(chain)
         return rate
 
+    def put_slots_ahead(self, ack: Ack, *, batches: int, ahead: int) -> float:
+        """Put new batches that lie in the arena, *ahead* of them under way at a time; return GB/s until the
+        last was acknowledged. The arena must have room for so many.
+        """
+        chains = [self.new_chain() for _ in range(batches)]
+        results: list[object] = []
+
+        def begin() -> None:
+            lease = self._volume.slots(self.blocks, lengths=self._block_bytes)
+            self._volume.submit_put_slots(chains.pop(), lease, deadline_s=_DEADLINE_S, ack=ack)
+
+        def work() -> None:
+            for _ in range(min(ahead, batches)):
+                begin()
+            while len(results) < batches:
+                select.select([self._client], [], [])
+                for done in self._client.take_done():
+                    results.append(done.result)
+                    if chains:
+                        begin()
+
+        rate = gb_per_s(batches * self.batch_bytes, work)
+        for result in results:
+            self._check_put(result)
+        return rate
+
     def close(self) -> None:
         """Disconnect."""
         self._client.close()
         del self._rows
         self._memory.close()
 
-    def _check_put(self, result: PutResult) -> None:
-        if result.accepted < self.blocks:
+    def _check_put(self, result: object) -> None:
+        if not isinstance(result, PutResult) or result.accepted < self.blocks:
             raise MeasureError(f"the fabric did not take a batch of {self.blocks} blocks: {result}")
 
     def _wait_until_committed(self, chain: Chain) -> None:
