@@ -17,17 +17,13 @@ from pathlib import Path
 
 from tests.sdk.shells import SHELLS
 from tests.soak.adversary import Adversary
-from tests.soak.crew import Fabric, Watched, Worker
+from tests.soak.crew import Fabric, Worker
 from tests.soak.enough import ended_by_ctrl_c
-from tests.soak.traffic import Tally
+from tests.soak.watch import Watch
 from tests.soak.worker import Task
 
 import ostraca
 from ostraca.settings import ClientSettings
-
-LATE_S = 0.1
-SILENT_S = 30.0
-"""A worker that tells nothing for so long hangs: its longest deadline is 2 s, and it is stopped for 3."""
 
 PROGRESS_S = 10.0
 QUIET_S = 5.0
@@ -47,6 +43,7 @@ class Soak:
         self._fabric = Fabric(directory / "fabric", agents=options.agents, transport=options.transport)
         self._fabric.start()
         self._workers = [self._worker(directory, number) for number in range(options.workers)]
+        self._watch = Watch(self._workers)
         self._adversary = Adversary(self._fabric, self._workers, seed=options.seed)
 
     def _worker(self, directory: Path, number: int) -> Worker:
@@ -78,32 +75,18 @@ class Soak:
         self._end()
 
     def _look(self) -> None:
-        """See whether everybody lives, speaks and stays small."""
-        watched: list[Watched] = [self._fabric, *self._workers]
-        for process in watched:
-            process.growth.look(process.pid)
-            death = process.died_of()
-            if death is not None:
-                self.violations.append(death)
-            if process.growth.is_too_much:
-                grown = f"{process.growth.warm_bytes >> 20} to {process.growth.now_bytes >> 20} MiB"
-                self.violations.append(f"{process.name} grew from {grown}")
-        for worker in self._workers:
-            if worker.silent_s() > SILENT_S:
-                self.violations.append(f"{worker.name} hangs:\n{worker.where()}")
-        self.violations += [f"wrong bytes: {words}" for words in self._seen().wrong]
+        self.violations += self._watch.look([self._fabric])
 
     def _rest(self) -> None:
         """Leave them in peace for a while: everything must work then, and all memory come back."""
-        before = self._seen().verified
+        before = self._watch.seen().verified
         until_s = time.monotonic() + QUIET_S
         while time.monotonic() < until_s:
             self._look()
             threading.Event().wait(0.5)
-        if self._seen().verified <= before:
+        if self._watch.seen().verified <= before:
             self.violations.append("nothing is got any more")
-        ended = [worker.finish(within_s=30) for worker in self._workers]
-        self.violations += [problem for problem in ended if problem is not None]
+        self.violations += self._watch.finish()
         asking = ClientSettings(arena_bytes=4 << 20, chunk_bytes=4 << 20, transports=("inline",))
         for address in self._fabric.addresses:
             with ostraca.connect(address, settings=asking) as client:
@@ -117,9 +100,8 @@ class Soak:
         if code:
             self.violations.append(f"the fabric stopped with {code}")
         self.violations += [f"the fabric's log: {line}" for line in self._fabric.crashes()]
-        self.violations += self._late()
-        errors = self._seen().errors.most_common()
-        self.violations += [f"an operation raised {error} ({count} times)" for error, count in errors]
+        self.violations += self._watch.late()
+        self.violations += self._watch.errors()
 
     def leave(self) -> None:
         """Leave no process behind, whatever happened."""
@@ -132,10 +114,11 @@ class Soak:
         """Say how it stands."""
         minutes = (time.monotonic() - self._begun_s) / 60
         restarts = sum(worker.restarts for worker in self._workers)
-        seen = self._seen()
+        seen = self._watch.seen()
+        late, late_anyhow = len(self._watch.late()), self._watch.late_anyhow()
         return (
             f"{minutes:5.1f} min: {sum(seen.operations.values()):,} operations, {seen.verified:,} blocks "
-            f"verified, {len(seen.wrong)} wrong, {len(self._late())} late ({self._late_anyhow()} with the "
+            f"verified, {len(seen.wrong)} wrong, {late} late ({late_anyhow} with the "
             f"machine's stalls); {sum(self._adversary.done.values())} faults, fabric restarted "
             f"{self._fabric.restarts} times, workers {restarts} times"
         )
@@ -146,33 +129,8 @@ class Soak:
         deeds = self._adversary.done.most_common()
         lines += [f"  {count:9,} {name.replace('_', ' ')}" for name, count in deeds]
         lines.append("blocks:")
-        lines += [f"  {count:9,} {name}" for name, count in self._seen().outcomes.most_common()]
+        lines += [f"  {count:9,} {name}" for name, count in self._watch.seen().outcomes.most_common()]
         return "\n".join(lines)
-
-    def _seen(self) -> Tally:
-        whole = Tally()
-        for worker in self._workers:
-            for told in worker.told():
-                whole.add(told.tally)
-        return whole
-
-    def _late_anyhow(self) -> int:
-        """Count operations that ended too late, whoever was to blame."""
-        return sum(late.took_s - late.deadline_s > LATE_S for late in self._seen().overdue)
-
-    def _late(self) -> list[str]:
-        """Name operations that ended too late though they could run."""
-        found = []
-        for worker in self._workers:
-            for late in [late for told in worker.told() for late in told.tally.overdue]:
-                excused_s = late.stalled_s + worker.kept_waiting_s(late.begun_s, late.took_s)
-                over_s = late.took_s - late.deadline_s
-                if over_s - excused_s > LATE_S:
-                    found.append(
-                        f"late: {worker.name}'s {late.operation} of {late.deadline_s} s, begun at "
-                        f"{late.begun_s:.1f}, ended {over_s:.3f} s after that ({excused_s:.3f} s excused)"
-                    )
-        return found
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import faulthandler
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +48,11 @@ class Task:
     seed: tuple[int, ...]
     blocks: int
     report: Path
+    rest_s: float = 0.0
+    """After each operation of a thread."""
+
+    enters: Callable[[], None] | None = None
+    """Takes the process to the host that it is to be on, before it does anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ def work(task: Task, is_over: Event) -> None:
 
     SIGUSR1 has it write down where its threads are.
     """
+    if task.enters is not None:
+        task.enters()
     stacks = task.report.with_suffix(".stacks").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
     # A Ctrl-C at the terminal is for the soak, which ends its workers in order.
@@ -98,16 +105,18 @@ def _use(client: ostraca.Client, task: Task, turn: int, is_over: Event, report: 
         ]
         report.watch([traffic.tally for traffic in traffics])
         with ThreadPoolExecutor(THREADS) as threads:
-            for _ in threads.map(lambda traffic: _step(client, traffic, is_over, report), traffics):
+            for _ in threads.map(lambda traffic: _step(client, task, traffic, is_over, report), traffics):
                 pass
 
 
-def _step(client: ostraca.Client, traffic: Traffic, is_over: Event, report: _Report) -> None:
+def _step(client: ostraca.Client, task: Task, traffic: Traffic, is_over: Event, report: _Report) -> None:
     steps = 0
     while not is_over.is_set() and (steps < STEPS_PER_CLIENT or client.quarantined_bytes):
         steps += 1
         traffic.step()
         report.write()
+        if task.rest_s:
+            is_over.wait(task.rest_s)
 
 
 @contextlib.contextmanager

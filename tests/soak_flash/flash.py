@@ -23,8 +23,15 @@ from tests.soak_flash.ledger import Place, Seen, ShardSeen
 class FlashReader:
     """Reads one fabric's drives, and knows one volume's blocks by their keys."""
 
-    def __init__(self, directory: Path, *, tenant: str, volume: str, incarnation: int) -> None:
+    def __init__(
+        self, directory: Path, *, tenant: str, volume: str, incarnation: int, is_alone: bool = True
+    ) -> None:
+        """*is_alone* says that no other volume has blocks there."""
+        self.damaged: dict[int, str] = {}
+        """Blocks of which the newest place does not hold their bytes, when last looked, and which place."""
+
         self._directory = directory
+        self._is_alone = is_alone
         self._secret = volume_secret((directory / "fabric.key").read_bytes(), tenant, volume, incarnation)
         self._numbers: dict[bytes, int] = {}
 
@@ -38,6 +45,7 @@ class FlashReader:
         shards: dict[str, ShardSeen] = {}
         places: dict[int, Place] = {}
         wrong: list[str] = []
+        self.damaged = {}
         for path in drive_files(self._directory):
             with _mapped(path) as image:
                 shard = small_reader.superblock(image)
@@ -45,13 +53,21 @@ class FlashReader:
                 for block in small_reader.blocks(image):
                     number = self._numbers.get(block.key)
                     if number is None:
-                        wrong.append(f"a block never put, listed in segment {block.segment} of {shard.shard}")
+                        if self._is_alone:
+                            wrong.append(
+                                f"a block never put, listed in segment {block.segment} of {shard.shard}"
+                            )
                         continue
-                    if not _is_right(number, block.data):
-                        wrong.append(f"block {number}, listed in segment {block.segment} of {shard.shard}")
+                    place = f"block {number}, listed in segment {block.segment} of {shard.shard}"
+                    is_right = _is_right(number, block.data)
+                    if not is_right:
+                        wrong.append(place)
                     before = places.get(number)
                     if before is None or before.generation < block.generation:
                         places[number] = Place(shard.shard, block.segment, block.generation)
+                        self.damaged.pop(number, None)
+                        if not is_right:
+                            self.damaged[number] = place
         return Seen(shards, places), wrong
 
 

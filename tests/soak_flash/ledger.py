@@ -8,7 +8,9 @@ first. Two looks tell an evicted block from a lost one, and neither asks the fab
   a segment begun since has been used again already: the ring went round within one life, and nobody can
   tell. Such blocks are counted, so that a run shows how much it could tell.
 - *From the fabric*. An owner keeps at most a third of its segments free. A miss of a block that lies in a
-  younger segment than those is a loss, whatever the reason.
+  younger segment than those is a loss, whatever the reason, and so is a second COMMITTED for it. Where agents
+  are several, and a shard was handed over since flash was last seen, that is so only while all of them are at
+  peace: an agent that was cut off may still ask the owner before.
 
 Pure: it is told everything.
 """
@@ -17,8 +19,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 COUNT_BITS = 32
 """The lower part of a generation, which rises with every segment that is opened."""
@@ -46,6 +48,10 @@ class ShardSeen:
     generations: dict[int, int]
     """Of those ever written."""
 
+    withheld: frozenset[int] = frozenset()
+    """Those that owners before the last one may still be writing. The last one may use none of them, and
+    empties others instead."""
+
     @property
     def newest_count(self) -> int:
         """How often a segment has been opened, as far as flash can tell."""
@@ -68,14 +74,26 @@ class Ledger:
     is_strict: bool = True
     """Whether what was committed must outlive the outage. Without, nothing is ever called lost."""
 
+    is_calm: bool = True
+    """Whether no agent is disturbed now."""
+
+    damaged: set[int] = field(default_factory=set)
+    """Blocks whose bytes somebody damaged on flash. They are listed, and nothing is asked of them."""
+
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     _seen: Seen = field(default_factory=lambda: Seen({}, {}))
     _committed: set[int] = field(default_factory=set)
     """Since flash was last seen."""
 
-    _missed: dict[int, str] = field(default_factory=dict)
-    """Since then, and not put again since: what the fabric said."""
+    _missed: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    """Since then, and not put again since: what the fabric said, and whether all was calm."""
+
+    _again: set[int] = field(default_factory=set)
+    """Blocks that were committed for sure when a put of them began."""
+
+    _rewritten: dict[int, bool] = field(default_factory=dict)
+    """Those of them that were committed once more, and whether all was calm."""
 
     _tried: set[int] = field(default_factory=set)
     _sure: dict[int, int] = field(default_factory=dict)
@@ -93,18 +111,25 @@ class Ledger:
         for number in numbers:
             self._tried.add(number)
             self._missed.pop(number, None)
-            self._sure.pop(number, None)
+            if self._sure.pop(number, None) is not None:
+                self._again.add(number)
 
     def committed(self, number: int) -> None:
         """Note that a put was answered COMMITTED."""
         self._committed.add(number)
         self._sure[number] = next(self._news)
+        self.damaged.discard(number)
+        if number in self._again:
+            self._rewritten[number] = self.is_calm
         self.counts["committed"] += 1
 
     def existed(self, number: int) -> None:
         """Note that a put was answered EXISTS, or a look-up HIT: the block is committed."""
         if number not in self._tried:
             self.violations.append(f"block {number} was never put, and was found")
+        if number in self.damaged:
+            return
+        self._again.discard(number)
         if number not in self._seen.places:
             self._committed.add(number)
         self._sure[number] = next(self._news)
@@ -119,7 +144,7 @@ class Ledger:
         *before* is what ``sure`` said. A block that was put meanwhile may be missed, and be there now.
         """
         if number in before and self._sure.get(number) == before[number]:
-            self._missed[number] = why
+            self._missed[number] = (why, self.is_calm)
 
     def missed_after_start(self, number: int, why: str) -> None:
         """Judge at once that a fabric that has just started does not find a block that flash listed."""
@@ -128,10 +153,18 @@ class Ledger:
         if self.is_strict and not _may_be_free(self._seen, place):
             self.violations.append(f"LOST: block {number} at {place} is not found after a restart: {why}")
 
-    def see(self, seen: Seen) -> None:
-        """Hold what flash lists now against what it listed and what was acknowledged since."""
+    def see(self, seen: Seen, *, handed_over: frozenset[str] = frozenset()) -> None:
+        """Hold what flash lists now against what it listed and what was acknowledged since.
+
+        *handed_over* are the shards that had another owner meanwhile, or still have.
+        """
         if self.is_strict:
-            lost = [*self._lost(seen), *self._lost_since(seen), *self._not_found(seen)]
+            lost = [
+                *self._lost(seen),
+                *self._lost_since(seen),
+                *self._not_found(seen, handed_over),
+                *self._written_twice(seen, handed_over),
+            ]
             self.violations += lost[:SHOWN_MAX]
             if len(lost) > SHOWN_MAX:
                 self.violations.append(f"LOST: {len(lost) - SHOWN_MAX} more blocks")
@@ -147,7 +180,17 @@ class Ledger:
         self._seen = seen
         self._committed.clear()
         self._missed.clear()
+        self._again.clear()
+        self._rewritten.clear()
         self._sure = {number: next(self._news) for number in seen.places}
+
+    def withhold(self, withheld: Mapping[str, frozenset[int]]) -> None:
+        """Know that these segments are withheld since flash was last seen."""
+        shards = {
+            name: replace(shard, withheld=shard.withheld | withheld.get(name, frozenset()))
+            for name, shard in self._seen.shards.items()
+        }
+        self._seen = replace(self._seen, shards=shards)
 
     def _lost(self, seen: Seen) -> Iterable[str]:
         """Name the blocks that were on flash, and are gone without their segment having been used again."""
@@ -176,12 +219,33 @@ class Ledger:
             else:
                 yield f"LOST: block {number} was acknowledged, and no segment begun since lists it ({place})"
 
-    def _not_found(self, seen: Seen) -> Iterable[str]:
+    def _not_found(self, seen: Seen, handed_over: frozenset[str]) -> Iterable[str]:
         """Name the blocks that the fabric did not find though they lie in no segment that may be free."""
-        for number, why in self._missed.items():
+        for number, (why, was_calm) in self._missed.items():
             place = seen.places.get(number)
-            if place is not None and not _may_be_free(seen, place):
+            if place is None or _may_be_free(seen, place):
+                continue
+            if place.shard in handed_over and not was_calm:
+                self.counts["missed around a hand-over"] += 1
+            else:
                 yield f"LOST: block {number} is listed at {place}, and the fabric did not find it: {why}"
+
+    def _written_twice(self, seen: Seen, handed_over: frozenset[str]) -> Iterable[str]:
+        """Name the blocks committed once more though the first is where it was, in no segment that may be
+        free.
+        """
+        for number, was_calm in self._rewritten.items():
+            place = self._seen.places.get(number)
+            if (
+                place is None
+                or seen.shards[place.shard].generations.get(place.segment) != place.generation
+                or _may_be_free(seen, place)
+            ):
+                continue
+            if place.shard in handed_over and not was_calm:
+                self.counts["written twice around a hand-over"] += 1
+            else:
+                yield f"WRITTEN TWICE: block {number} at {place} was put again, and COMMITTED, not EXISTS"
 
     def _with_counts_before(self, seen: Seen) -> Iterable[tuple[ShardSeen, int]]:
         return ((shard, self._newest_count_before(name)) for name, shard in seen.shards.items())
@@ -198,9 +262,11 @@ def _count(generation: int) -> int:
 def _may_be_free(seen: Seen, place: Place) -> bool:
     """Say whether a block's segment is among the oldest, which an owner may have taken out of use.
 
-    Segments never written are free without that. One more than may be free may be draining.
+    Segments never written are free without that, unless they are withheld. One more than may be free may be
+    draining, and of those written withheld ones are passed over.
     """
     shard = seen.shards[place.shard]
-    never_written = shard.segments - len(shard.generations)
-    evicted_max = max(0, shard.segments // FREE_SHARE + 1 - never_written)
+    free = shard.segments - len(shard.generations.keys() | shard.withheld)
+    evicted_max = max(0, shard.segments // FREE_SHARE + 1 - free)
+    evicted_max += len(shard.generations.keys() & shard.withheld) if evicted_max else 0
     return place.generation in itertools.islice(sorted(shard.generations.values()), evicted_max)

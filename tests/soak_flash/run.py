@@ -113,7 +113,7 @@ class Soak:
 
     def _run(self) -> None:
         self._lives.start()
-        with Worker(self._lives.address, self.ledger, seed=self._options.seed) as worker:
+        with Worker([self._lives.address], self.ledger, seed=self._options.seed) as worker:
             reader = FlashReader(
                 self._lives.directory,
                 tenant=worker.volume.record.tenant,

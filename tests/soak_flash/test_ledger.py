@@ -106,6 +106,17 @@ def test_a_ring_that_never_was_full_has_evicted_nothing() -> None:
     assert lost(ledger)
 
 
+def test_segments_never_written_are_of_no_use_while_they_are_withheld() -> None:
+    for withheld, is_lost in ((frozenset[int](), True), (frozenset({2, 3, 4, 5, 6, 7, 8}), False)):
+        ledger = Ledger()
+        ledger.trying([1])
+        ledger.committed(1)
+        ledger.see(seen({1: 0}, segments={0: 1, 1: 2}))
+        ledger.withhold({SHARD: withheld})
+        ledger.missed_after_start(1, "NOT_FOUND")
+        assert lost(ledger) == is_lost, withheld
+
+
 def test_a_miss_of_a_block_that_flash_lists_in_a_young_segment_is_a_loss() -> None:
     ledger = ledger_of({1: 8})
     ledger.missed(1, "NOT_FOUND", before=ledger.sure([1]))
@@ -120,6 +131,50 @@ def test_a_miss_while_a_put_was_under_way_says_nothing() -> None:
     ledger.missed(1, "NOT_FOUND", before=before)
     ledger.see(seen({1: 8}))
     assert ledger.violations == []
+
+
+def test_a_miss_of_a_block_whose_shard_was_handed_over_says_something_when_all_is_calm() -> None:
+    for is_calm, shards, is_lost in (
+        (False, frozenset({SHARD}), False),
+        (True, frozenset({SHARD}), True),
+        (False, frozenset[str](), True),
+    ):
+        ledger = ledger_of({1: 8})
+        ledger.is_calm = is_calm
+        ledger.missed(1, "NOT_FOUND", before=ledger.sure([1]))
+        ledger.see(seen({1: 8}), handed_over=shards)
+        assert lost(ledger) == is_lost, (is_calm, shards)
+
+
+def test_a_block_that_is_there_must_not_be_committed_again() -> None:
+    for segment, is_calm, shards, is_wrong in (
+        (8, True, frozenset({SHARD}), True),
+        (8, False, frozenset[str](), True),
+        (8, False, frozenset({SHARD}), False),  # two owners may each have taken one
+        (1, True, frozenset[str](), False),  # it may have been evicted
+    ):
+        ledger = ledger_of({1: segment})
+        ledger.is_calm = is_calm
+        ledger.trying([1])
+        ledger.committed(1)
+        segments = {**{number: number + 1 for number in range(1, SEGMENTS)}, 0: 10}
+        ledger.see(seen({1: 0}, segments=segments), handed_over=shards)
+        assert ledger.violations[:1] == [words for words in ledger.violations if "WRITTEN TWICE" in words]
+        assert bool(ledger.violations) == is_wrong, (segment, is_calm, shards)
+
+
+def test_nothing_is_asked_of_a_block_that_was_damaged_until_it_is_put_again() -> None:
+    ledger = ledger_of({1: 8})
+    ledger.damaged.add(1)
+    ledger.see(Seen(seen({}).shards, {}))
+    ledger.violations.clear()
+    ledger.existed(1)
+    ledger.see(seen({1: 8}))
+    assert ledger.violations == []
+    ledger.trying([1])
+    ledger.committed(1)
+    ledger.see(seen({}))
+    assert lost(ledger)
 
 
 def test_without_a_promise_nothing_is_lost() -> None:
