@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +51,18 @@ class Secured:
     key: Path
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs: a host of its own, or this machine as it is."""
+
+    address: str = "127.0.0.1"
+    before: tuple[str, ...] = ()
+    """What comes before its command, and gives way to it."""
+
+
+HERE = Place()
+
+
 @dataclass
 class Node:
     """One member, in a process of its own."""
@@ -59,22 +73,31 @@ class Node:
     peer_port: int
     metrics_port: int
     secured: Secured | None = None
+    place: Place = HERE
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.client_port}"
+        return f"{self.place.address}:{self.client_port}"
+
+    @property
+    def peer(self) -> str:
+        return f"http://{self.place.address}:{self.peer_port}"
+
+    @property
+    def _metrics(self) -> str:
+        return f"http://{self.place.address}:{self.metrics_port}"
 
     def start(self, members: str, *more: str) -> None:
         """Start it, or start it again with what it had."""
         scheme = "https" if self.secured else "http"
-        client, peer = f"{scheme}://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        client = f"{scheme}://{self.endpoint}"
         command = [
-            str(program()),
+            *(*self.place.before, str(program())),
             *("--name", self.name, "--data-dir", str(self.folder / self.name)),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-            *("--listen-metrics-urls", f"http://127.0.0.1:{self.metrics_port}"),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--listen-metrics-urls", self._metrics),
             *("--initial-cluster", members, "--initial-cluster-token", self.folder.name),
             *("--heartbeat-interval", "100", "--election-timeout", "1000", *more),
         ]
@@ -114,7 +137,7 @@ class Node:
 
     def _is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self._metrics}/health", timeout=2) as answer:
                 return bool(json.load(answer)["health"] == "true")
         except (OSError, urllib.error.URLError):
             return False
@@ -127,16 +150,24 @@ class Node:
 class Cluster:
     """One member or several. Close it."""
 
-    def __init__(self, folder: Path, members: int = 1, *, secured: Secured | None = None) -> None:
-        """Start it in *folder*, and wait until all its members are up."""
+    def __init__(
+        self,
+        folder: Path,
+        members: int = 1,
+        *,
+        secured: Secured | None = None,
+        places: Sequence[Place] = (),
+    ) -> None:
+        """Start it in *folder*, on these *places* in turn, and wait until all its members are up."""
         ports = iter(free_ports(3 * members))
+        where = itertools.cycle(places or (HERE,))
         self.nodes = [
-            Node(f"n{number}", folder, next(ports), next(ports), next(ports), secured)
+            Node(f"n{number}", folder, next(ports), next(ports), next(ports), secured, next(where))
             for number in range(members)
         ]
         self.operator: str | None = None
         """``name:password`` that ``ctl`` says, where access control is on."""
-        self._members = ",".join(f"{node.name}=http://127.0.0.1:{node.peer_port}" for node in self.nodes)
+        self._members = ",".join(f"{node.name}={node.peer}" for node in self.nodes)
         self.start()
 
     @property
@@ -145,11 +176,15 @@ class Cluster:
 
     def start(self) -> None:
         """Start every member that is not running, and wait until all are up."""
+        self.launch()
+        for node in self.nodes:
+            node.await_health()
+
+    def launch(self) -> None:
+        """Begin to start every member that is not running."""
         for node in self.nodes:
             if node.process is None:
                 node.start(self._members)
-        for node in self.nodes:
-            node.await_health()
 
     def kill(self) -> None:
         """Crash every member that runs."""

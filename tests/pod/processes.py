@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.etcd.nodes import Cluster, free_ports
+from tests.etcd.nodes import HERE, Cluster, Place, free_ports
 
 import ostraca
 from ostraca.cli.status import ask
@@ -32,6 +33,8 @@ UP_WITHIN_S = 40.0
 TTL_S = 2.0
 GRANT_S = 2.0
 WITHIN_S = 30.0
+EVEN_SHARE_MAX = 1.25
+"""An agent keeps what it has up to so many times the even share, and a part of one shard."""
 
 SHORT = (
     f"etcd.lease_ttl_s={TTL_S}",
@@ -75,13 +78,21 @@ def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -
 class AgentProcess:
     """``ostraca serve agent`` as a process. It is started again under the same name and directory."""
 
-    def __init__(self, name: str, folder: Path, port: int, *options: str, scheme: str = "tcp") -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        port: int,
+        *options: str,
+        scheme: str = "tcp",
+        place: Place = HERE,
+    ) -> None:
         self.name = name
-        self.reached_at = f"{scheme}://127.0.0.1:{port}"
+        self.reached_at = f"{scheme}://{place.address}:{port}"
         self.address = f"unix://{folder}/{name}.sock"
         self.log = folder / f"{name}.log"
         self._command = [
-            *(sys.executable, "-m", "ostraca.cli", "serve", "agent", "--id", name),
+            *(*place.before, sys.executable, "-m", "ostraca.cli", "serve", "agent", "--id", name),
             *("--state-dir", str(folder / f"state-{name}"), "--listen", self.address),
             *("--listen", self.reached_at, *options),
         ]
@@ -145,38 +156,48 @@ class Pod:
     """One fabric, with the agents that are started in it. Use it as a context manager."""
 
     def __init__(
-        self, folder: Path, etcd: Cluster, *, prefix: str = "/ostraca/default/", also: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        etcd: Cluster,
+        *,
+        prefix: str = "/ostraca/default/",
+        also: tuple[str, ...] = (),
+        settings: tuple[str, ...] = SHORT,
     ) -> None:
-        """Begin the fabric; no agent runs yet. *also* is how to reach etcd beside where it is."""
+        """Begin the fabric; no agent runs yet. *also* is how to reach etcd beside where it is, *settings* are
+        those of all agents.
+        """
         self.folder = folder
         self.etcd = etcd
         self.prefix = prefix
         self.files = folder / "files"
         self.where = ("--etcd", etcd.endpoints[0], "--prefix", prefix)
         self.also = also
+        self._settings = settings
         self.agents: list[AgentProcess] = []
 
-    def create(self, *, enclosures: int = 2, drives: int = 2, capacity: str = "260MiB") -> str:
+    def create(
+        self, *, enclosures: int = 2, drives: int = 2, capacity: str = "260MiB", segment: str = "1MiB"
+    ) -> str:
         done = command(
-            *(
-                "fabric",
-                "create",
-                *self.where,
-                *self.also,
-                "--files",
-                str(self.files),
-                "--enclosures",
-                str(enclosures),
-            ),
-            *("--drives", str(drives), "--capacity", capacity, "--segment", "1MiB"),
+            *("fabric", "create", *self.where, *self.also, "--files", str(self.files)),
+            *("--enclosures", str(enclosures), "--drives", str(drives)),
+            *("--capacity", capacity, "--segment", segment),
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def agent(self, name: str, *more: str, transport: str = "inline", scheme: str = "tcp") -> AgentProcess:
+    def agent(
+        self,
+        name: str,
+        *more: str,
+        transport: str = "inline",
+        scheme: str = "tcp",
+        place: Place = HERE,
+    ) -> AgentProcess:
         """Describe an agent; nothing is started."""
         (port,) = free_ports(1)
-        short = [word for each in SHORT for word in ("--set", each)]
+        short = [word for each in self._settings for word in ("--set", each)]
         secrets = ("--fabric-key", f"{self.files}/fabric.key", "--tokens", f"{self.files}/tokens.toml")
         made = AgentProcess(
             name,
@@ -184,6 +205,7 @@ class Pod:
             port,
             *(*self.where, *self.also, *secrets, *short, "--transport", transport, *more),
             scheme=scheme,
+            place=place,
         )
         self.agents.append(made)
         return made
@@ -210,12 +232,28 @@ class Pod:
         """Return who owns each shard, as etcd has it."""
         return {each["shard"]: each["agent"] for each in self.listed("claims/")}
 
+    def epochs(self) -> dict[str, int]:
+        """Return the highest epoch that each shard was ever owned under."""
+        return {shard: record["epoch"] for shard, record in self._grants().items()}
+
+    def withheld(self) -> dict[str, frozenset[int]]:
+        """Return which segments of each shard some owner may be writing, or an earlier one still."""
+        return {
+            shard: frozenset(number for grant in record["unretired"] for number in grant["segments"])
+            for shard, record in self._grants().items()
+        }
+
+    def _grants(self) -> dict[str, Any]:
+        begin = f"{self.prefix}grants/"
+        lines = iter(self.etcd.ctl("get", "--prefix", begin).splitlines())
+        return {key.removeprefix(begin): json.loads(next(lines)) for key in lines}
+
     def listed(self, below: str) -> list[dict[str, Any]]:
         """Return the records below a key, as an operator sees them."""
         lines = self.etcd.ctl("get", "--prefix", f"{self.prefix}{below}", "--print-value-only").splitlines()
         return [json.loads(line) for line in lines if line]
 
-    def await_settled(self) -> None:
+    def await_settled(self, *, within_s: float = WITHIN_S) -> None:
         """Wait until each shard is served by one agent that runs, and shards are about evenly spread."""
         shards = self.shards()
 
@@ -224,10 +262,15 @@ class Pod:
             if any(look is None for look in looks):
                 return False
             held = [len(look.shards) for look in looks if look is not None]
+            even = -(-shards // len(held))
             whole = all(shard.recovered == 1.0 for look in looks if look is not None for shard in look.shards)
-            return whole and sum(held) == shards and max(held) <= -(-shards // len(held)) + 1
+            return (
+                whole
+                and sum(held) == shards
+                and max(held) <= max(even + 1, math.ceil(EVEN_SHARE_MAX * shards / len(held)))
+            )
 
-        until(is_settled, "every shard served once")
+        until(is_settled, "every shard served once", within_s=within_s)
 
     def owner(self) -> AgentProcess:
         """Return an agent that owns most shards."""

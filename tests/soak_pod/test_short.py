@@ -1,0 +1,40 @@
+"""The short form of ``make soak-pod``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.etcd.nodes import must_run
+from tests.soak_pod.__main__ import NOT_HERE
+
+pytestmark = pytest.mark.slow
+
+SHORT = (
+    *("--minutes", "0.1", "--round", "6", "--pace", "0.6", "--agents", "3", "--workers", "1"),
+    *("--seed", "31", "--no-opening"),
+)
+"""One round; this seed kills, stops, ends and cuts off agents, a member of etcd and a worker."""
+
+
+ENDS_WITHIN_S = 100.0
+
+
+def soaked() -> str:
+    """Run it as a program: it takes itself to a network of its own. Skip the test where it can't run."""
+    command = [sys.executable, "-m", "tests.soak_pod", *SHORT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            said, _ = process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it ends what it has begun
+            said, _ = process.communicate()
+    if process.returncode == NOT_HERE and not must_run():
+        pytest.skip(said.strip())
+    return said
+
+
+def test_a_pod_that_is_disturbed_in_every_way_serves_no_wrong_byte_and_loses_no_block() -> None:
+    said = soaked()
+    assert said.endswith("nothing was wrong\n"), said
