@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.adapters.memory_store import MemoryStore
     from ostraca_fabric.fabric_map import FabricMap, Grant
     from ostraca_fabric.ids import StartId
+    from ostraca_fabric.ports.membership import Claimed
     from ostraca_fabric.status import OwnershipStatus
     from ostraca_fabric.volume import VolumeRecord
 
@@ -370,6 +371,26 @@ async def test_a_commit_that_names_a_higher_epoch_has_the_owner_ask_the_store_an
         assert "names a higher epoch" in agents.ownership(agents.fabric.agent).why_fenced
         await until(lambda: first.core.grants.may_write(clock()))
         assert clock() - named_s < QUICK.owner.grant_s / 4, "it was asked at once, and not in its turn"
+
+
+async def test_an_owner_is_not_fenced_by_its_own_claim_above_what_an_emptied_store_gave_it() -> None:
+    class Late(CutOff):
+        """Its answer to a claim comes after the map that shows it, and after the turn that asked."""
+
+        async def claim(
+            self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
+        ) -> Claimed | None:
+            claimed = await super().claim(shard, agent, start, epoch_at_least=epoch_at_least)
+            await asyncio.sleep(0.4)
+            return claimed
+
+    async with assembled(QUICK) as before:
+        assert put_states(await before.put(before.worker(), [1])) == [PutState.COMMITTED]
+    async with assembled(QUICK, drive=before.drive, behind=Late) as after:
+        await until(lambda: after.shard.epoch > 1)
+        assert not after.shard.core.grants.is_fenced
+        await until(lambda: bool(after.shard.core.grants.own))
+        assert put_states(await after.put(after.worker(), [2])) == [PutState.COMMITTED]
 
 
 async def test_a_grant_under_which_space_is_held_is_not_closed() -> None:

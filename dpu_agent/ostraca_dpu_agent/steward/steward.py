@@ -233,10 +233,16 @@ class Steward:
         for shard in self._owner.left:
             if fabric_map.owner(shard) is not None:
                 self._owner.succeeded(shard, until_s=self._clock() + self._settings.drain_s)
-        for shard, serving in self._serving.items():
-            claim = fabric_map.claims.get(shard)
-            if claim is not None and claim.epoch > serving.claim.epoch:
-                serving.owned.fence()
+        for serving in self._serving.values():
+            if (
+                not serving.owned.core.is_recovering
+            ):  # what is read yet writes nothing, and may be claimed anew
+                self._fence_if_superseded(serving, fabric_map)
+
+    def _fence_if_superseded(self, serving: Serving, fabric_map: FabricMap) -> None:
+        claim = fabric_map.claims.get(serving.owned.record.id)
+        if claim is not None and claim.epoch > serving.claim.epoch:
+            serving.owned.fence()
 
     async def _stop(self, shard: ShardId) -> bool:
         """Answer for a shard no more, and let it end."""
@@ -411,6 +417,7 @@ class Steward:
         shard = owned.record.id
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
         serving.begin(owned.spawn)
+        self._fence_if_superseded(serving, self._membership.map)
         claim = self._membership.map.claims.get(shard)
         if claim == serving.claim:
             self.standing.claimed(owned, asked_s=serving.claimed_s)
