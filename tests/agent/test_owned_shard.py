@@ -245,6 +245,20 @@ async def test_a_block_that_reads_well_the_second_time_stays() -> None:
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
 
 
+@pytest.mark.parametrize("is_fenced", [False, True])
+async def test_damage_counts_against_the_drive_unless_a_successor_may_have_written_there(
+    *, is_fenced: bool
+) -> None:
+    async with assembled() as fabric:
+        report = await damaged(fabric, 1)
+        fabric.drive.flip_bit(fabric.drive.bytes.find(content_of(1)[:64]))
+        if is_fenced:
+            fabric.shard.fence()
+        fabric.service.notice(report)
+        await until(lambda: fabric.shard.core.counts().blocks_dropped == 1)
+        assert fabric.agent.status().drives[0].damaged_blocks == int(not is_fenced)
+
+
 @pytest.mark.parametrize("length", [0, -1, 4096, BLOCK_BYTES - 1, 1 << 45])
 async def test_a_damage_report_with_another_length_is_ignored(length: int) -> None:
     async with assembled() as fabric:

@@ -110,7 +110,7 @@ class ShardScrub:
             found = await asyncio.to_thread(recover, self._superblock, numbers, rows)
         finally:
             memory.close()
-        if not self._is_still(number, generation):
+        if not (self._is_still(number, generation) and self._owned.is_sure):
             return
         listed = [segment.entries for segment in found.segments if segment.generation == generation]
         entries = self._current(listed[0]) if listed else None

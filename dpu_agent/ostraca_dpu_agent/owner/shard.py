@@ -329,9 +329,14 @@ class OwnedShard:
             self._suspects.add(report.key)
             self._tasks.spawn(self._read_again(report))
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether nobody else can have written here until now: not after a stop that was too long."""
+        return self.core.grants.may_write(self._clock())
+
     def count_damage(self, offset: int) -> None:
-        """Tell of damage found at this place of the shard."""
-        if self._on_damage is not None:
+        """Tell of damage found at this place of the shard, unless a successor may have written there."""
+        if self._on_damage is not None and self.is_sure:
             self._on_damage(self.record.offset + offset)
 
     async def closed_within(self, seconds: float) -> None:
