@@ -12,34 +12,20 @@ generation.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 from tests.simulation.blocks import Block, key_of
+from tests.simulation.listings import Copy, Listings
 from tests.simulation.seam import Listed, Owner
 
 from ostraca_fabric.explain import EventKind
-from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.flash.summary import PAGE, page_checksum
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.testing.drive_faults import Befell
 from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 
-_READS_OF_AN_AREA = 2
-"""Recovery reads a summary area once more before it gives it up."""
-
 
 class ViolationError(AssertionError):
     """Something that must never be."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A summary page that lists a block, or should."""
-
-    segment: int
-    generation: int
-    is_spoilt: bool
 
 
 class Model:
@@ -49,7 +35,7 @@ class Model:
         self.flash = flash
         self.geometry = superblock.geometry
         self.base = superblock.drive_offset
-        self._seed = superblock.identity.seed
+        self._listings = Listings(flash, superblock)
         self.puts: defaultdict[int, dict[bytes, Block]] = defaultdict(dict)
         """By number and tag: every put that may have been listed."""
 
@@ -156,9 +142,7 @@ class Model:
 
     def taken_over(self, owner: Owner, mishaps: int) -> None:
         """An owner has recovered; there were so many mishaps when it began."""
-        self._misread = {
-            segment for segment in range(self.geometry.segments) if self._is_misread(segment, mishaps)
-        }
+        self._misread = self._listings.misread(mishaps)
         listed = {each.number: each for each in owner.listed()}
         for number, block in list(self.must.items()):
             found = listed.get(number)
@@ -172,7 +156,7 @@ class Model:
         for number, each in listed.items():
             self.found(each, is_recovering=False)
             self.listing_is_true(each)
-            if self._segment_of(each) not in self._misread:
+            if self._listings.segment_at(each.offset) not in self._misread:
                 self.must[number] = self.puts[number][each.tag]
 
     def holds(self, owner: Owner) -> None:
@@ -202,9 +186,9 @@ class Model:
         if self.flash.is_spoilt(begin, begin + listed.length):
             self.excused["a spoilt extent"] += 1
             return True
-        segment = self._segment_of(listed)
+        segment = self._listings.segment_at(listed.offset)
         if segment in self._misread or any(
-            generation > listed.generation for generation in self._spoilt_generations(segment)
+            generation > listed.generation for generation in self._listings.spoilt_generations(segment)
         ):
             self.excused["a spoilt page of a newer generation"] += 1
             return True
@@ -225,7 +209,8 @@ class Model:
             if is_current and not copy.is_spoilt and copy.segment not in self._misread:
                 raise ViolationError(f"block {block.number} is listed on flash, and was not recovered")
         if not any(
-            copy.is_spoilt or copy.segment in self._misread or self._is_superseded(copy) for copy in copies
+            copy.is_spoilt or copy.segment in self._misread or self._listings.is_superseded(copy)
+            for copy in copies
         ):
             raise ViolationError(f"block {block.number} was committed, and no page on flash lists it")
         self.excused["a spoilt listing"] += 1
@@ -235,58 +220,5 @@ class Model:
         copies = [copy for copy in self._copies(block) if not copy.is_spoilt]
         return any(generation < copy.generation == owner.generation_of(copy.segment) for copy in copies)
 
-    def _is_superseded(self, copy: _Copy) -> bool:
-        """Say whether a page of a newer generation lies there by a fault: a late one, of an opening."""
-        pages = self._area(copy.segment)
-        return any(
-            _generation(self._there(page)) > copy.generation for page in pages if page in self.flash.owed
-        )
-
-    def _there(self, page: int) -> bytes:
-        return self.flash.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES].tobytes()
-
-    def _segment_of(self, listed: Listed) -> int:
-        return (listed.offset - self.geometry.first_segment_offset) // self.geometry.segment_bytes
-
-    def _is_misread(self, segment: int, mishaps: int) -> bool:
-        """Say whether a summary area could not be read, twice, or was read with a bit changed."""
-        begin = self.base + self.geometry.summary_offset(segment)
-        here = (begin, begin + self.geometry.summary_bytes)
-        kinds = Counter(each.kind for each in self.flash.mishaps[mishaps:] if each.touches(*here))
-        unread = kinds[Befell.READ_ERROR] + kinds[Befell.POWER_CUT]
-        return unread >= _READS_OF_AN_AREA or kinds[Befell.ROT_ON_READ] > 0
-
-    def _copies(self, block: Block) -> list[_Copy]:
-        """Return every whole page that lists a block, and every spoilt one that does or should."""
-        entry = key_of(block.number) + block.tag
-        found = []
-        for segment in range(self.geometry.segments):
-            for page in self._area(segment):
-                there, should_be = self._there(page), self.flash.owed.get(page, b"")
-                is_spoilt = page in self.flash.unreadable or bool(should_be)
-                if entry in there and (is_spoilt or _is_whole(there, self._seed)):
-                    found.append(_Copy(segment, _generation(there), is_spoilt))
-                held = (should_be, *self.flash.covered.get(page, ()))
-                found += [_Copy(segment, _generation(each), is_spoilt) for each in held if entry in each]
-        return found
-
-    def _spoilt_generations(self, segment: int) -> list[int]:
-        """Return of which generations pages of a summary area should be that a fault has spoilt."""
-        spoilt = [
-            page for page in self._area(segment) if page in self.flash.owed or page in self.flash.unreadable
-        ]
-        return [_generation(self.flash.owed.get(page) or self._there(page)) for page in spoilt]
-
-    def _area(self, segment: int) -> range:
-        """Return the numbers of a summary area's pages."""
-        first = (self.base + self.geometry.summary_offset(segment)) // PAGE_BYTES
-        return range(first, first + self.geometry.summary_pages)
-
-
-def _generation(page: bytes) -> int:
-    return int(np.frombuffer(page, PAGE)["generation"][0])
-
-
-def _is_whole(page: bytes, seed: int) -> bool:
-    """Say whether a summary page is as it was written: not torn."""
-    return int(np.frombuffer(page, PAGE)["checksum"][0]) == page_checksum(memoryview(page), seed)
+    def _copies(self, block: Block) -> list[Copy]:
+        return self._listings.copies(key_of(block.number) + block.tag)
