@@ -317,6 +317,11 @@ class SimulatedFlash:
             self._durable[offset] ^= bit
         self._owe(begin, before, Befell.ROT)
 
+    def decay(self, bits: int) -> None:
+        """Change so many bits, each of something that was written before."""
+        for _ in range(bits):
+            self.rot(self._somewhere())
+
     def _somewhere(self) -> int:
         """Choose a byte that was written before, if any was."""
         begin, end = self.dice.choice(self._landed) if self._landed else (0, self.size_bytes)

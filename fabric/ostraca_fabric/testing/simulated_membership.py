@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _BEATS_PER_TTL = 3
+_ASKED_AGAIN_S = (0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ class StoreFaults:
     lost_requests: float = 0.0
     lost_answers: float = 0.0
     """What was asked for is done, and nobody hears of it."""
+
+    twice: float = 0.0
+    """What was asked for is done, and done again a little later: its answer was lost, and the adapter that
+    waits for one asked once more."""
 
     late_requests: float = 0.0
     """A request arrives up to ``late_s`` later: who asked may have given up, or be gone."""
@@ -121,6 +126,18 @@ class SimulatedStore:
         self.is_up = True
         for agent, start in list(self._leases):
             self._begin_lease(agent, start)
+
+    def lose_leases(self) -> None:
+        """Let all leases have run out, as after an outage that outlasts them: every agent is gone at once."""
+        for agent, start in list(self._leases):
+            self._run_out(agent, start)
+
+    def begin_anew(self, enclosures: Sequence[EnclosureRecord], volumes: Sequence[VolumeRecord]) -> None:
+        """Forget everything but these, as a store that was emptied and filled from what drives say."""
+        for agent, start in list(self._leases):
+            self._end_lease(agent, start)
+        self.memory = MemoryStore(self.memory.map.fabric, volumes=volumes)
+        self.memory.put_enclosures(enclosures)
 
     def _begin_lease(self, agent: AgentId, start: StartId) -> None:
         self._end_lease(agent, start)
@@ -288,6 +305,11 @@ class SimulatedMembership:
 
     def _arrive(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:
         if not self._store.is_up:
+            return
+        if _chance(self._dice, self.faults.twice) and not (answer.done() or self._is_closed):
+            _tried(functools.partial(self._store.transact, act))
+            again_s = self._dice.uniform(*_ASKED_AGAIN_S)
+            asyncio.get_running_loop().call_later(again_s, self._arrive, act, answer)
             return
         take = _tried(functools.partial(self._store.transact, act))
         if self._hears and not _chance(self._dice, self.faults.lost_answers):

@@ -177,3 +177,41 @@ def test_a_change_is_seen_late_and_never_an_older_one_after_it() -> None:
         assert revisions == sorted(revisions)
 
     play(scenario)
+
+
+def test_what_is_asked_again_is_done_twice_and_answered_once() -> None:
+    async def scenario(world: World) -> None:
+        done: list[float] = []
+
+        def act(_: SimulatedStore) -> int:
+            done.append(asyncio.get_running_loop().time())
+            world.a.faults = StoreFaults()
+            return len(done)
+
+        assert await world.a._ask(act) == len(done) == 2
+        assert done[1] - done[0] >= 0.05
+
+    play(scenario, StoreFaults(twice=1.0))
+
+
+def test_all_leases_may_be_lost_at_once() -> None:
+    async def scenario(world: World) -> None:
+        for way, agent in ((world.a, A), (world.b, B)):
+            await world.joined(way, agent)
+        world.store.lose_leases()
+        assert not world.store.memory.map.agents
+        assert not await world.a.confirm(A, START)
+
+    play(scenario)
+
+
+def test_a_store_that_begins_anew_knows_only_what_it_is_given() -> None:
+    async def scenario(world: World) -> None:
+        await world.joined(world.a, A)
+        enclosure = EnclosureRecord(EnclosureId("e"), (), ())
+        world.store.begin_anew([enclosure], [])
+        await asyncio.sleep(2 * TTL_S)
+        fabric_map = world.store.memory.map
+        assert (dict(fabric_map.agents), dict(fabric_map.enclosures)) == ({}, {enclosure.id: enclosure})
+
+    play(scenario)
