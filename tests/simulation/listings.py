@@ -34,8 +34,12 @@ class Copy:
 class Listings:
     """The summary areas of one shard."""
 
-    def __init__(self, flash: SimulatedFlash, superblock: Superblock) -> None:
+    def __init__(
+        self, flash: SimulatedFlash, superblock: Superblock, *, reads_of_an_area: int = _READS_OF_AN_AREA
+    ) -> None:
+        """*reads_of_an_area*: so many reads of a summary area fail before it is given up."""
         self.flash = flash
+        self._reads_of_an_area = reads_of_an_area
         self.geometry = superblock.geometry
         self.base = superblock.drive_offset
         self._seed = superblock.identity.seed
@@ -79,12 +83,24 @@ class Listings:
         )
 
     def misread(self, mishaps: int) -> set[int]:
-        """Return the segments whose summary area could not be read, twice, or was read with a bit changed,
-        since there were so many mishaps.
+        """Return the segments whose summary area could not be read as often as that takes, or had a
+        bit changed on the way, since there were so many mishaps.
         """
         lately = self.flash.mishaps[mishaps:]
         kinds = (Befell.READ_ERROR, Befell.POWER_CUT, Befell.ROT_ON_READ)
         return self._misread_by([each for each in lately if each.kind in kinds]) if lately else set()
+
+    def was_spoilt(self, mishaps: int) -> bool:
+        """Say whether a summary page was changed or became unreadable since there were so many mishaps.
+
+        It may have been written over since, and tell nothing of it any more.
+        """
+        kinds = (Befell.ROT, Befell.UNREADABLE, Befell.MISDIRECTED)
+        lately = [each for each in self.flash.mishaps[mishaps:] if each.kind in kinds]
+        begins = [self.base + self.geometry.summary_offset(each) for each in range(self.geometry.segments)]
+        return any(
+            each.touches(begin, begin + self.geometry.summary_bytes) for each in lately for begin in begins
+        )
 
     def _misread_by(self, mishaps: Iterable[Mishap]) -> set[int]:
         found = set()
@@ -93,7 +109,7 @@ class Listings:
             here = (begin, begin + self.geometry.summary_bytes)
             befell = Counter(each.kind for each in mishaps if each.touches(*here))
             unread = befell[Befell.READ_ERROR] + befell[Befell.POWER_CUT]
-            if unread >= _READS_OF_AN_AREA or befell[Befell.ROT_ON_READ]:
+            if unread >= self._reads_of_an_area or befell[Befell.ROT_ON_READ]:
                 found.add(segment)
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -14,18 +16,25 @@ from tests.simulation.fabric import worker
 from ostraca.core.ledger import Ledger
 from ostraca.core.operations import GetOperation
 from ostraca_dpu_agent.mover.put import PutRun
-from ostraca_dpu_agent.mover.routes import Made
+from ostraca_dpu_agent.mover.routes import Made, Routes
 from ostraca_dpu_agent.owner.core import ShardCore, adopting
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import ReservationTable
 from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_dpu_agent.session import Sessions
+from ostraca_dpu_agent.steward import recover, retiring
+from ostraca_dpu_agent.steward.placements import Retire
+from ostraca_dpu_agent.steward.steward import Steward
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import blank_rests, tags_of
-from ostraca_fabric.wire.messages import PastSettled
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import PastSettled, ShardExtents
 
 
 def _change(of: Any, name: str, to: Any) -> None:
@@ -176,7 +185,94 @@ def the_fence_is_ignored() -> None:
     _change(Grants, "may_write", lambda self, now_s: True)
 
 
+def lookups_end_with_the_grant() -> None:
+    resolve = OwnerService._resolve
+
+    def bound(self: OwnerService, part: Any, keys: Any, pin_s: float, **named: Any) -> Any:
+        owned = self.shards.get(part.shard)
+        if owned is not None and not owned.core.is_recovering and not owned.is_sure:
+            return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
+        return resolve(self, part, keys, pin_s, **named)
+
+    _change(OwnerService, "_resolve", bound)
+
+
+def an_owner_writes_without_asking() -> None:
+    confirm = OwnedShard.confirm
+    _change(OwnedShard, "confirm", lambda self, _until_s: confirm(self, math.inf))
+
+
+def an_own_claim_is_a_fence() -> None:
+    def fencing(self: Steward, fabric_map: Any) -> None:
+        for serving in self._serving.values():
+            self._fence_if_superseded(serving, fabric_map)
+
+    _change(Steward, "_see_owners", fencing)
+
+
 # --------------------------------------------------------------------------------------------- in placement
+
+
+def an_epoch_is_retired_at_once() -> None:
+    _change(retiring, "to_retire", lambda fabric_map, *_, **__: _all_earlier(fabric_map))
+
+
+def _all_earlier(fabric_map: Any) -> tuple[Retire, ...]:
+    return tuple(Retire(record.epoch, "it is over") for record in fabric_map.earlier_placements)
+
+
+def only_the_current_epoch_is_asked() -> None:
+    _change(Routes, "by_owner_of_all", Routes.by_owner)
+
+
+# -------------------------------------------------------------------------------------------- on bad drives
+
+
+def a_shard_with_a_bad_page_is_not_read() -> None:
+    read_areas = recover._read_areas
+
+    async def faint(*rest: Any) -> Any:
+        good = await read_areas(*rest)
+        return good & good.all()
+
+    _change(recover, "_read_areas", faint)
+
+
+def a_write_that_failed_is_taken_for_good() -> None:
+    submit = GuardedDrive.submit_write
+
+    def trusting(self: GuardedDrive, pieces: Any) -> Any:
+        said = asyncio.get_running_loop().create_future()
+
+        def ended(ends: Any) -> None:
+            if not said.done():
+                said.set_result(np.ones(len(ends.result()), np.bool_))
+
+        submit(self, pieces).add_done_callback(ended)
+        return said
+
+    _change(GuardedDrive, "submit_write", trusting)
+
+
+# ------------------------------------------------------------------------------------------------- by frames
+
+
+def inline_blocks_are_mixed_up_unchecked() -> None:
+    no_tag_at_the_reader()
+    _change(InlinePeer, "_send", _sent_from_the_wrong_place)
+
+
+def _sent_from_the_wrong_place(self: InlinePeer, wave: Any) -> Any:
+    return self._channel.send_bulk(
+        self._transfers,
+        self._staging,
+        places=wave.arena.astype(columns.U64),
+        offsets=wave.staging[::-1].copy(),
+        lengths=wave.lengths,
+    )
+
+
+# --------------------------------------------------------------------------------------- where blocks belong
 
 
 def blocks_are_placed_by_revision() -> None:

@@ -23,11 +23,13 @@ from tests.simulation import test_oracle as shard_scenes
 from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
 from tests.simulation.fabric import history as fabric_history
+from tests.simulation.fabric.history import STRIKES_IN_CALM
 from tests.simulation.fabric.world import Setup
 from tests.simulation.many import begin
 from tests.simulation.world import Setup as ShardSetup
 
 from ostraca_fabric.testing.drive_faults import DriveFaults
+from ostraca_fabric.testing.simulated_membership import StoreFaults
 from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_time import VirtualLoop
 
@@ -45,6 +47,11 @@ STALLING = Setup(
     strikes=("worker_is_reset",),
 )
 CRASHING = Setup(drive_faults=SLOW, strikes=("agent_dies",), numbers=32)
+STORE_DOWN = Setup(strikes=STRIKES_IN_CALM)
+EMPTIED = Setup(reach=StoreFaults(twice=0.5), strikes=("store_is_emptied", "agent_dies"))
+CHANGING = Setup(enclosures=2, drives=1, strikes=("enclosure_is_added", "enclosure_is_drained"))
+BAD = Setup(strikes=("agent_dies", "drive_is_ill", "drive_rots", "drive_loses_power"))
+LASTING = Setup(strikes=("link_is_slow",))
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 
 
@@ -169,6 +176,32 @@ MUTANTS = (
         (in_exploration(FULL),),
     ),
     Mutant("the fence is ignored", mistakes.the_fence_is_ignored, (in_exploration(FULL),)),
+    Mutant("look-ups end with the grant", mistakes.lookups_end_with_the_grant, (in_fabric(STORE_DOWN),)),
+    Mutant(
+        "an owner writes without asking",
+        mistakes.an_owner_writes_without_asking,
+        (in_fabric(STORE_DOWN),),
+    ),
+    Mutant("an own claim is a fence", mistakes.an_own_claim_is_a_fence, (in_fabric(EMPTIED),)),
+    Mutant("an epoch is retired at once", mistakes.an_epoch_is_retired_at_once, (in_fabric(CHANGING),)),
+    Mutant(
+        "only the current epoch is asked", mistakes.only_the_current_epoch_is_asked, (in_fabric(CHANGING),)
+    ),
+    Mutant(
+        "a write that failed is taken for good",
+        mistakes.a_write_that_failed_is_taken_for_good,
+        (in_fabric(BAD),),
+    ),
+    Mutant(
+        "a shard with a bad page is not read",
+        mistakes.a_shard_with_a_bad_page_is_not_read,
+        (in_fabric(BAD),),
+    ),
+    Mutant(
+        "inline blocks are mixed up, and unchecked",
+        mistakes.inline_blocks_are_mixed_up_unchecked,
+        (in_fabric(replace(LASTING, inline=1.0)),),
+    ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )
 

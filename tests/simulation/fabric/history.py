@@ -13,20 +13,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
-from tests.simulation.fabric.world import Setup, Watched, World
+from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH, BadDrives, Enclosures, HarshOutages
+from tests.simulation.fabric.world import STRIKES, Setup, Watched, World
 
 from ostraca_fabric import memory
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.drive_faults import DriveFaults
+from ostraca_fabric.testing.simulated_membership import StoreFaults
 from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.process import AgentProcess
 
 STEPS = 60
 STORY_LINES = 120
+STRIKES_IN_CALM = ("store_goes_down",)
+"""What ends no calm."""
+
+_CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
+"""Of histories: those in which these things go wrong."""
+
 _LEASE_S = 5.0
 _PAUSES_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 70.0, 200.0)
 _PAUSES_BEFORE_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 60.0)
@@ -67,15 +77,30 @@ def drawn_setup(dice: random.Random) -> Setup:
         lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
         has_cache=dice.random() < 0.5,
         drift=dice.choice([0.0, 0.001]),
+        reach=StoreFaults(twice=dice.choice([0.0, 0.0, 0.2])),
+        inline=dice.choice([0.0, 0.0, 0.5]),
+        wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
+        silence=dice.choice([0.0, 0.5]),
+        strikes=drawn_strikes(dice),
     )
 
 
-class History:
+def drawn_strikes(dice: random.Random) -> tuple[str, ...]:
+    """Draw what may go wrong in a history: in some nothing but that the store is down, and gets go on."""
+    if dice.random() < _CALM:
+        return STRIKES_IN_CALM
+    kinds = ((_WITH_BAD_DRIVES, BAD_DRIVES), (_WITH_ENCLOSURES, ENCLOSURES), (_WITH_HARSH, HARSH))
+    return (*STRIKES, *(name for chance, names in kinds if dice.random() < chance for name in names))
+
+
+class History(BadDrives, Enclosures, HarshOutages):
     """Steps of one world."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
-        self._dice = dice
+        self.dice = self._dice = dice
+        self.is_rebuilding = False
+        """No agent starts, for the store is made anew from the drives."""
 
     async def step(self) -> None:
         """Let one thing happen, and a little time pass."""
@@ -107,14 +132,18 @@ class History:
 
     async def strike(self) -> None:
         """Let something go wrong."""
-        getattr(self, self._dice.choice(self.world.setup.strikes))()
+        name = self._dice.choice(self.world.setup.strikes)
+        if name not in STRIKES_IN_CALM:
+            self.world.calm.end()
+        struck = getattr(self, name)()
+        if struck is not None:
+            await struck
 
-    def _later(self, at_most_s: float, act: Callable[..., object], *arguments: object) -> float:
+    def later(self, at_most_s: float, act: Callable[..., object], *arguments: object) -> None:
         after_s = self._dice.choice([0.2, 1.0, at_most_s / 2, at_most_s])
         self.world.loop.call_later(after_s, act, *arguments)
-        return after_s
 
-    def _tell(self, who: str, what: str) -> None:
+    def tell(self, who: str, what: str) -> None:
         self.world.story.happened[what] += 1
         self.world.story.tell(who, what)
 
@@ -126,7 +155,7 @@ class History:
         """An agent's loop stands still; what keeps its lease alive goes on."""
         name = self._living()
         if name is not None:
-            self._tell(name, "its loop stands still")
+            self.tell(name, "its loop stands still")
             self._pause(self.world.agents[name], self._dice.choice(_PAUSES_S))
 
     def _pause(self, process: AgentProcess, for_s: float) -> bool:
@@ -143,7 +172,7 @@ class History:
         """A whole process stands still."""
         name = self._living()
         if name is not None:
-            self._tell(name, "stands still")
+            self.tell(name, "stands still")
             self._stand_still(self.world.agents[name], self._dice.choice(_PAUSES_S))
 
     def _stand_still(self, process: AgentProcess, for_s: float) -> None:
@@ -208,42 +237,44 @@ class History:
         """One agent does not reach the store, or does not hear it, or both."""
         name = self._living()
         if name is not None:
-            self._tell(name, "is cut off from the store")
+            self.tell(name, "is cut off from the store")
             way = self.world.agents[name].membership
             requests, answers = self._dice.choice([(True, True), (True, False), (False, True)])
             way.cut(requests=requests, answers=answers)
-            self._later(20.0, way.heal)
+            self.later(20.0, way.heal)
 
     def store_goes_down(self) -> None:
         store = self.world.outside.store
         if store.is_up:
-            self._tell("-", "the store goes down")
+            self.tell("-", "the store goes down")
             store.go_down()
-            self._later(20.0, self._store_goes_up)
+            self.world.calm.store_went_down()
+            self.later(self._dice.choice([20.0, 20.0, 90.0]), self.store_goes_up)
 
-    def _store_goes_up(self) -> None:
+    def store_goes_up(self) -> None:
         if not self.world.outside.store.is_up:
             self.world.story.tell("-", "the store is up again")
             self.world.outside.store.go_up()
+            self.world.calm.store_went_up()
 
     def hosts_are_parted(self) -> None:
         """Between two hosts, agents' or workers', nothing passes, one way or both."""
         world = self.world
         one = self._dice.choice(sorted(world.agents))
         other = self._dice.choice(sorted({*world.agents, *world.workers} - {one}))
-        self._tell(one, "is parted from another host")
+        self.tell(one, "is parted from another host")
         ways = [(one, other), (other, one)][self._dice.choice([slice(0, 1), slice(1, 2), slice(0, 2)])]
         is_lost = self._dice.random() < 0.5
         for way in ways:
             world.story.tell(one, f"nothing passes from {way[0]} to {way[1]}")
             world.outside.network.cut(*way)
-            self._later(12.0, partial(world.outside.network.heal, *way, is_lost=is_lost))
+            self.later(12.0, partial(world.outside.network.heal, *way, is_lost=is_lost))
 
     def worker_is_reset(self) -> None:
         """The connections between a worker and an agent are cut off, and made anew."""
         world = self.world
         agent, worker = self._dice.choice(sorted(world.agents)), self._dice.choice(sorted(world.workers))
-        self._tell(worker, "is reset")
+        self.tell(worker, "is reset")
         world.outside.network.cut(worker, agent)
         world.outside.network.heal(worker, agent, is_lost=True)
 
@@ -252,7 +283,7 @@ class History:
         one = self._dice.choice(sorted(world.agents))
         other = self._dice.choice(sorted({*world.agents, *world.workers} - {one}))
         delay_s = self._dice.choice([0.0, 0.005, 0.1])
-        self._tell(one, "has a slow link")
+        self.tell(one, "has a slow link")
         world.outside.network.slow_down(one, other, delay_s=delay_s)
 
     def agent_dies(self) -> None:
@@ -266,7 +297,7 @@ class History:
         world.loop.call_later(dice.choice([0.2, _LEASE_S + 1.0, 30.0]), self._restart, name)
 
     def _restart(self, name: str) -> None:
-        if not self.world.agents[name].is_alive:
+        if not self.is_rebuilding and not self.world.agents[name].is_alive:
             self.world.start_agent(name)
 
     def worker_dies(self) -> None:
@@ -281,15 +312,23 @@ class History:
         world = self.world
         self.heal()
         await world.settle()
-        await world.rest()
+        world.calm.end()
+        await rest(world)
         world.story.happened["rests"] += 1
-        await world.everything_is_found()
+        await everything_is_found(world)
+        world.drives.all_as_usual()
+        world.calm.begin()
 
     def heal(self) -> None:
         """End everything that goes wrong."""
         world = self.world
-        for name, process in world.agents.items():
+        world.drives.all_well()
+        for name, process in list(world.agents.items()):
+            if process.is_alive and process.has_given_up(world.drives.living):
+                self.tell(name, "is started anew, as it leaves a drive alone that works")
+                world.crash_agent(name)
             self._restart(name)
+            process = world.agents[name]  # noqa: PLW2901
             process.host.before_acting = None
             self._let_it_write(process)
             process.membership.heal()
@@ -297,7 +336,7 @@ class History:
                 if name != other:
                     world.outside.network.join(name, other)
                     world.outside.network.slow_down(name, other, delay_s=0.0)
-        self._store_goes_up()
+        self.store_goes_up()
 
     async def end(self) -> None:
         await self.settle_and_look()
@@ -309,9 +348,10 @@ async def played(seed: int, steps: int, setup: Setup | None, story: Story) -> Co
     secrets.token_bytes = lambda nbytes=None: dice.randbytes(nbytes or 32)
     world = World(setup or drawn_setup(dice), dice, story)
     history = History(world, dice)
-    with Watched(world.observe):
+    with Watched(world):
         try:
-            await world.rest()
+            await rest(world)
+            world.calm.begin()
             for _ in range(steps):
                 await history.step()
             await history.end()

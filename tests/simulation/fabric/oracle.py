@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,24 @@ from tests.simulation.model import ViolationError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 
+if TYPE_CHECKING:
+    from ostraca_fabric.ids import ShardId
+
 OVERRUN_S = 0.1
+
+
+@dataclass
+class Place:
+    """A shard where a block was committed, and should be."""
+
+    mishaps: int
+    """What had befallen the shard's drive before."""
+
+    is_current: bool
+    """Whether the placement epoch placed it there then: an agent that is behind may write elsewhere."""
+
+    epochs: Counter[int] = field(default_factory=Counter)
+    """By owner epoch: how often it was committed since it last left that owner's index."""
 
 
 @dataclass
@@ -39,11 +57,11 @@ class _Known:
     puts: dict[int, Version] = field(default_factory=dict)
     """Those that may have been listed, by version."""
 
-    is_listed: bool = False
-    """Whether some owner has committed it, and none has let go of it since."""
+    places: dict[ShardId, Place] = field(default_factory=dict)
+    """Where owners have committed it, and not let go of it since."""
 
-    lasts: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By shard and owner epoch: how often it was committed since it last left that owner's index."""
+    departures: int = 0
+    """How often an owner has let go of it."""
 
 
 class Oracle:
@@ -55,6 +73,7 @@ class Oracle:
 
         self.excused: Counter[str] = Counter()
         self._numbers = blocks.keys_of(list(range(numbers)))
+        self._keys = {number: key for key, number in self._numbers.items()}
         self._known: defaultdict[int, _Known] = defaultdict(_Known)
         self._versions = 0
 
@@ -67,7 +86,18 @@ class Oracle:
     @property
     def listed(self) -> list[int]:
         """Blocks that must be found when everything is at rest."""
-        return [number for number, known in self._known.items() if known.is_listed]
+        return [number for number, known in self._known.items() if known.places]
+
+    def places(self, number: int) -> dict[ShardId, Place]:
+        """Return where a block was committed, and should be."""
+        return self._known[number].places
+
+    def departures(self, number: int) -> int:
+        """Count how often an owner has let go of a block."""
+        return self._known[number].departures
+
+    def key_of(self, number: int) -> bytes:
+        return self._keys[number]
 
     # ---------------------------------------------------------------------------------- what workers see
 
@@ -95,11 +125,16 @@ class Oracle:
         if not any(data == put.data.tobytes() for put in puts):
             raise ViolationError(f"WRONG BYTES of block {number} were handed over")
 
-    def must_be_found(self, number: int, state: int, reason: int) -> None:
-        """A get of a block when everything is at rest."""
+    def must_be_found(self, number: int, state: int, reason: int, excuse: str) -> None:
+        """A get of a block when all is at rest. *excuse*: why it may be gone, nothing if it may not."""
+        if state == BlockState.HIT or not self._known[number].places:
+            return
         if self.is_lied_to and reason == Reason.DAMAGED:
             self.excused["what a lie left in an agent's memory"] += 1
-        elif state != BlockState.HIT and self._known[number].is_listed:
+        elif excuse:
+            self.excused[excuse] += 1
+            self._known[number].places.clear()
+        else:
             said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
             raise ViolationError(f"block {number} was committed, and a get of it says {said}")
 
@@ -109,27 +144,21 @@ class Oracle:
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 16)
         return [self._numbers[row.tobytes()] for row in rows if row.tobytes() in self._numbers]
 
-    def committed(self, shard: str, epoch: int, numbers: list[int]) -> None:
-        """An owner has listed blocks; they are in its index."""
-        for number in numbers:
+    def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
+        """An owner has listed a block; it is in its index."""
+        places = self._known[number].places
+        place = places.setdefault(shard, Place(mishaps, is_current))
+        place.epochs[epoch] += 1
+        if place.epochs[epoch] > 1:
+            raise ViolationError(f"block {number} was committed twice under epoch {epoch} of {shard}")
+
+    def gone(self, kind: EventKind, shards: dict[int, set[ShardId]]) -> None:
+        """An owner took blocks out of its index: as they were old, or as it found them damaged itself.
+
+        *shards*: of each block, where that owner does not list it now.
+        """
+        for number, left in shards.items():
             known = self._known[number]
-            known.is_listed = True
-            known.lasts[shard, epoch] += 1
-            if known.lasts[shard, epoch] > 1:
-                raise ViolationError(f"block {number} was committed twice under epoch {epoch} of {shard}")
-
-    def gone(self, kind: EventKind, numbers: list[int]) -> None:
-        """An owner took blocks out of its index: as they were old, or as it found them damaged itself."""
-        if kind is EventKind.DROPPED and not self.is_lied_to:
-            raise ViolationError(f"blocks {numbers} were dropped, and nothing damaged them")
-        for number in numbers:
-            self._known[number].is_listed = False
-            self._known[number].lasts.clear()
+            known.departures += 1
+            known.places = {shard: place for shard, place in known.places.items() if shard not in left}
             self.excused[kind.name] += 1
-
-    def lost(self, numbers: list[int], why: str) -> None:
-        """Where these blocks were is no more."""
-        for number in numbers:
-            self._known[number].is_listed = False
-            self._known[number].lasts.clear()
-            self.excused[why] += 1

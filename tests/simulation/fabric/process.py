@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,14 @@ from tests.simulation.fabric.worker import CONNECTIONS, MIB, TOKEN
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
+from ostraca_fabric.adapters.inline_transport import InlineTransport
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.network_owners import NetworkOwners
+from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import AgentId, DriveId
 from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.ports.transport import INLINE
 from ostraca_fabric.testing.hosted import HostedDrive, HostedNetwork
 from ostraca_fabric.testing.simulated_drive import SimulatedDrive
 from ostraca_fabric.testing.simulated_flash import SimulatedFlash
@@ -118,7 +122,7 @@ class AgentProcess:
                     token=lambda: FABRIC_TOKEN,
                     network=network,
                 ),
-                transports={transport.name: transport},
+                transports={transport.name: transport, INLINE: InlineTransport()},
                 open_drive=self._open_drive,
                 clock=self.host.clock,
                 network=network,
@@ -133,6 +137,11 @@ class AgentProcess:
     def shards(self) -> dict[ShardId, OwnedShard]:
         """The shards that it answers for."""
         return self.agent._owner.shards
+
+    def has_given_up(self, drives: Iterable[DriveId]) -> bool:
+        """Say whether it leaves one of these drives alone for as long as it lives."""
+        known = self.agent._drives
+        return any(drive in known and known[drive].health.condition is Condition.FAILED for drive in drives)
 
     def begin(self) -> None:
         self.host.spawn(self._start())

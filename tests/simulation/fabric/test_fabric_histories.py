@@ -6,11 +6,16 @@ import asyncio
 import contextlib
 import random
 
+import numpy as np
 import pytest
-from tests.simulation.fabric.history import History, play
+from tests.simulation.fabric.history import History, drawn_strikes, play
+from tests.simulation.fabric.resting import excuse, rest
 from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.world import Setup, World
+from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
+from tests.simulation.fabric.world import STRIKES, Setup, Watched, World
+from tests.simulation.model import ViolationError
 
+from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
 BATCH = 5
@@ -29,13 +34,46 @@ def test_a_seed_tells_all_of_a_fabrics_history() -> None:
     assert play(7) != play(8)
 
 
+def test_every_strike_is_something_that_a_history_can_do() -> None:
+    struck = {*STRIKES, *BAD_DRIVES, *ENCLOSURES, *HARSH}
+    assert {name for name in struck if not callable(getattr(History, name, None))} == set()
+    drawn = {name for seed in range(100) for name in drawn_strikes(random.Random(seed))}
+    assert drawn == struck
+
+
+@pytest.mark.parametrize("is_spoilt", [True, False])
+def test_only_what_a_fault_has_touched_is_excused(*, is_spoilt: bool) -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(hosts=1, drives=1, has_cache=False), dice, Story(loop))
+        (process,) = world.agents.values()
+        try:
+            with Watched(world):
+                await rest(world)
+                world.begin_put("w0", [1, 2], 2.0, Ack.COMMITTED)
+                await world.settle()
+                (owned,) = process.shards.values()
+                row = owned.core.index.find(np.frombuffer(world.oracle.key_of(1), np.uint8).reshape(1, -1))
+                begin, flash = int(owned.core.index.offsets(row)[0]), world.drives.flashes[owned.record.drive]
+                if is_spoilt:
+                    flash.rot(begin)
+                assert [excuse(world, number) for number in (1, 2)] == ["a spoilt extent" * is_spoilt, ""]
+                with contextlib.nullcontext() if is_spoilt else pytest.raises(ViolationError):
+                    world.drives.check_damage(owned, begin, 1)
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
 def test_a_process_that_stands_still_before_it_acts_is_not_stopped_for_longer() -> None:
     async def scenario() -> None:
         dice = random.Random(1)
         world = World(Setup(hosts=1), dice, Story(loop))
         history, (process,) = History(world, dice), world.agents.values()
         try:
-            await world.rest()
+            await rest(world)
             is_acting = asyncio.Event()
 
             def stop() -> None:
@@ -64,7 +102,7 @@ def test_a_lease_is_kept_alive_again_after_stops_that_overlap() -> None:
         world = World(Setup(hosts=1), dice, Story(loop))
         history, (process,) = History(world, dice), world.agents.values()
         try:
-            await world.rest()
+            await rest(world)
             history._stand_still(process, 8.0)
             history._pause(process, 20.0)
             await asyncio.sleep(19.0)

@@ -12,13 +12,13 @@ from tests.simulation.model import ViolationError
 
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, SUPERBLOCK_COPIES
-from ostraca_fabric.flash.superblock import decode_superblock
 from ostraca_fabric.flash.volume_records import COPIES, copy_bytes, copy_offset, examine_volumes, newest_copy
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.process import AgentProcess
 
-    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.flash.superblock import Superblock
+    from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.testing.drive_faults import Mishap
     from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 
@@ -30,20 +30,27 @@ def are_volume_records(mishap: Mishap) -> bool:
     return mishap.begin >= _SUPERBLOCK_BYTES and mishap.end <= FIRST_SEGMENT_OFFSET
 
 
-def check_volume_records(process: AgentProcess, flashes: dict[DriveId, SimulatedFlash]) -> int:
+def check_volume_records(
+    process: AgentProcess, flashes: dict[DriveId, SimulatedFlash], superblocks: dict[ShardId, Superblock]
+) -> int:
     """Compare what an agent knows of its shards' copies with flash; return how many could be compared.
 
-    Those are the ones that it has read since the earlier grants were retired.
+    Those are the ones that it has read since the earlier grants were retired, and that no fault of the drive
+    has changed.
     """
     compared = 0
     for shard, owned in process.shards.items():
         copy = process.agent._volume_copies.of(shard)
         if copy is None or not copy._is_read_alone or copy._is_writing or owned.is_failing:
             continue
-        image = flashes[owned.record.drive].image
-        superblock = decode_superblock(image[:_SUPERBLOCK_BYTES].tobytes())
+        flash = flashes[owned.record.drive]
+        image = flash.image
+        superblock = superblocks[shard]
         begin = copy_offset(superblock.geometry, 0)
-        area = image[begin : begin + COPIES * copy_bytes(superblock.geometry)].tobytes()
+        end = begin + COPIES * copy_bytes(superblock.geometry)
+        if flash.is_spoilt(0, end):
+            continue
+        area = image[begin:end].tobytes()
         copies = examine_volumes(superblock, area)
         number = newest_copy(copies)
         found = None if number is None else copies[number]

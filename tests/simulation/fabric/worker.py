@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.blocks import Version
+from tests.simulation.fabric.inline import InlineEnd
 from tests.simulation.model import ViolationError
 
 from ostraca.core.events import Disconnected, Event, Finished, Send, Ticked, Verdict, Verified, Verify
@@ -42,6 +44,7 @@ from ostraca_fabric.wire.messages import (
     ArenaOffer,
     Cancel,
     Failed,
+    Fetch,
     GetDone,
     GetProgress,
     Hello,
@@ -106,17 +109,28 @@ class Worker:
     """One process. All methods are called in it."""
 
     def __init__(
-        self, name: str, addresses: list[str], *, network: Network, plane: SimulatedPlane, dice: random.Random
+        self,
+        name: str,
+        addresses: list[str],
+        *,
+        network: Network,
+        plane: SimulatedPlane,
+        dice: random.Random,
+        is_inline: bool = False,
+        wire_newest: int = WIRE_VERSION,
     ) -> None:
         self.name = name
         self._addresses = addresses
         self._network = network
         self._client = dice.randbytes(16)
         self._memory = bytearray(_ARENA_BYTES)
-        self.arena = SimulatedArenaEnd(plane, memoryview(self._memory), chunk_bytes=MIB)
-        self.arena.on_submitted = self._holder_of
-        self.arena.on_landing = self._landing
-        self.ledger = Ledger(SlotPool(_ARENA_BYTES, MIB), quarantine_bytes_max=_ARENA_BYTES // 2)
+        self._wire_newest = wire_newest
+        slots = SlotPool(_ARENA_BYTES, MIB)
+        self._inline = InlineEnd(self._memory, slots) if is_inline else None
+        """Where blocks cross in frames of the connection."""
+
+        self.arena = self._inline or self._planed(plane)
+        self.ledger = Ledger(slots, quarantine_bytes_max=_ARENA_BYTES // 2)
         self.violations: list[str] = []
         self._holders: dict[int, int] = {}
         """By slot: the request that used it last."""
@@ -133,6 +147,12 @@ class Worker:
     @property
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _planed(self, plane: SimulatedPlane) -> SimulatedArenaEnd:
+        """Return an arena on the data plane, of which every landing is watched."""
+        arena = SimulatedArenaEnd(plane, memoryview(self._memory), chunk_bytes=MIB)
+        arena.on_submitted, arena.on_landing = self._holder_of, self._landing
+        return arena
 
     # --------------------------------------------------------------------------------------- operations
 
@@ -155,6 +175,8 @@ class Worker:
             recompute_s=0.0,
         )
         seeds, handed = tag_seeds(blocks.IDENTITY, spans, lengths), dict[int, bytes]()
+        if self._inline is not None:
+            self._inline.open(slots, SLOT_BYTES)
 
         def verify(wanted: Verify) -> Verified:
             found = columns.positions(wanted.positions, len(numbers))
@@ -246,6 +268,8 @@ class Worker:
                 todo.extend(operation.on(event, self._now_s))
         finally:
             del self._mail[request]
+            if slots is not None:
+                self._shut(slots)
             if slots is not None and is_sent:
                 self.ledger.left(request)
             elif slots is not None:
@@ -281,6 +305,7 @@ class Worker:
             self._deliver(request, Disconnected())
             return
         slots = self.ledger.slots(request)
+        self._shut(slots)
         if isinstance(answer, GetDone | PutDone):
             unsettled = (
                 columns.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
@@ -297,10 +322,20 @@ class Worker:
         if mail is not None:
             mail.put_nowait(event)
 
-    def _on_aside(self, aside: Aside) -> None:
+    def _shut(self, slots: NDArray[np.int64]) -> None:
+        """Let nothing land in these slots any more, where that is ours to decide."""
+        if self._inline is not None:
+            self._inline.shut(slots)
+
+    def _on_aside(self, made: list[ClientConnection], aside: Aside) -> None:
         match aside:
             case GetProgress():
+                slots = self.ledger.slots(aside.request)
+                if len(slots):
+                    self._shut(slots[columns.positions(aside.positions, len(slots))])
                 self._deliver(aside.request, aside)
+            case Fetch() if self._inline is not None and made:
+                self._inline.answer(made[0], aside)
             case Settled(request=request):
                 self.ledger.settled(request)
             case _:
@@ -371,7 +406,7 @@ class Worker:
     async def _connected(self, address: str, arenas: tuple[ArenaOffer, ...]) -> ClientConnection:
         hello = Hello(
             version_oldest=WIRE_VERSION_OLDEST,
-            version_newest=WIRE_VERSION,
+            version_newest=self._wire_newest,
             role="worker",
             tenant=blocks.TENANT,
             token=TOKEN,
@@ -379,9 +414,15 @@ class Worker:
             arenas=arenas,
             client=self._client,
         )
-        return await connect(
-            address, hello, settings=CONNECTIONS, on_aside=self._on_aside, network=self._network
+        made: list[ClientConnection] = []
+        on_aside = partial(self._on_aside, made)
+        connection = await connect(
+            address, hello, settings=CONNECTIONS, on_aside=on_aside, network=self._network
         )
+        made.append(connection)
+        if self._inline is not None:
+            self._inline.connected(connection)
+        return connection
 
     async def _watch(self, link: _Link) -> None:
         await link.connection.wait_closed()
@@ -398,7 +439,9 @@ class Worker:
     def _lost(self, link: _Link) -> None:
         if not link.is_lost:
             link.is_lost = True
-            self.ledger.lost(is_drained=False)
+            if self._inline is not None:
+                self._inline.lost()
+            self.ledger.lost(is_drained=self._inline is not None)
 
     def _owing(self) -> frozenset[str]:
         return self.ledger.owing - {self._link.agent if self._link is not None else ""}

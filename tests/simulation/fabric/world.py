@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.simulation.fabric import blocks
+from tests.simulation.fabric.calm import Calm
+from tests.simulation.fabric.drives import FABRIC, Drives
 from tests.simulation.fabric.oracle import Oracle
+from tests.simulation.fabric.placed import Placed
 from tests.simulation.fabric.process import AgentProcess, Outside, address_of, settings_with
 from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.volume_records import are_volume_records, check_volume_records
 from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
 
 from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_fabric.explain import EventKind
-from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, Geometry
-from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.ids import EnclosureId, FabricId, drive_id, shard_id
+from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import Ack, BlockState, PutState
 from ostraca_fabric.tallies import STATES, tally_text
-from ostraca_fabric.testing.drive_faults import Befell, DriveFaults
+from ostraca_fabric.testing.drive_faults import DriveFaults
 from ostraca_fabric.testing.hosted import HostedNetwork
-from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 from ostraca_fabric.testing.simulated_membership import SimulatedStore, StoreFaults
 from ostraca_fabric.testing.simulated_network import SimulatedNetwork
 from ostraca_fabric.testing.simulated_transport import SimulatedPlane, TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost
+from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from ostraca_fabric.ids import DriveId, ShardId
+    from ostraca_fabric.fabric_map import FabricMap
+    from ostraca_fabric.ids import EnclosureId
+    from ostraca_fabric.wire.messages import ShardCommit, ShardCommitted
 
-FABRIC = FabricId(bytes(16))
-REST_WITHIN_S = 900.0
-_GET_BLOCKS = 16
 _CHECKS = 12
-_GET_TRIES = 12
-_AGAIN_S = 4.0
-"""What was held off is tried again within half a minute."""
+STRIKES = (
+    "agent_dies",
+    "worker_dies",
+    "worker_is_reset",
+    "agent_stops",
+    "agent_stops_before_it_acts",
+    "agent_stops_before_it_writes",
+    "machine_stops",
+    "store_is_cut_off",
+    "store_goes_down",
+    "hosts_are_parted",
+    "link_is_slow",
+)
 
 
 @dataclass(frozen=True)
@@ -65,23 +74,20 @@ class Setup:
     transfer_faults: TransferFaults = field(default_factory=TransferFaults)
     reach: StoreFaults = field(default_factory=StoreFaults)
     lies: float = 0.0
+    inline: float = 0.0
+    """The share of workers whose blocks cross in frames of their connections."""
+
+    wires: tuple[int, ...] = (WIRE_VERSION,)
+    """The newest version of the wire that workers speak: agents speak one that is older, or the same."""
+
+    silence: float = 0.0
+    """Of processes that die: their connections are not ended, and seem to live for a while."""
+
     has_cache: bool = True
     drift: float = 0.0
     """How much faster or slower a process's clock may be."""
 
-    strikes: tuple[str, ...] = (
-        "agent_dies",
-        "worker_dies",
-        "worker_is_reset",
-        "agent_stops",
-        "agent_stops_before_it_acts",
-        "agent_stops_before_it_writes",
-        "machine_stops",
-        "store_is_cut_off",
-        "store_goes_down",
-        "hosts_are_parted",
-        "link_is_slow",
-    )
+    strikes: tuple[str, ...] = STRIKES
     """What may go wrong: methods of ``History``."""
 
     expects_all: bool = True
@@ -107,6 +113,9 @@ class World:
         self.story = story
         self.loop = loop
         self.oracle = Oracle(setup.numbers, is_lied_to=setup.lies > 0)
+        self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
+        self.placed = Placed(setup.numbers)
+        self.calm = Calm(self)
         self.outside = Outside(
             loop=loop,
             dice=dice,
@@ -114,7 +123,7 @@ class World:
             store=SimulatedStore(FABRIC),
             network=SimulatedNetwork(dice.randrange(1 << 30), give_up_s=10.0),
             plane=SimulatedPlane(dice, setup.transfer_faults),
-            flashes={},
+            flashes=self.drives.flashes,
             reach=setup.reach,
             lies=setup.lies,
             settings=settings_with(cache=setup.has_cache),
@@ -124,9 +133,17 @@ class World:
         self._gone: list[VirtualHost] = []
         self._failed: BaseException | None = None
         self._checks = 0
-        self._mishaps_seen: Counter[DriveId] = Counter()
         self._moving: set[asyncio.Task[None]] = set()
-        enclosures = [self.made_enclosure(f"e{number}") for number in range(setup.enclosures)]
+        self.drained: set[EnclosureId] = set()
+        """Enclosures that ever took nothing new: what is there may be passed over."""
+
+        self.has_forgotten_placements = False
+        """Whether an earlier placement epoch was forced out, or lost with the store."""
+
+        self._dropped: int | None = None
+        enclosures = [
+            self.drives.made_enclosure(f"e{number}", setup.drives) for number in range(setup.enclosures)
+        ]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
         for number in range(setup.hosts):
             self.start_agent(f"h{number}")
@@ -135,25 +152,10 @@ class World:
 
     # ------------------------------------------------------------------------------------------ the parts
 
-    def made_enclosure(self, name: str) -> EnclosureRecord:
-        """Format an enclosure's drives."""
-        setup, enclosure = self.setup, EnclosureId(name)
-        shard_bytes = FIRST_SEGMENT_OFFSET + setup.segments * MIB
-        geometry = Geometry.planned(shard_bytes, segment_bytes=MIB, block_bytes=4096)
-        drives, shards = [], []
-        for number in range(setup.drives):
-            drive = drive_id(enclosure, f"d{number}")
-            flash = SimulatedFlash(shard_bytes, self.dice)
-            shard = shard_id(drive, 0)
-            superblock = Superblock(FABRIC, bytes(16), enclosure, drive, shard, 0, geometry)
-            pages = np.frombuffer(encode_superblock(superblock), np.uint8)
-            flash.land(flash.next_number(), 0, pages, lambda: False)
-            flash.faults = setup.drive_faults
-            self.outside.flashes[drive] = flash
-            drives.append(DriveRecord(drive, str(drive)))
-            data_bytes = geometry.segments * geometry.data_bytes
-            shards.append(ShardRecord(shard, drive, 0, shard_bytes, data_bytes, geometry.data_bytes))
-        return EnclosureRecord(enclosure, tuple(drives), tuple(shards))
+    @property
+    def map(self) -> FabricMap:
+        """What the store says."""
+        return self.outside.store.memory.map
 
     def start_agent(self, name: str) -> None:
         """Start an agent, or its successor on the same host."""
@@ -172,7 +174,7 @@ class World:
         """Kill an agent's process."""
         self.story.tell(name, "CRASHES")
         self.agents[name].crash()
-        self.outside.network.crash(name)
+        self.outside.network.crash(name, silently=self.dice.random() < self.setup.silence)
 
     def start_worker(self, name: str) -> None:
         """Start a worker, beside the agent of the same number."""
@@ -188,6 +190,8 @@ class World:
                 network=network,
                 plane=self.outside.plane,
                 dice=self.dice,
+                is_inline=self.dice.random() < self.setup.inline,
+                wire_newest=self.dice.choice(self.setup.wires),
             )
         )
         self.workers[name] = WorkerProcess(host, worker)
@@ -199,7 +203,7 @@ class World:
         process.host.kill()
         process.worker.arena.close()
         self._gone.append(process.host)
-        self.outside.network.crash(name)
+        self.outside.network.crash(name, silently=self.dice.random() < self.setup.silence)
 
     # ------------------------------------------------------------------------------------------ traffic
 
@@ -216,8 +220,14 @@ class World:
 
         self._begin(name, put())
 
-    def begin_get(self, name: str, numbers: list[int], deadline_s: float) -> None:
-        self._begin(name, self._get(name, numbers, deadline_s, self._told_get))
+    def begin_get(
+        self,
+        name: str,
+        numbers: list[int],
+        deadline_s: float,
+        then: Callable[[list[int], Ended], None] = lambda _, __: None,
+    ) -> None:
+        self._begin(name, self._get(name, numbers, deadline_s, then))
 
     def begin_lookup(self, name: str, numbers: list[int], deadline_s: float) -> None:
         async def lookup() -> None:
@@ -231,15 +241,13 @@ class World:
     async def _get(
         self, name: str, numbers: list[int], deadline_s: float, then: Callable[[list[int], Ended], None]
     ) -> None:
-        until_s = self.loop.time() + deadline_s
+        until_s, asked = self.loop.time() + deadline_s, self.calm.asked(numbers)
         end = await self.workers[name].worker.get(numbers, deadline_s)
         self._told(name, "get", numbers, end)
         self.oracle.ended("get", self.loop.time() - until_s)
         self.oracle.got(numbers, end)
+        self.calm.answered(asked, numbers, end, deadline_s)
         then(numbers, end)
-
-    def _told_get(self, numbers: list[int], end: Ended) -> None:
-        pass
 
     def _told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
         if end.states[:1] == [-1]:
@@ -271,7 +279,7 @@ class World:
 
     # ------------------------------------------------------------------------------------------ what is so
 
-    def observe(self, agent: str, kind: EventKind, keys: NDArray[np.uint8], states: object) -> None:
+    def observe(self, agent: str, kind: EventKind, keys: NDArray[np.uint8]) -> None:
         """Hear of what an agent did to blocks."""
         process = self.agents.get(agent)
         if process is None or not process.is_alive:
@@ -279,15 +287,46 @@ class World:
         if kind in (EventKind.EVICTED, EventKind.DROPPED):
             numbers = self.oracle.numbers_of(keys)
             self.story.tell(agent, f"{kind.name} {numbers}")
-            self.oracle.gone(kind, numbers)
-        elif kind is EventKind.COMMITTED and isinstance(states, np.ndarray):
-            done = np.ascontiguousarray(keys[states == PutState.COMMITTED])
-            for owned in process.shards.values() if len(done) else ():
-                found = owned.core.index.find(done) >= 0
-                numbers = self.oracle.numbers_of(done[found])
-                if numbers:
-                    self.story.tell(agent, f"COMMITTED {numbers} in {owned.record.id}, epoch {owned.epoch}")
-                    self.oracle.committed(owned.record.id, owned.epoch, numbers)
+            if kind is EventKind.DROPPED:
+                (self._dropped,) = numbers
+            is_drop = kind is EventKind.DROPPED
+            left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
+            self.oracle.gone(kind, left)
+
+    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8]) -> None:
+        """Hear of blocks that an owner has committed; those that have left its index since are none."""
+        process = self.agents.get(agent)
+        owned = process.shards.get(shard) if process is not None and process.is_alive else None
+        if owned is None or not len(keys):
+            return
+        numbers = self.oracle.numbers_of(keys[owned.core.index.find(keys) >= 0])
+        self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
+        self.calm.committed(numbers)
+        mishaps = self.drives.mishaps(shard)
+        for number in numbers:
+            is_current = self.placed.shards(self.map, number)[:1] == [shard]
+            self.oracle.committed(shard, owned.epoch, number, mishaps=mishaps, is_current=is_current)
+
+    def _let_go_by(self, process: AgentProcess, number: int, *, is_drop: bool) -> set[ShardId]:
+        """Return the shards in which an agent that has just let a block go lists it no more.
+
+        What an agent drops that may own the shard no more, its successor may list.
+        """
+        key = np.frombuffer(self.oracle.key_of(number), np.uint8).reshape(1, -1)
+        return {
+            shard
+            for shard, owned in process.shards.items()
+            if not owned.core.is_recovering
+            and (owned.is_sure or not is_drop)
+            and owned.core.index.find(key)[0] < 0
+        }
+
+    def found_damaged(self, owned: OwnedShard, offset: int) -> None:
+        """Hear of damage that an owner has found: of the block it has just dropped, or of a summary."""
+        length = blocks.length_of(self._dropped) if self._dropped is not None else 0
+        self._dropped = None
+        if not self.setup.lies:
+            self.drives.check_damage(owned, offset, length)
 
     def fail(self, error: BaseException | None) -> None:
         """Keep the first thing that went wrong."""
@@ -302,7 +341,7 @@ class World:
             if process.worker.violations:
                 raise ViolationError(process.worker.violations[0])
         if self.setup.expects_all:
-            self._check_writes()
+            self.oracle.excused["late volume records"] += self.drives.check_writes()
         if not self._checks % _CHECKS:
             self.check_closely()
 
@@ -315,79 +354,6 @@ class World:
                 for owned in agent.shards.values():
                     owned.core.check()
 
-    def _check_writes(self) -> None:
-        for drive, flash in self.outside.flashes.items():
-            mishaps = itertools.islice(flash.mishaps, self._mishaps_seen[drive], None)
-            for mishap in mishaps:
-                self._mishaps_seen[drive] += 1
-                if mishap.kind is Befell.LATE and are_volume_records(mishap):
-                    self.oracle.excused["late volume records"] += 1
-                elif mishap.kind is Befell.LATE:
-                    raise ViolationError(
-                        f"a write to {drive} landed at {mishap.begin} over what was submitted after it"
-                    )
-
-    def restlessness(self) -> str:
-        """Say why the fabric is not at rest; nothing when it is."""
-        truth = self.outside.store.memory.map
-        for name, process in self.agents.items():
-            if not (process.is_alive and process.has_started) or process.host.is_paused:
-                return f"{name} is not up"
-            if process.agent._routes.map.claims != truth.claims:
-                return f"{name} does not know all claims"
-        for shard in truth.shards():
-            owners = [name for name, process in self.agents.items() if shard.id in process.shards]
-            claim = truth.claims.get(shard.id)
-            if claim is None or owners != [claim.agent]:
-                return f"{shard.id} is claimed by {claim and claim.agent}, and answered for by {owners}"
-            if self._owned(owners[0], shard.id):
-                return self._owned(owners[0], shard.id)
-        return ""
-
-    def _owned(self, name: str, shard: ShardId) -> str:
-        owned = self.agents[name].shards[shard]
-        return f"{name} is reading what {shard} holds" if owned.core.is_recovering else ""
-
-    async def rest(self) -> None:
-        """Wait until the fabric is at rest; it must get there by itself."""
-        until_s = self.loop.now_s + REST_WITHIN_S
-        while why := self.restlessness():
-            if self.loop.now_s > until_s:
-                raise ViolationError(f"the fabric comes to no rest: {why}")
-            self.check()
-            await asyncio.sleep(0.5)
-        await asyncio.sleep(1.0)
-        self.check_closely()
-        for process in self.agents.values():
-            compared = check_volume_records(process, self.outside.flashes)
-            self.story.happened["volume records compared"] += compared
-        self.story.tell("-", "the fabric is at rest")
-
-    async def everything_is_found(self) -> None:
-        """Get every block that must be there, when the fabric is at rest."""
-        for begin in range(0, len(self.oracle.listed), _GET_BLOCKS):
-            left = self.oracle.listed[begin : begin + _GET_BLOCKS]
-            for attempt in range(_GET_TRIES):
-                missing = await self._missing(left)
-                left = [number for number, _, _ in missing]
-                if not left:
-                    break
-                if attempt == _GET_TRIES - 1:
-                    for each in missing:
-                        self.oracle.must_be_found(*each)
-                await asyncio.sleep(_AGAIN_S)
-
-    async def _missing(self, numbers: list[int]) -> list[tuple[int, int, int]]:
-        """Get blocks by any worker; return those that were no HITs, with state and reason."""
-        ends: list[Ended] = []
-        name = self.dice.choice(sorted(self.workers))
-        self._begin(name, self._get(name, numbers, 5.0, lambda _, end: ends.append(end)))
-        await self.settle()
-        self.check()
-        (end,) = ends
-        outcomes = zip(numbers, end.states, end.reasons, strict=True)
-        return [each for each in outcomes if each[1] != BlockState.HIT]
-
     def end(self) -> None:
         """Tear everything down."""
         hosts = [*self._gone, *(each.host for each in self.agents.values())]
@@ -396,22 +362,42 @@ class World:
 
 
 class Watched:
-    """Has a world hear of every event of every agent, as long as it is entered."""
+    """Has a world hear of every event of every agent, and of damage, as long as it is entered."""
 
-    def __init__(self, heard: Callable[[str, EventKind, NDArray[np.uint8], object], None]) -> None:
-        self._heard = heard
-        self._record = EventRing.record
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._record, self._count = EventRing.record, OwnedShard.count_damage
+        self._commit = OwnerService._commit
 
     def __enter__(self) -> None:
-        record, heard = self._record, self._heard
+        world, record, count, commit = self._world, self._record, self._count, self._commit
 
         def recording(
             ring: EventRing, kind: EventKind, keys: NDArray[np.uint8], *rest: object, **named: object
         ) -> None:
             record(ring, kind, keys, *rest, **named)  # type: ignore[arg-type]  # handed on
-            heard(ring.agent, kind, keys, rest[0] if rest else None)
+            world.observe(ring.agent, kind, keys)
 
+        def counting(owned: OwnedShard, offset: int) -> None:
+            count(owned, offset)
+            if owned.is_sure:
+                world.found_damaged(owned, offset)
+
+        async def committing(
+            service: OwnerService, part: ShardCommit, numbers: NDArray[np.uint64], *rest: NDArray[np.generic]
+        ) -> ShardCommitted:
+            owned = service.shards.get(ShardId(part.shard))
+            keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
+            done = await commit(service, part, numbers, *rest)  # type: ignore[arg-type]  # handed on
+            is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
+            world.committed(service.events.agent, ShardId(part.shard), keys[is_done])
+            return done
+
+        OwnerService._commit = committing  # type: ignore[method-assign,assignment]  # until it is left
         EventRing.record = recording  # type: ignore[method-assign,assignment]  # until it is left
+        OwnedShard.count_damage = counting  # type: ignore[method-assign,assignment]  # until it is left
 
     def __exit__(self, *_: object) -> None:
         EventRing.record = self._record  # type: ignore[method-assign]
+        OwnerService._commit = self._commit  # type: ignore[method-assign]
+        OwnedShard.count_damage = self._count  # type: ignore[method-assign]

@@ -1,0 +1,122 @@
+"""Calm: nothing goes wrong but that the store is down. Then every get of what was committed is a HIT.
+
+Calm begins when the fabric has come to rest and all was found, and ends with the first thing that goes wrong
+elsewhere. A store that is down does not end it (invariant 8): gets go on under the last map for as long as
+that takes, and puts for no longer than an owner may write without having asked whether its claim stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.simulation.fabric.resting import excuse
+from tests.simulation.fabric.worker import Ended
+from tests.simulation.model import ViolationError
+
+from ostraca_fabric.outcome import BlockState, Reason
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric.world import World
+
+_COMMITS_FOR_S = 2.0
+"""What may pass between an owner's last look at its grant and the word that a block is committed: a stall of
+its drive, and the group commit."""
+
+_IN_TIME_S = 0.5
+"""A get with so much time is not late, where neither drives nor transfers stall."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What must be found, as it was when a get began."""
+
+    departures: dict[int, int]
+    """By number: how often an owner had let go of it."""
+
+    was_down: bool
+
+
+class Calm:
+    """Whether a world is calm, and what must be so then."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_calm = False
+        self._down_since_s: float | None = None
+
+    def begin(self) -> None:
+        """All was found. It is not calm yet where an agent leaves a drive or another agent alone."""
+        agents = [process.agent for process in self._world.agents.values()]
+        living = set(self._world.drives.living)
+        has_drives = not any(
+            drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in living
+        )
+        has_peers = not any(peer.is_held_off for agent in agents for peer in agent._owners.peers())
+        self._is_calm = has_drives and has_peers
+
+    def end(self) -> None:
+        """Something goes wrong, other than that the store is down."""
+        self._is_calm = False
+
+    def store_went_down(self) -> None:
+        self._down_since_s = self._world.loop.now_s
+
+    def store_went_up(self) -> None:
+        self._down_since_s = None
+
+    def asked(self, numbers: list[int]) -> Asked | None:
+        """A get begins."""
+        if not self._is_calm:
+            return None
+        oracle = self._world.oracle
+        listed = [number for number in numbers if oracle.places(number)]
+        departures = {number: oracle.departures(number) for number in listed}
+        return Asked(departures, was_down=self._down_since_s is not None)
+
+    def answered(self, asked: Asked | None, numbers: list[int], end: Ended, deadline_s: float) -> None:
+        """It has ended."""
+        if asked is None or not self._is_calm:
+            return
+        oracle, happened = self._world.oracle, self._world.story.happened
+        for number, state, reason in zip(numbers, end.states, end.reasons, strict=True):
+            if asked.departures.get(number) != oracle.departures(number):
+                continue
+            if state == BlockState.HIT:
+                happened[f"calm HITs{', the store down' if asked.was_down else ''}"] += 1
+                continue
+            why = self._excuse(number, state, reason, deadline_s)
+            if not why:
+                said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
+                where = "the store alone is down" if asked.was_down else "nothing is wrong"
+                raise ViolationError(f"block {number} was committed, {where}, and a get of it says {said}")
+            happened[f"calm, and {why}"] += 1
+
+    def _excuse(self, number: int, state: int, reason: int, deadline_s: float) -> str:
+        """Say why a get may have found nothing though all is calm."""
+        world, setup = self._world, self._world.setup
+        is_late = state in (BlockState.LATE, BlockState.DECLINED)
+        faults = {
+            "its worker has no agent, or no slot": state < 0,
+            "too late": is_late and (self._stalls or deadline_s < _IN_TIME_S),
+            "a transfer failed": reason == Reason.TRANSFER_FAILED and setup.transfer_faults.failures > 0,
+            "a drive was silent": reason == Reason.DRIVE_SUSPECT and setup.drive_faults.stalls > 0,
+            "a lie": reason == Reason.DAMAGED and setup.lies > 0,
+            "it may lie beside what can't be read": reason == Reason.DRIVE_ERROR
+            and world.drives.have_unreadable(world.oracle.places(number)),
+        }
+        return next((why for why, is_so in faults.items() if is_so), "") or excuse(world, number)
+
+    @property
+    def _stalls(self) -> bool:
+        setup = self._world.setup
+        return bool(setup.transfer_faults.stalls or setup.drive_faults.stalls)
+
+    def committed(self, numbers: list[int]) -> None:
+        """An owner has committed blocks."""
+        if not self._is_calm or self._down_since_s is None:
+            return
+        world = self._world
+        down_s = world.loop.now_s - self._down_since_s
+        if down_s > world.outside.settings.owner.grant_s * (1 + world.setup.drift) + _COMMITS_FOR_S:
+            raise ViolationError(f"blocks {numbers} were committed {down_s:.1f} s after the store went down")
