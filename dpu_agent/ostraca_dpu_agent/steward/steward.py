@@ -228,15 +228,14 @@ class Steward:
 
     def _see_owners(self, fabric_map: FabricMap) -> None:
         """Write nothing any more to shards that somebody else owns now, and answer for those that were left
-        no longer than their next owners take to read them.
+        no longer than their next owners take to read them. What is being recovered writes nothing, and may be
+        claimed anew.
         """
         for shard in self._owner.left:
             if fabric_map.owner(shard) is not None:
                 self._owner.succeeded(shard, until_s=self._clock() + self._settings.drain_s)
         for serving in self._serving.values():
-            if (
-                not serving.owned.core.is_recovering
-            ):  # what is read yet writes nothing, and may be claimed anew
+            if not serving.owned.core.is_recovering:
                 self._fence_if_superseded(serving, fabric_map)
 
     def _fence_if_superseded(self, serving: Serving, fabric_map: FabricMap) -> None:
