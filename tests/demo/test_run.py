@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.demo.whole_demo import whole_demo
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "demo.run", "--quick"]
@@ -52,10 +53,10 @@ def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
             demo.kill()
 
 
-def test_every_check_passes_and_nothing_is_left_behind(directory: Path) -> None:
-    with started(directory) as demo:
-        shown, errors = demo.communicate(timeout=100)
-    assert (demo.returncode, errors) == (0, ""), shown
+def test_every_check_passes_and_nothing_is_left_behind() -> None:
+    demo = whole_demo()
+    shown = demo.shown
+    assert (demo.returncode, demo.errors) == (0, ""), shown
     for claim in (
         "✓ all 64 blocks are committed",
         "✓ worker B, a fresh process, loaded all 64 blocks for each of 4 questions",
@@ -71,17 +72,15 @@ def test_every_check_passes_and_nothing_is_left_behind(directory: Path) -> None:
     counts = re.findall(r"✓ (\d+) (?:of 64 blocks are lost|blocks are computed again)", shown)
     lost, put_back = map(int, counts)
     assert 64 >= put_back >= lost >= 32, "the half that holds more of the document was destroyed"
-    assert left_in(directory) == ["out"]
-    assert left_in(directory / "out") == ["demo.png", "demo.svg"]
+    assert demo.left == ("out", "out/demo.png", "out/demo.svg")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_ends_all_its_processes_and_removes_its_directory(
-    running: subprocess.Popen[str], directory: Path, number: int
+def test_a_terminated_demo_ends_all_its_processes_and_removes_its_directory(
+    running: subprocess.Popen[str], directory: Path
 ) -> None:
     children = psutil.Process(running.pid).children(recursive=True)
     assert len(children) == 2, "the fabric and worker A"
-    running.send_signal(number)
+    running.send_signal(signal.SIGTERM)
     _, errors = running.communicate(timeout=60)
     assert (running.returncode, errors) == (130, "Interrupted; every process has ended.\n")
     assert psutil.wait_procs(children, timeout=10)[1] == []
@@ -98,13 +97,16 @@ def test_a_demo_whose_fabric_dies_fails_and_says_so(running: subprocess.Popen[st
     assert left_in(directory) == []
 
 
-def test_what_is_kept_is_the_fabric_and_the_logs(directory: Path) -> None:
+def test_what_an_interrupted_demo_keeps_is_the_fabric_and_the_logs_and_no_process(directory: Path) -> None:
     with started(directory, "--keep") as demo:
         assert demo.stdout is not None
         while "worker A has" not in demo.stdout.readline():
             assert demo.poll() is None
+        children = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
-        shown, _ = demo.communicate(timeout=60)
+        shown, errors = demo.communicate(timeout=60)
+    assert errors == "Interrupted; every process has ended.\n"
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     kept = Path(shown.rpartition("Kept: ")[2].strip())
     assert (demo.returncode, kept.parent) == (130, directory)
     assert {"fabric", "fabric.log", "worker-a.log"} <= set(left_in(kept))

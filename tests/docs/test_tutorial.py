@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.demo.whole_demo import whole_demo
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-TUTORIAL = REPOSITORY / "docs" / "tutorial" / "README.md"
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "README.md"
 FABRIC = "/tmp/fabric"
 
 pytestmark = [pytest.mark.slow, pytest.mark.nixl]
@@ -161,22 +161,8 @@ def test_everything_after_the_demo_works_as_written(terminals: Terminals) -> Non
     assert not (terminals.directory / "fabric").exists()
 
 
-def test_the_demo_shows_what_the_tutorial_shows(tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.mktemp("d")
-    command, documented = blocks()[0].commands()[0]
-    assert (command, documented) == ("make demo", [])
-    # Not .venv, which may not be there, but this interpreter; and a toy for a model.
-    variables = [f"BIN={Path(sys.executable).parent}", "READY=", f"DEMO_ARGS=--quick --out {directory}"]
-    done = subprocess.run(
-        [*command.split(), *variables],
-        cwd=REPOSITORY,
-        env=environment(directory),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert_shown(
-        done.stdout, [line for block in blocks() if block.language == "text" for line in block.lines]
-    )
+def test_the_demo_shows_what_the_tutorial_shows() -> None:
+    assert blocks()[0].commands() == [("make demo", [])]
+    demo = whole_demo()
+    assert (demo.returncode, demo.errors) == (0, ""), demo.shown
+    assert_shown(demo.shown, [line for block in blocks() if block.language == "text" for line in block.lines])

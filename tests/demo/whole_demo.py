@@ -1,0 +1,54 @@
+"""`make demo` with a toy for a model, from beginning to end: run once, for all who look at what it shows."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeDemo:
+    """What it showed and left behind."""
+
+    returncode: int
+    shown: str
+    errors: str
+    left: tuple[str, ...]
+    """In the directory for temporary files, which is what it was to write its pictures to as well."""
+
+
+@functools.cache
+def whole_demo() -> WholeDemo:
+    """Run it, the first time."""
+    with tempfile.TemporaryDirectory(prefix="d") as directory:
+        # Not .venv, which may not be there, but this interpreter.
+        variables = [
+            f"BIN={Path(sys.executable).parent}",
+            "READY=",
+            f"DEMO_ARGS=--quick --out {directory}/out",
+        ]
+        with subprocess.Popen(
+            ["make", "demo", *variables],
+            cwd=REPOSITORY,
+            env={**os.environ, "TMPDIR": directory, "COLUMNS": "100"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as make:
+            try:
+                shown, errors = make.communicate(timeout=100)
+            finally:
+                if make.poll() is None:
+                    os.killpg(make.pid, signal.SIGTERM)  # the demo too, which ends its processes then
+        found = sorted(Path(directory).rglob("*"))
+        left = tuple(str(path.relative_to(directory)) for path in found)
+        return WholeDemo(make.returncode, shown, errors, left)
