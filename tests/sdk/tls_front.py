@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from ostraca_fabric.tls import Tls
@@ -31,6 +30,7 @@ class TlsFront:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tls-front")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -53,9 +53,8 @@ class TlsFront:
 
     async def _end(self) -> None:
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._is_ending.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # each closes what it opened
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -66,18 +65,18 @@ class TlsFront:
         except OSError:
             writer.transport.abort()
             return
-        ways = [asyncio.ensure_future(_copy(reader, here)), asyncio.ensure_future(_copy(there, writer))]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            for each in (writer, here):
-                each.close()
-                with suppress(OSError):
-                    await each.wait_closed()
-            self._tasks.discard(task)
+        until = [
+            asyncio.ensure_future(each)
+            for each in (_copy(reader, here), _copy(there, writer), self._is_ending.wait())
+        ]
+        await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+        for each in until:
+            each.cancel()
+        await asyncio.gather(*until, return_exceptions=True)
+        for end in (writer, here):
+            end.close()
+        await asyncio.gather(writer.wait_closed(), here.wait_closed(), return_exceptions=True)
+        self._tasks.discard(task)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
