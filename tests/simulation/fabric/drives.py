@@ -54,10 +54,15 @@ class Drives:
         self._weights: dict[ShardId, int] = {}
         self._listings: dict[ShardId, Listings] = {}
         self._mishaps_seen: Counter[DriveId] = Counter()
+        self._enclosures = 0
 
-    def made_enclosure(self, name: str, drives: int) -> EnclosureRecord:
-        """Format an enclosure's drives."""
-        enclosure = EnclosureId(name)
+    def made_enclosure(self, drives: int) -> EnclosureRecord:
+        """Format an enclosure's drives.
+
+        No name is used twice: the store may have forgotten an enclosure that agents know still.
+        """
+        enclosure = EnclosureId(f"e{self._enclosures}")
+        self._enclosures += 1
         made = [self._made(enclosure, number) for number in range(drives)]
         return EnclosureRecord(
             enclosure, tuple(drive for drive, _ in made), tuple(shard for _, shard in made)

@@ -135,9 +135,9 @@ class Enclosures(Playing):
     def enclosure_is_added(self) -> None:
         """There is one more enclosure."""
         world = self.world
-        number = len(world.map.enclosures)
-        if number < world.setup.enclosures + _ENCLOSURES_MORE and world.outside.store.is_up:
-            self._placed("is added", world.drives.made_enclosure(f"e{number}", world.setup.drives))
+        has_room = len(world.map.enclosures) < world.setup.enclosures + _ENCLOSURES_MORE
+        if has_room and world.outside.store.is_up:
+            self._placed("is added", world.drives.made_enclosure(world.setup.drives))
 
     def enclosure_is_drained(self) -> None:
         """An enclosure takes nothing new, unless it is the last that does."""

@@ -15,6 +15,7 @@ from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
 from tests.simulation.fabric.world import STRIKES, Setup, Watched, World
 from tests.simulation.model import ViolationError
 
+from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
@@ -60,6 +61,25 @@ def test_only_what_a_fault_has_touched_is_excused(*, is_spoilt: bool) -> None:
                 assert [excuse(world, number) for number in (1, 2)] == ["a spoilt extent" * is_spoilt, ""]
                 with contextlib.nullcontext() if is_spoilt else pytest.raises(ViolationError):
                     world.drives.check_damage(owned, begin, 1)
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_an_enclosure_that_is_added_takes_no_other_ones_place() -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(hosts=1, enclosures=2, drives=1), dice, Story(loop))
+        history, flashes = History(world, dice), dict(world.drives.flashes)
+        try:
+            await rest(world)
+            world.drives.die(drive_id(EnclosureId("e0"), "d0"))
+            await history.store_is_emptied()
+            history.enclosure_is_added()
+            assert sorted(world.map.enclosures) == ["e1", "e2"]
+            assert {drive: world.drives.flashes[drive] for drive in flashes} == flashes
         finally:
             world.end()
 

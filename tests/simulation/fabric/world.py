@@ -141,9 +141,7 @@ class World:
         """Whether an earlier placement epoch was forced out, or lost with the store."""
 
         self._dropped: int | None = None
-        enclosures = [
-            self.drives.made_enclosure(f"e{number}", setup.drives) for number in range(setup.enclosures)
-        ]
+        enclosures = [self.drives.made_enclosure(setup.drives) for _ in range(setup.enclosures)]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
         for number in range(setup.hosts):
             self.start_agent(f"h{number}")
