@@ -68,6 +68,42 @@ def test_only_what_a_fault_has_touched_is_excused(*, is_spoilt: bool) -> None:
         loop.run_until_complete(scenario())
 
 
+@pytest.mark.parametrize("has_successor", [True, False])
+def test_what_an_owner_drops_that_is_not_sure_of_its_shard_is_gone_unless_another_has_it(
+    *, has_successor: bool
+) -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(drives=1, has_cache=False), dice, Story(loop))
+        try:
+            with Watched(world):
+                await rest(world)
+                (owner,) = (each for each in world.agents.values() if each.shards)
+                beside = f"w{owner.name[1:]}"
+                world.begin_put(beside, [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                (owned,) = owner.shards.values()
+                row = owned.core.index.find(np.frombuffer(world.oracle.key_of(1), np.uint8).reshape(1, -1))
+                world.drives.flashes[owned.record.drive].rot(int(owned.core.index.offsets(row)[0]))
+                if has_successor:
+                    owner.membership.cut()
+                else:
+                    world.outside.store.go_down()
+                await asyncio.sleep(20.0)
+                claim = world.map.claims[owned.record.id]
+                assert (owned.is_sure, claim.agent != owner.id) == (False, has_successor)
+                world.begin_get(beside, [1], 2.0)
+                await world.settle()
+                await asyncio.sleep(1.0)
+                assert any(line.endswith("DROPPED [1]") for line in world.story.lines)
+                assert world.oracle.listed == [1] * has_successor
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
 def test_an_enclosure_that_is_added_takes_no_other_ones_place() -> None:
     async def scenario() -> None:
         dice = random.Random(1)

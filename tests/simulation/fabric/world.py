@@ -308,22 +308,27 @@ class World:
     def _let_go_by(self, process: AgentProcess, number: int, *, is_drop: bool) -> set[ShardId]:
         """Return the shards in which an agent that has just let a block go lists it no more.
 
-        What an agent drops that may own the shard no more, its successor may list.
+        What an agent drops that has a successor, that one may list.
         """
         key = np.frombuffer(self.oracle.key_of(number), np.uint8).reshape(1, -1)
         return {
             shard
             for shard, owned in process.shards.items()
             if not owned.core.is_recovering
-            and (owned.is_sure or not is_drop)
+            and (not is_drop or self._is_last_owner(owned))
             and owned.core.index.find(key)[0] < 0
         }
+
+    def _is_last_owner(self, owned: OwnedShard) -> bool:
+        """Say whether nobody has claimed a shard since its owner did, however sure that one is of it."""
+        given = self.outside.store.memory._grants.get(owned.record.id)
+        return given is not None and given.epoch == owned.epoch
 
     def found_damaged(self, owned: OwnedShard, offset: int) -> None:
         """Hear of damage that an owner has found: of the block it has just dropped, or of a summary."""
         length = blocks.length_of(self._dropped) if self._dropped is not None else 0
         self._dropped = None
-        if not self.setup.lies:
+        if not self.setup.lies and self._is_last_owner(owned):
             self.drives.check_damage(owned, offset, length)
 
     def fail(self, error: BaseException | None) -> None:
@@ -378,8 +383,7 @@ class Watched:
 
         def counting(owned: OwnedShard, offset: int) -> None:
             count(owned, offset)
-            if owned.is_sure:
-                world.found_damaged(owned, offset)
+            world.found_damaged(owned, offset)
 
         async def committing(
             service: OwnerService, part: ShardCommit, numbers: NDArray[np.uint64], *rest: NDArray[np.generic]
