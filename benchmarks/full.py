@@ -26,6 +26,8 @@ _BLOCKS = 16
 _FULL_BYTES = 1 << 30
 _NEVER_FULL_BYTES = 16 << 30
 _SHORT_BYTES = 256 << 20
+_BATCHES_SHORT = 4
+"""Which do not fill it: a short run shows no more than that everything runs."""
 
 
 def run(conditions: Conditions) -> list[Figure]:
@@ -38,7 +40,7 @@ def run(conditions: Conditions) -> list[Figure]:
         _worker(conditions, other_bytes, block_bytes) as other,
     ):
         kept = [work.stored_chain() for work in (full, other)]
-        for _ in range(2 * full_bytes // full.batch_bytes):
+        for _ in range(_BATCHES_SHORT if conditions.is_short else 2 * full_bytes // full.batch_bytes):
             full.stored_chain()
             full.get_views(kept[0])
         if not conditions.is_short and not _evicted(full):

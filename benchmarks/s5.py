@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.conditions import Conditions
 
 _KILLS = 100
-_KILLS_SHORT = 3
+_KILLS_SHORT = 1
 _AGENTS = 3
 _MORE_S = 2.0
 _LATE_S = 30.0
