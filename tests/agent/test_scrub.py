@@ -94,6 +94,24 @@ async def test_a_summary_area_that_has_rotted_is_counted_and_its_blocks_stay() -
         await fabric.at_rest()
 
 
+async def test_an_owner_that_may_have_a_successor_says_nothing_of_what_its_summaries_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with assembled(EAGER, segments=8) as fabric:
+        await filled(fabric)
+        core, scrub = fabric.shard.core, fabric.shard.scrub
+        assert scrub is not None
+        fabric.shard.fence()
+        (number, *_) = (s.number for s in core.ring.segments if s.state is SegmentState.SEALED)
+        begin = core.geometry.summary_offset(number)
+        fabric.drive.bytes[begin : begin + core.geometry.summary_bytes] = bytes(core.geometry.summary_bytes)
+        passes = scrub.passes
+        await until(lambda: scrub.passes >= passes + 2)
+        assert fabric.agent.status().drives[0].damaged_blocks == 0
+        assert "no longer lists" not in caplog.text
+        await fabric.at_rest()
+
+
 async def test_it_reads_nothing_while_the_drive_has_work() -> None:
     drive = HeldDrive(segments=8)
     async with assembled(EAGER, drive=drive) as fabric:
