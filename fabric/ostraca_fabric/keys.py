@@ -28,6 +28,7 @@ from ostraca_fabric.rows import blake2b_rows
 FABRIC_KEY_BYTES = 32
 SECRET_BYTES = 32
 KEY_BYTES = 16
+_RANK_AND_GROUP = struct.Struct("<II")
 
 
 def volume_secret(fabric_key: bytes, *, tenant: TenantId, name: str, incarnation: int) -> bytes:
@@ -61,11 +62,14 @@ def derive_keys(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
         blake2b_rows(
             b"",
             span.hashes,
-            np.tile(np.array([span.rank, span.group], "<u4").view(np.uint8), (len(span), 1)),
+            _RANK_AND_GROUP.pack(span.rank, span.group),
+            count=len(span),
             digest_bytes=KEY_BYTES,
             person=b"ostraca-key",
             key=secret,
         )
         for span in spans
     ]
+    if len(made) == 1:
+        return made[0]
     return np.concatenate(made) if made else np.empty((0, KEY_BYTES), np.uint8)

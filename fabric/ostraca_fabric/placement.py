@@ -151,7 +151,8 @@ def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint64]:
         blake2b_rows(
             b"",
             span.units,
-            np.empty((len(span.unit_blocks), 0), np.uint8),
+            b"",
+            count=len(span.unit_blocks),
             digest_bytes=16,
             person=b"ostraca-unit",
             key=secret,

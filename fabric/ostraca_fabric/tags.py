@@ -66,6 +66,7 @@ def tag_seeds(
             volume + struct.pack("<I", span.hash_bytes),
             span.hashes,
             rest.view(np.uint8),
+            count=len(span),
             digest_bytes=SEED_BYTES,
             person=b"ostraca-tag",
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 
@@ -56,10 +56,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_receive": (_count, [c_int, _at, _bytes, _bytes, _at, _bytes, c_int, c_int64]),
     # passage, bytes passed, bytes that came, how many
     "ostraca_fill": (_count, [_at, _bytes, _at, _bytes]),
-    # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, of one, digests, of one, rows
+    # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, bytes of one, bytes from one to
+    # the next, digests, bytes of one, rows
     "ostraca_blake2b_rows": (
         None,
-        [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _at, _bytes, _count],
+        [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _bytes, _at, _bytes, _count],
     ),
     # things, the row of each, members by row, shares by row, columns, winners, things
     "ostraca_winners": (None, [_at, _at, _at, _at, _count, _at, _count]),
