@@ -9,7 +9,7 @@ import pytest
 from tests.agent.assembly import SETTINGS, HeldDrive, until
 
 from ostraca_dpu_agent.mover.load import Loader
-from ostraca_dpu_agent.mover.locate import Located, Source
+from ostraca_dpu_agent.mover.located import Located, Source
 from ostraca_dpu_agent.mover.pace import Pace
 from ostraca_dpu_agent.mover.staging import Lease, Purpose, Staging
 from ostraca_fabric.ids import AgentId, DriveId, ShardId

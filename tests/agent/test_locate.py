@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from ostraca_dpu_agent.mover.locate import Located, Source
+from ostraca_dpu_agent.mover.located import Located, Source
 from ostraca_dpu_agent.mover.request import Queue, in_turns
 from ostraca_fabric.ids import AgentId, DriveId, ShardId
 

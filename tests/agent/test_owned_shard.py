@@ -48,6 +48,7 @@ from ostraca_fabric.wire.messages import (
     Resolved,
     SessionEnded,
     ShardCommit,
+    ShardExtents,
     ShardKeys,
     ShardRelease,
     ShardWants,
@@ -355,6 +356,29 @@ async def test_a_request_that_is_malformed_in_part_does_nothing_in_the_other_par
                 fabric.service.notice(SessionEnded((ShardKeys(SHARD, keys),)))
         with pytest.raises(MalformedError):
             await answered(fabric.service, Commit(1, 1.0, (ShardCommit(SHARD, 1, b"1234567", b"", b""),)))
+
+
+@pytest.mark.parametrize("pin_s", [0.0, 1.0])
+async def test_a_brief_question_is_a_read_and_its_answer_does_not_say_where(
+    pin_s: float,
+) -> None:
+    async with assembled() as fabric:
+        shard = fabric.shard
+        assert await committed(shard, await reserved(shard, [1, 2]), [1, 2]) == [PutState.COMMITTED] * 2
+        asked = (ShardKeys(SHARD, keys_of([1, 3]).tobytes()),)
+        brief = await answered(fabric.service, Resolve(1, 1.0, pin_s, asked, is_brief=True))
+        assert isinstance(brief, Resolved)
+        (said,) = brief.shards
+        pin = 1 if pin_s else 0
+        assert said == ShardExtents(
+            SHARD, is_owner=True, owner_epoch=shard.epoch, found=bytes([True, False]), pin=pin
+        )
+        assert shard.core.index.is_read(shard.core.index.find(keys_of([1, 2]))).tolist() == [True, False]
+        assert (shard.core.counts().keys_asked, shard.core.counts().keys_found) == (2, 1)
+        full = await answered(fabric.service, Resolve(2, 1.0, pin_s, asked))
+        assert isinstance(full, Resolved)
+        assert full.shards[0].found == said.found
+        assert len(full.shards[0].tags) == 2 * 16
 
 
 async def test_owners_answer_for_no_keys_with_nothing() -> None:

@@ -375,6 +375,7 @@ async def test_an_agent_asks_others_before_itself() -> None:
         class Noting(Waiting):
             def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
                 if isinstance(request, Resolve):
+                    assert request.is_brief, "a look-up need not know where blocks lie"
                     asked.append(self._service._mover._agent)
                 return self._service.answer(request)
 

@@ -204,7 +204,9 @@ class WorkerScript:
         match dice.randrange(8):
             case 0 | 1:
                 keys += dice.choice((b"", b"", b"x"))
-                return m.Resolve(request, self._time(), self._time(), (m.ShardKeys(shard, keys),) * count)
+                shards = (m.ShardKeys(shard, keys),) * count
+                is_brief = dice.choice((False, True))
+                return m.Resolve(request, self._time(), self._time(), shards, is_brief=is_brief)
             case 2:
                 lengths = np.full(count, dice.choice((0, 1, (1 << 32) - 1)), np.uint32).tobytes()
                 depths = dice.choice((b"", lengths, bytes(len(lengths)), lengths[:-1]))

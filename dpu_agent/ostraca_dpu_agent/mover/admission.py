@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.located import Located
     from ostraca_dpu_agent.mover.pace import Pace
 
 

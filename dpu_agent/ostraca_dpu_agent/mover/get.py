@@ -15,7 +15,7 @@ import numpy as np
 
 from ostraca_dpu_agent.mover.admission import Admission
 from ostraca_dpu_agent.mover.drive_io import WaveIO
-from ostraca_dpu_agent.mover.locate import Located
+from ostraca_dpu_agent.mover.located import Located
 from ostraca_dpu_agent.mover.request import Blocks, all_ended, check_sizes, cut, in_turns, keeper, of_one_size
 from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.drive_io import Begun
-    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.located import Located
     from ostraca_dpu_agent.mover.pace import Line, Pace
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_fabric.ids import DriveId

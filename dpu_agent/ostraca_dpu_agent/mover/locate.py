@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from ostraca_dpu_agent.mover.located import Located, Source
 from ostraca_dpu_agent.mover.routes import narrowed
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.ids import AgentId
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.routes import PartsByOwner, Routes, ShardPart
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.ids import DriveId, ShardId
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import ShardExtents
@@ -50,78 +51,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A shard that some of a request's blocks lie in."""
-
-    owner: AgentId
-    shard: ShardId
-    drive: DriveId
-    base: int
-    """The shard's first byte on the drive."""
-
-
-@dataclass(slots=True)
-class Located:
-    """Where the blocks of one request lie: a row per block of the request."""
-
-    is_found: NDArray[np.bool_]
-    reasons: NDArray[np.uint8]
-    """Why a block isn't found."""
-
-    sources: list[Source]
-    source: NDArray[np.intp]
-    """Which of ``sources`` a block lies in."""
-
-    offsets: NDArray[np.uint64]
-    """In the shard, bytes."""
-
-    lengths: NDArray[np.uint32]
-    generations: NDArray[np.uint64]
-    tags: NDArray[np.uint8]
-    """Shape (n, 16)."""
-
-    pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
-
-    def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
-        """Sort out found blocks by the drives they lie on, each drive's in their order."""
-        numbers: dict[DriveId, int] = {}
-        of_source = [numbers.setdefault(source.drive, len(numbers)) for source in self.sources]
-        if len(numbers) == 1:
-            return [(drive, positions) for drive in numbers if len(positions)]
-        drives = np.array(of_source, np.intp)[self.source[positions]]
-        sorted_out = [(drive, positions[drives == number]) for drive, number in numbers.items()]
-        return [(drive, its) for drive, its in sorted_out if len(its)]
-
-    def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
-        """Add up the lengths of found blocks on each drive."""
-        sizes = np.bincount(self.source[positions], self.lengths[positions], len(self.sources))
-        found: dict[DriveId, int] = {}
-        for source, size in zip(self.sources, sizes.tolist(), strict=True):
-            if size:
-                found[source.drive] = found.get(source.drive, 0) + int(size)
-        return found
-
-    @classmethod
-    def nothing(cls, blocks: int) -> Located:
-        """Begin with no block found."""
-        return cls(
-            is_found=np.zeros(blocks, np.bool_),
-            reasons=np.full(blocks, Reason.NOT_FOUND, np.uint8),
-            sources=[],
-            source=np.zeros(blocks, np.intp),
-            offsets=np.zeros(blocks, np.uint64),
-            lengths=np.zeros(blocks, np.uint32),
-            generations=np.zeros(blocks, np.uint64),
-            tags=np.zeros((blocks, columns.TAG_BYTES), np.uint8),
-        )
-
-
 @dataclass(slots=True, eq=False)
 class _Extents:
     """Columns of an owner's answer: a value for each block asked for, zeros where it is not found."""
 
-    is_found: NDArray[np.bool_]
     offsets: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
     generations: NDArray[np.uint64]
@@ -131,7 +64,6 @@ class _Extents:
     def of(cls, said: ShardExtents, count: int) -> _Extents:
         """Take an answer apart; raises MalformedError."""
         return cls(
-            columns.u8(said.found, count) != 0,
             columns.u64(said.offsets, count),
             columns.u32(said.lengths, count),
             columns.u64(said.generations, count),
@@ -149,21 +81,24 @@ class _Told:
     """Why blocks are not found, or, of a drive that is held off, may not be read."""
 
     pin: int = 0
+    is_found: NDArray[np.bool_] | None = None
+    """Of each block; None where the owner said nothing of use."""
+
     extents: _Extents | None = None
-    """None where the owner said nothing of use."""
+    """None where only that was asked."""
 
     is_held_off: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether the owner knows all that there is in its shard."""
-        return self.extents is not None and self.reason is Reason.NOT_FOUND
+        return self.is_found is not None and self.reason is Reason.NOT_FOUND
 
     @property
     def found(self) -> NDArray[np.intp]:
         """Positions of the blocks that can be read."""
         positions = self.part.positions
-        return positions[:0] if self.extents is None or self.is_held_off else positions[self.extents.is_found]
+        return positions[:0] if self.is_found is None or self.is_held_off else positions[self.is_found]
 
 
 class Locator:
@@ -188,14 +123,41 @@ class Locator:
         wanted: NDArray[np.bool_],
         within_s: float,
         pin_s: float,
-        promises: bool = False,
     ) -> Located:
         """Locate the *wanted* blocks of a request; an owner that does not answer leaves its blocks not found.
 
-        What is found stays readable for *pin_s* counted from before this call, and with *promises* can be
-        found again for as long. Call ``release`` when done reading.
+        What is found stays readable for *pin_s* counted from before this call. Call ``release`` when done
+        reading.
         """
-        terms = Resolve(0, within_s, pin_s, (), promises=promises)
+        return await self._located(routes, volume, spans, keys, wanted, Resolve(0, within_s, pin_s, ()))
+
+    async def look_up(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+        pin_s: float,
+    ) -> Located:
+        """Find out which of the *wanted* blocks there are, and not where: as ``locate``, for less.
+
+        With a *pin_s*, what is found can be found again for as long.
+        """
+        terms = Resolve(0, within_s, pin_s, (), promises=pin_s > 0, is_brief=True)
+        return await self._located(routes, volume, spans, keys, wanted, terms)
+
+    async def _located(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        wanted: NDArray[np.bool_],
+        terms: Resolve,
+    ) -> Located:
         located = Located.nothing(len(keys))
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
         parts, unowned = by_owner(volume.placement_secret, spans)
@@ -234,7 +196,7 @@ class Locator:
         earlier = {
             owner: some for owner, its in parts.items() if (some := [part for part in its if part.age])
         }
-        terms = Resolve(0, within_s, 0.0, ())
+        terms = Resolve(0, within_s, 0.0, (), is_brief=True)
         for told in _heeded(await self._ask_all(routes, narrowed(earlier, wanted), keys, terms)):
             is_current = told.part.epoch == routes.map.placement_epoch
             (was_found if is_current else is_found)[told.found] = True
@@ -322,7 +284,7 @@ class Locator:
             named = "" if said is None or said.is_owner or is_told or left_s <= 0 else said.known_owner
             if named in ("", owner):
                 source = Source(owner, part.shard, *routes.place(part.shard))
-                told.append(self._told(part, source, said))
+                told.append(self._told(part, source, said, is_brief=terms.is_brief))
             else:
                 elsewhere.setdefault(AgentId(named), []).append(part)
         if elsewhere:
@@ -333,20 +295,22 @@ class Locator:
             told.extend(itertools.chain.from_iterable(await asyncio.gather(*asked)))
         return told
 
-    def _told(self, part: ShardPart, source: Source, said: ShardExtents | None) -> _Told:
+    def _told(self, part: ShardPart, source: Source, said: ShardExtents | None, *, is_brief: bool) -> _Told:
         """Judge an answer."""
         if said is None or not said.is_owner:
             return _Told(part, source, Reason.NO_OWNER)
+        count = len(part.positions)
         try:
-            extents = _Extents.of(said, len(part.positions))
+            is_found = columns.u8(said.found, count) != 0
+            extents = None if is_brief else _Extents.of(said, count)
         except MalformedError:
             log.exception("Owner %s gave extents that do not fit its request", source.owner)
             return _Told(part, source, Reason.NO_OWNER, said.pin)
         drive = self._drives.get(source.drive)
         if drive is not None and drive.refuses_reads:
-            return _Told(part, source, Reason.DRIVE_SUSPECT, said.pin, extents, is_held_off=True)
+            return _Told(part, source, Reason.DRIVE_SUSPECT, said.pin, is_found, extents, is_held_off=True)
         reason = Reason.RECOVERING if said.is_recovering else Reason.NOT_FOUND
-        return _Told(part, source, reason, said.pin, extents)
+        return _Told(part, source, reason, said.pin, is_found, extents)
 
 
 def _now_s() -> float:
@@ -365,20 +329,21 @@ def _take(located: Located, told: _Told) -> int:
     """
     if told.reason is not Reason.NOT_FOUND:
         _explain(located, told)
-    extents, at = told.extents, told.part.positions
-    if extents is None or told.is_held_off:
+    is_found, extents, at = told.is_found, told.extents, told.part.positions
+    if is_found is None or told.is_held_off:
         return 0
     rows: slice | NDArray[np.intp] = slice(None)
     if told.part.age:
-        rows = np.flatnonzero(extents.is_found & ~located.is_found[at])
+        rows = np.flatnonzero(is_found & ~located.is_found[at])
         at = at[rows]
         if not len(at):
             return 0
-    located.is_found[at] = extents.is_found[rows]
-    located.offsets[at] = extents.offsets[rows]
-    located.lengths[at] = extents.lengths[rows]
-    located.generations[at] = extents.generations[rows]
-    located.tags[at] = extents.tags[rows]
+    located.is_found[at] = is_found[rows]
+    if extents is not None:
+        located.offsets[at] = extents.offsets[rows]
+        located.lengths[at] = extents.lengths[rows]
+        located.generations[at] = extents.generations[rows]
+        located.tags[at] = extents.tags[rows]
     located.source[at] = len(located.sources)
     located.sources.append(told.source)
     if told.pin:
@@ -389,6 +354,6 @@ def _take(located: Located, told: _Told) -> int:
 def _explain(located: Located, told: _Told) -> None:
     """Note why blocks may not be found, where nothing newer has said it."""
     at = told.part.positions
-    if told.is_held_off and told.extents is not None:
-        at = at[told.extents.is_found]
+    if told.is_held_off and told.is_found is not None:
+        at = at[told.is_found]
     located.reasons[at[located.reasons[at] == Reason.NOT_FOUND]] = told.reason

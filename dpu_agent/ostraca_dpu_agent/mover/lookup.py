@@ -41,7 +41,7 @@ class LookupRun:
         if within_s > 0:
             is_pinned = self._request.pin_s > 0
             is_cached = self._mover.staging.cache.contains(self._keys) & (not is_pinned)
-            located = await self._mover.locator.locate(
+            located = await self._mover.locator.look_up(
                 self._mover.routes(),
                 self._volume,
                 self._request.spans,
@@ -49,7 +49,6 @@ class LookupRun:
                 wanted=~is_cached,
                 within_s=within_s,
                 pin_s=self._request.pin_s,
-                promises=is_pinned,
             )
             is_hit = is_cached | located.is_found
             states[:] = np.where(is_hit, BlockState.HIT, BlockState.MISS)

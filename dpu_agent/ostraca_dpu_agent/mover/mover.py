@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.events import EventRing
     from ostraca_dpu_agent.mover.cache import Offer
     from ostraca_dpu_agent.mover.drive_io import WaveIO
-    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.located import Located
     from ostraca_dpu_agent.mover.request import Blocks, Worker
     from ostraca_dpu_agent.mover.routes import Routes
     from ostraca_dpu_agent.mover.staging import Lease, Staging

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_dpu_agent.mover.locate import Located
+    from ostraca_dpu_agent.mover.located import Located
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.ids import DriveId

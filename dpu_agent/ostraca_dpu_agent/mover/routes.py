@@ -18,7 +18,6 @@ import numpy as np
 
 from ostraca_fabric.fabric_map import PlacementRecord, weights_of
 from ostraca_fabric.placement import NOWHERE, Placement
-from ostraca_fabric.rows import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId
 
     PartsByOwner = dict[AgentId, list["ShardPart"]]
+
+_NO_POSITIONS = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +174,15 @@ class Routes:
     def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
         """Add what one epoch says to *parts*; return the positions it says nothing of."""
         epoch = self.made.records[age].epoch
-        unowned = [np.flatnonzero(chosen < 0)]
-        for number in distinct(chosen[chosen >= 0]).tolist():
-            shard = self.made.shards[number].id
-            positions = np.flatnonzero(chosen == number)
-            owner = self.map.owner(shard) or self.handed_over.get(shard)
-            if owner is None:
+        unowned = [_NO_POSITIONS]
+        in_order = np.argsort(chosen, kind="stable")  # quick, as neighbours are most often placed together
+        numbers = chosen[in_order]
+        ends = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
+            positions, number = in_order[begin:end], int(numbers[begin])
+            shard = None if number == NOWHERE else self.made.shards[number].id
+            owner = None if shard is None else self.map.owner(shard) or self.handed_over.get(shard)
+            if shard is None or owner is None:
                 unowned.append(positions)
             else:
                 parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))

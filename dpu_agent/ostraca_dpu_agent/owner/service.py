@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 _ANSWER_MARGIN_S = 0.002
 """A mover that hears nothing by its deadline takes its blocks for lost: the owner stops waiting before."""
 
+_NO_EXTENTS = (np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint8))
 
 _CHANGES_BEHIND_MAX = 1
 """How many placement changes a put's agent may not have heard of. One: a change reaches agents one after the
@@ -154,8 +155,13 @@ class OwnerService:
         asked = [(part, _rows(part.keys)) for part in request.shards]
         pin_s = _seconds(request.pin_s)
         with labelled(request.label):
-            found = (self._resolve(part, keys, pin_s, promises=request.promises) for part, keys in asked)
-            return Resolved(request.request, tuple(found))
+            return Resolved(
+                request.request,
+                tuple(
+                    self._resolve(part, keys, pin_s, promises=request.promises, is_brief=request.is_brief)
+                    for part, keys in asked
+                ),
+            )
 
     def _passed(self, request: PassedOver) -> ShardsPassed:
         # Shards that were recovered since begin to count.
@@ -204,7 +210,7 @@ class OwnerService:
                 assert_never(notice)
 
     def _resolve(
-        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool
+        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool, is_brief: bool
     ) -> ShardExtents:
         owned = self.shards.get(ShardId(part.shard)) or self._left_lately(ShardId(part.shard))
         if owned is None:
@@ -213,21 +219,30 @@ class OwnerService:
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
         is_current = not 0 < part.placement_epoch < self._placement
-        found = owned.core.resolve(self._clock(), keys, pin_s=pin_s, promises=promises, is_counted=is_current)
-        owned.wake()
+        extents, pin = _NO_EXTENTS, 0
+        if is_brief and pin_s <= 0:
+            found = owned.core.has(keys, is_counted=is_current)
+        else:
+            where = owned.core.resolve(
+                self._clock(), keys, pin_s=pin_s, promises=promises, is_counted=is_current
+            )
+            owned.wake()
+            found, pin = where.found, where.pin
+            if not is_brief:
+                extents = where.offsets, where.lengths, where.generations, where.tags
         if log.isEnabledFor(logging.DEBUG):
-            hits = np.count_nonzero(found.found)
-            log.debug("shard %s: %d of %d blocks found", part.shard, hits, len(keys))
+            log.debug("shard %s: %d of %d blocks found", part.shard, np.count_nonzero(found), len(keys))
+        offsets, lengths, generations, tags = (column.tobytes() for column in extents)
         return ShardExtents(
             part.shard,
             is_owner=True,
             owner_epoch=owned.epoch,
-            found=found.found.astype(columns.U8).tobytes(),
-            offsets=found.offsets.tobytes(),
-            lengths=found.lengths.tobytes(),
-            generations=found.generations.tobytes(),
-            tags=found.tags.tobytes(),
-            pin=found.pin,
+            found=found.tobytes(),
+            offsets=offsets,
+            lengths=lengths,
+            generations=generations,
+            tags=tags,
+            pin=pin,
             is_recovering=owned.core.is_recovering,
         )
 

@@ -142,6 +142,10 @@ class BlockIndex:
         )
         return offsets, lengths, tags
 
+    def touch(self, rows: NDArray[np.intp]) -> None:
+        """Set the read bits of the blocks of these rows, as ``read`` does; -1 is no row."""
+        library.ostraca_index_touch(at(self._lengths), at(rows), len(rows))
+
     def offsets(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return where in the shard the blocks of these rows lie, in bytes."""
         return self._pages[rows].astype(np.uint64) * np.uint64(PAGE_BYTES)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 2
+INTERFACE = 3
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 
@@ -92,6 +92,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # pages, lengths and tags by row, rows, bytes of a page, whether read bits are set, offsets, lengths and
     # tags made, how many
     "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _count, _at, _at, _at, _count]),
+    # lengths by row, rows, how many
+    "ostraca_index_touch": (None, [_at, _at, _count]),
     # next chunks, free chunks, a segment's newest chunk, its rows, rows taken, how many
     "ostraca_index_take_rows": (None, [_at, _at, _at, _at, _at, _count]),
     # next chunks, a segment's newest chunk, its rows, rows listed

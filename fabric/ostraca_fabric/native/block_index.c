@@ -206,6 +206,14 @@ PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths,
     }
 }
 
+/* Sets the read bits of rows; row -1 is no row. */
+PUBLIC void ostraca_index_touch(uint32_t *row_lengths, const int64_t *rows, int64_t count)
+{
+    for (int64_t each = 0; each < count; each++)
+        if (rows[each] >= 0)
+            row_lengths[rows[each]] |= READ_BIT;
+}
+
 /* Hands out rows of one segment, from its newest chunk and then from free ones: free_chunks[0] begins the list of
  * those given back, free_chunks[1] counts those ever taken. There are enough. */
 PUBLIC void ostraca_index_take_rows(int32_t *next_chunk, int32_t *free_chunks, int32_t *newest, uint32_t *taken,

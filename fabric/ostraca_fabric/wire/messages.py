@@ -360,6 +360,7 @@ class Resolve(Message, frozen=True, tag=40):
     """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released.
 
     With ``promises`` they can also be found again for ``pin_s``; what the owner can't promise is not found.
+    With ``is_brief`` the question is only which of them it has: its answer says ``found``, and not where.
     ``label``, here as in ``Reserve`` and ``Commit``: of the worker's request that this is for.
     """
 
@@ -369,13 +370,15 @@ class Resolve(Message, frozen=True, tag=40):
     shards: tuple[ShardKeys, ...]
     label: str = ""
     promises: bool = False
+    is_brief: bool = False
 
 
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an owner knows of one shard's keys, one value per key asked for.
 
     ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes.
-    Values of keys not found are zero. ``pin``: to release early; 0 when nothing was found.
+    Values of keys not found are zero; to a brief question, all columns but ``found`` are empty. ``pin``: to
+    release early; 0 when nothing was found.
     ``is_recovering``: the owner does not know yet of all it holds; keys not found may be there.
     ``known_owner`` and ``known_epoch``: who owns the shard, as far as an agent knows that does not; empty and
     0 where it knows of nobody.

@@ -18,24 +18,37 @@ if TYPE_CHECKING:
 def resolved(
     core: ShardCore, now_s: float, keys: NDArray[np.uint8], *, pin_s: float, promises: bool, is_counted: bool
 ) -> Resolution:
-    """Answer ``ShardCore.resolve``, after what has run out was ended."""
+    """Answer ``ShardCore.resolve``."""
     rows, end_s = core.index.find(keys), now_s + min(pin_s, core.settings.pin_max_s)
     if pin_s > 0 and len(core.pins) >= core.settings.pins_max:
         rows[:] = -1
     if promises:
         _promise(core, rows, end_s)
-    found = rows >= 0
+    found = _counted(core, rows)
     offsets, lengths, tags = core.index.read(rows, is_counted=is_counted)
     generations, pin = np.zeros(len(rows), np.uint64), 0
-    hits = int(np.count_nonzero(found))
-    if hits:
+    if found.any():
         segments = core.ring.segment_of(offsets[found])
         generations[found] = core.ring.generations[segments]
         if pin_s > 0:
             pin = core.pins.add(end_s, distinct(segments))
-    core.counted["keys_asked"] += len(rows)
-    core.counted["keys_found"] += hits
     return Resolution(found, offsets, lengths, generations, tags, pin)
+
+
+def known(core: ShardCore, keys: NDArray[np.uint8], *, is_counted: bool) -> NDArray[np.bool_]:
+    """Answer ``ShardCore.has``."""
+    rows = core.index.find(keys)
+    if is_counted:
+        core.index.touch(rows)
+    return _counted(core, rows)
+
+
+def _counted(core: ShardCore, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Say which keys have a row, and count them."""
+    found: NDArray[np.bool_] = rows >= 0
+    core.counted["keys_asked"] += len(rows)
+    core.counted["keys_found"] += int(np.count_nonzero(found))
+    return found
 
 
 def _promise(core: ShardCore, rows: NDArray[np.intp], end_s: float) -> None:

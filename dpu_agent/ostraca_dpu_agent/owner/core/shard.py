@@ -25,7 +25,7 @@ from ostraca_dpu_agent.owner.core.holds import HELD, Pins, Promises, Reservation
 from ostraca_dpu_agent.owner.core.lifetimes import NO_END_S, Lifetimes, end_of
 from ostraca_dpu_agent.owner.core.listing import Listing
 from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
-from ostraca_dpu_agent.owner.core.resolving import resolved
+from ostraca_dpu_agent.owner.core.resolving import known, resolved
 from ostraca_dpu_agent.owner.core.segments import Ring
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
@@ -196,8 +196,13 @@ class ShardCore:
         is not found now. *keys*: shape (n, 16). Counts as a read of every block found, unless *is_counted* is
         false. A *pin_s* of 0 pins nothing.
         """
-        self.expire(now_s)
+        if pin_s > 0:  # what else has run out makes no difference to what is found
+            self.expire(now_s)
         return resolved(self, now_s, keys, pin_s=pin_s, promises=promises, is_counted=is_counted)
+
+    def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> NDArray[np.bool_]:
+        """Say which blocks ``resolve`` would find that pins nothing, and count it as the same."""
+        return known(self, keys, is_counted=is_counted)
 
     def reserve(
         self,
