@@ -199,7 +199,7 @@ def lookups_end_with_the_grant() -> None:
 
 def an_owner_writes_without_asking() -> None:
     confirm = OwnedShard.confirm
-    _change(OwnedShard, "confirm", lambda self, _until_s: confirm(self, math.inf))
+    _change(OwnedShard, "confirm", lambda self, _until_s, **asked: confirm(self, math.inf, **asked))
 
 
 def an_own_claim_is_a_fence() -> None:
