@@ -46,14 +46,19 @@ class Calm:
         self._down_since_s: float | None = None
 
     def begin(self) -> None:
-        """All was found. It is not calm yet where an agent leaves a drive or another agent alone."""
+        """All was found. It is not calm yet where an agent leaves a drive or another agent alone, nor where a
+        worker keeps to an agent that has started anew since, and is told so when it asks.
+        """
         agents = [process.agent for process in self._world.agents.values()]
         living = set(self._world.drives.living)
         has_drives = not any(
             drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in living
         )
         has_peers = not any(peer.is_held_off for agent in agents for peer in agent._owners.peers())
-        self._is_calm = has_drives and has_peers
+        starts = {(name, process.agent.start_id) for name, process in self._world.agents.items()}
+        links = [process.worker.linked_to for process in self._world.workers.values()]
+        has_links = all(link is None or link in starts for link in links)
+        self._is_calm = has_drives and has_peers and has_links
 
     def end(self) -> None:
         """Something goes wrong, other than that the store is down."""

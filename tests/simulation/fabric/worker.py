@@ -343,6 +343,12 @@ class Worker:
 
     # ---------------------------------------------------------------------------------------- the link
 
+    @property
+    def linked_to(self) -> tuple[str, bytes] | None:
+        """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
+        link = self._link
+        return None if link is None or link.is_lost else (link.agent, link.start_id)
+
     async def _linked(self, until_s: float) -> _Link | None:
         """Return a connection that seems to live; dial another where it does not."""
         if self._link is not None and not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
