@@ -32,6 +32,16 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     yield _of_peers(status)
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
     yield _of_some("drives_good", troubled, "Drives in trouble")
+    unreadable = [
+        f"{shard.shard} ({shard.unreadable_segments} segments)"
+        for shard in status.shards
+        if shard.unreadable_segments
+    ]
+    yield _of_some(
+        "summaries_readable",
+        unreadable,
+        "Shards that lost blocks because flash that lists them can't be read",
+    )
     full = [shard.shard for shard in status.shards if 0 < shard.blocks_max <= shard.blocks]
     yield _of_some("indexes_have_room", full, "Shards that list as many blocks as their index may")
     spent = [

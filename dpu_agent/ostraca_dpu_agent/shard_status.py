@@ -47,6 +47,7 @@ def shard_status(
         blocks_max=counts.blocks_max,
         index_bytes=owned.core.index.memory_bytes,
         beyond_limit_blocks=counts.blocks_beyond_limit,
+        unreadable_segments=counts.segments_unreadable,
         volumes_recorded=volumes.recorded if volumes else 0,
         volumes_left_out=volumes.left_out if volumes else 0,
         ownership=_ownership(owned.core, counts, membership, retires_in_s, now_s),

@@ -197,6 +197,14 @@ SHARD_BEYOND = Metric(
     "Blocks that were on flash when the agent began to own the shard and that the index was not allowed to "
     "list.",
 )
+SHARD_UNREADABLE = Metric(
+    "ostraca_shard_unreadable_segments",
+    _G,
+    "segments",
+    ("shard",),
+    "Segments of whose summaries something could not be read when the agent began to own the shard, until "
+    "they are written anew.",
+)
 SHARD_INDEX = Metric(
     "ostraca_shard_index_bytes", _G, "bytes", ("shard",), "Memory that the index takes at its limit."
 )
@@ -416,6 +424,7 @@ def _shard_samples(shard: ShardStatus) -> Iterator[Sample]:
         (SHARD_BLOCKS, shard.blocks),
         (SHARD_LIMIT, shard.blocks_max),
         (SHARD_BEYOND, shard.beyond_limit_blocks),
+        (SHARD_UNREADABLE, shard.unreadable_segments),
         (SHARD_INDEX, shard.index_bytes),
         (SHARD_USED, shard.used_bytes),
         (SHARD_SIZE, shard.size_bytes),

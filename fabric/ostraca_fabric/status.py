@@ -97,6 +97,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Blocks that were on flash when this agent began to own it, and that its index was not allowed to list:
     misses, the oldest of all."""
 
+    unreadable_segments: int = 0
+    """Segments of whose summaries something could not be read when this agent began to own it, and that were
+    not written anew since: the blocks that it listed are misses."""
+
     volumes_recorded: int = 0
     """Volumes in the copy beside its superblock, from which a lost fabric is rebuilt."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -142,6 +143,16 @@ def test_an_index_without_room_leaves_out_what_is_adopted_and_says_so() -> None:
     assert after.commit(held.reservations, list(range(30, 34))) == [Reason.NONE] * 4
     after.settle()
     assert after.adopt() == 0
+
+
+def test_a_summary_counts_as_unreadable_for_as_long_as_it_is_when_it_is_read_again() -> None:
+    before, after = two()
+    after.core.adopt(after.now_s, replace(before.recovered([1]), segments=(), unreadable=(1,)))
+    assert after.core.counts().segments_unreadable == 1
+    after.core.adopt(after.now_s, before.recovered([0]))
+    assert after.core.counts().segments_unreadable == 1
+    after.core.adopt(after.now_s, before.recovered([1]))
+    assert after.core.counts().segments_unreadable == 0
 
 
 def test_a_lower_generation_than_is_known_is_not_believed() -> None:

@@ -9,8 +9,8 @@ from tests.fabric.metrics_samples import STATUS
 from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_fabric.status import AgentStatus, DriveStatus, MembershipStatus, OwnershipStatus, PeerStatus
 
-(SHARD,) = STATUS.shards
-GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),))
+SHARD = msgspec.structs.replace(STATUS.shards[0], unreadable_segments=0)
+GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),), shards=(SHARD,))
 HELD_OFF = PeerStatus("agent-1", is_held_off=True, why="a look-up's deadline was missed")
 
 
@@ -56,6 +56,14 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             msgspec.structs.replace(GOOD, peers=(HELD_OFF,)),
             "peers_reachable",
             "Agents that I ask for nothing for a while: agent-1 (a look-up's deadline was missed).",
+        ),
+        (
+            with_shard(unreadable_segments=2),
+            "summaries_readable",
+            (
+                "Shards that lost blocks because flash that lists them can't be read: enclosure-0/drive-0/0 "
+                "(2 segments)."
+            ),
         ),
         (
             with_shard(blocks_max=SHARD.blocks),

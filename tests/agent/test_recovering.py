@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.agent.assembly import (
 )
 from tests.agent.owned_shard import OwnedShard, keys_of, seeds_of, tag_of
 
-from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings, recovered_share
+from ostraca_dpu_agent.owner.core import SegmentState, ShardCore, ShardSettings, recovered_share
 from ostraca_dpu_agent.owner.shard import core_of
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries, read_superblock
@@ -114,6 +115,29 @@ def test_in_any_order_and_cutting_the_newest_entry_counts_at_once_and_in_the_end
     rings = [[segment.number for segment in core.ring.sealed] for core in (at_once, in_parts)]
     assert rings[0] == rings[1]
     assert at_once.ring.generations.tolist() == in_parts.ring.generations.tolist()
+
+
+def test_what_cannot_be_read_is_used_again_when_no_reader_of_an_earlier_owner_is_left() -> None:
+    shard = OwnedShard(segments=SEGMENTS)
+    core = ShardCore(shard.superblock, settings=ShardSettings(), earlier_pins_end_s=30.0)
+    core.take_in(shard.recovered([0, 1]))
+    core.take_in(replace(shard.recovered([]), areas=SEGMENTS - 2, unreadable=tuple(range(2, SEGMENTS))))
+    known = core.ring.generations_made
+    core.begin(0.0, epoch=OwnerEpoch(2))
+    assert core.ring.generations_made == known + SEGMENTS - 2, "each may have been opened since"
+    core.own_alone(0.0)
+    core.check()
+    assert core.counts().segments_unreadable == SEGMENTS - 2
+    for now_s, is_free in ((29.9, False), (30.0, True)):
+        core.expire(now_s)
+        states = {core.ring.segments[number].state for number in range(2, SEGMENTS)}
+        assert states == {SegmentState.FREE if is_free else SegmentState.DRAINING}
+    for _ in range(SEGMENTS):
+        for write in core.writes_due(31.0):
+            core.written(31.0, write, is_ok=True)
+        core.ring.take_over()
+        core.expire(31.0)
+    assert core.counts().segments_unreadable < SEGMENTS - 2, "what is written anew can be read"
 
 
 @settings(deadline=None)

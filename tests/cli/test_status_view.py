@@ -31,6 +31,7 @@ WORN = ShardStatus(
     budget_bytes_per_day=2 << 40,
     budget_level_bytes=float(1 << 39),
     years_left=7.25,
+    unreadable_segments=888,
     ownership=OwnershipStatus(3.25, "", False, 40, 30, 17, 141.0, 666),
 )
 FENCED = ShardStatus(
@@ -115,6 +116,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "3.2 s",
         "2 min 21 s",
         "666",
+        "888 segments",
         "not now",
         "555",
         "unreached",

@@ -74,6 +74,7 @@ STATUS = AgentStatus(
             blocks_max=1 << 20,
             index_bytes=48 << 20,
             beyond_limit_blocks=7,
+            unreadable_segments=6,
             written_bytes=3 << 30,
             scrubbed_bytes=4 << 30,
             scrub_passes=2,

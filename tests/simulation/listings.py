@@ -19,7 +19,7 @@ from ostraca_fabric.testing.drive_faults import Befell, Mishap
 from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 
 _READS_OF_AN_AREA = 2
-"""Recovery reads a summary area once more before it gives it up."""
+"""Recovery reads a page once more, by itself, before it gives it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,8 @@ class Copy:
 class Listings:
     """The summary areas of one shard."""
 
-    def __init__(
-        self, flash: SimulatedFlash, superblock: Superblock, *, reads_of_an_area: int = _READS_OF_AN_AREA
-    ) -> None:
-        """*reads_of_an_area*: so many reads of a summary area fail before it is given up."""
+    def __init__(self, flash: SimulatedFlash, superblock: Superblock) -> None:
         self.flash = flash
-        self._reads_of_an_area = reads_of_an_area
         self.geometry = superblock.geometry
         self.base = superblock.drive_offset
         self._seed = superblock.identity.seed
@@ -109,7 +105,7 @@ class Listings:
             here = (begin, begin + self.geometry.summary_bytes)
             befell = Counter(each.kind for each in mishaps if each.touches(*here))
             unread = befell[Befell.READ_ERROR] + befell[Befell.POWER_CUT]
-            if unread >= self._reads_of_an_area or befell[Befell.ROT_ON_READ]:
+            if unread >= _READS_OF_AN_AREA or befell[Befell.ROT_ON_READ]:
                 found.add(segment)
         return found
 

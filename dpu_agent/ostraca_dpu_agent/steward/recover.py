@@ -1,4 +1,11 @@
-"""Reading a shard's superblock and summaries from its drive."""
+"""Reading a shard's superblock and summaries from its drive, past pages that can't be read.
+
+An I/O that fails is done again page by page, and what a page says that can't be read is lost. After each
+failure the superblock is read again. Where that ends well the page is bad, and the drive's breaker, which
+counts failures in a row, does not open for it. Where it does not, the drive is, and all ends with a
+DriveError. Each bad page is a fault of the drive like any other, so there is an end to them: a drive with
+many has failed.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +43,9 @@ _AREAS_AT_ONCE = 256
 
 _BYTES_AT_ONCE = 8 << 20
 
+_BAD_PAGES_MAX = 8
+"""Of what was read in one I/O: behind so many, the rest of it is given up. Each may take a drive long."""
+
 _ENTRIES_AT_ONCE, _SEGMENTS_AT_ONCE = 1024, 32
 """In one slice: about a millisecond's work. A segment is not cut."""
 
@@ -46,16 +56,16 @@ async def read_superblock(drive: Drive, record: ShardRecord, fabric: FabricId) -
     Raises DriveError when neither can be read or the drive falls silent, and FormatError when it is not of
     this shard of this fabric.
     """
-    memory, reader = HugeMemory(SUPERBLOCK_COPIES * PAGE_BYTES, prefault=False), _Reader(drive)
+    reader = _Reader(drive, record, SUPERBLOCK_COPIES * PAGE_BYTES)
     try:
-        pages = memory.array[: SUPERBLOCK_COPIES * PAGE_BYTES]
+        pages = reader.memory
         (is_read,) = await reader.read(Pieces.one(pages, drive_offset=record.offset))
         if not is_read and not await _read_either(reader, record, pages):
             message = f"the superblock of shard {record.id} can't be read from {drive.id}"
             raise DriveError(message)
         superblock = decode_superblock(pages.tobytes())
     finally:
-        reader.let_go(memory)
+        reader.let_go()
     if (superblock.fabric, superblock.shard) != (fabric, record.id):
         raise FormatError(
             f"on {drive.id} at {record.offset} lies shard {superblock.shard} of fabric "
@@ -71,41 +81,49 @@ async def read_summaries(
     """Yield what the summary areas of a shard say, or of these *segments* of it, some at a time, in a few MiB
     of memory.
 
-    A segment whose summary area can't be read is left out: its blocks are lost. In the end what was read is
-    durable. Raises DriveError then when none could be read, or the drive can't flush; and at once when it
-    falls silent. Close the generator, and only between two of its values.
+    What a page says that can't be read is left out, and its segment is named. In the end what was read is
+    durable. Raises DriveError then when of a whole shard no page could be read, or the drive can't flush; and
+    at once when it falls silent, or reads nothing else either. Close the generator, and only between two of
+    its values.
     """
-    geometry, lost = superblock.geometry, 0
+    geometry, spoilt, lost = superblock.geometry, 0, 0
     wanted = np.array(sorted(range(geometry.segments) if segments is None else segments), np.intp)
     at_once = max(1, min(_AREAS_AT_ONCE, _BYTES_AT_ONCE // geometry.summary_bytes, len(wanted)))
-    memory, reader = HugeMemory(at_once * geometry.summary_bytes, prefault=False), _Reader(drive)
+    reader = _Reader(drive, record, at_once * geometry.summary_bytes)
     try:
         for first in range(0, len(wanted), at_once):
             numbers = wanted[first : first + at_once]
-            areas = memory.array[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
-            good = await _read_areas(reader, record, superblock, numbers, areas)
-            lost += len(good) - int(np.count_nonzero(good))
-            if good.all():
-                yield await asyncio.to_thread(recover, superblock, numbers, areas)
-            elif good.any():
-                yield await asyncio.to_thread(recover, superblock, numbers[good], areas[good])
+            areas = reader.memory[: len(numbers) * geometry.summary_bytes].reshape(len(numbers), -1)
+            is_bad = await _read_areas(reader, record, superblock, numbers, areas)
+            found = await asyncio.to_thread(recover, superblock, numbers, areas)
+            unreadable = numbers[is_bad.any(axis=1)].tolist()
+            spoilt += len(unreadable)
+            lost += int(np.count_nonzero(is_bad.all(axis=1)))
             del areas
+            yield replace(found, unreadable=tuple(unreadable))
     finally:
-        reader.let_go(memory)
-    if lost == len(wanted) > 0:
+        reader.let_go()
+    if segments is None and lost == len(wanted):
         message = f"the summaries of shard {record.id} can't be read from {drive.id}"
         raise DriveError(message)
     if not await _flushed(drive):
         message = f"shard {record.id} can't be served: {drive.id} does not flush its cache"
         raise DriveError(message)
-    if lost:
-        log.warning("%d of %d summaries of shard %s can't be read", lost, len(wanted), record.id)
+    if spoilt:
+        log.warning(
+            "%d of %d summaries of shard %s can't be read in whole: blocks that their bad pages alone list "
+            "are misses, and %s may be about to fail",
+            spoilt,
+            len(wanted),
+            record.id,
+            drive.id,
+        )
 
 
 def in_slices(areas: RecoveredAreas) -> Iterator[RecoveredAreas]:
     """Cut what was recovered into parts that an event loop can take in between two of its turns."""
     for part in _cut(areas.segments):
-        yield replace(areas, segments=part, areas=len(part))
+        yield replace(areas, segments=part, areas=len(part), unreadable=())
     yield replace(areas, segments=(), areas=areas.areas - len(areas.segments))
 
 
@@ -123,14 +141,28 @@ def _cut(segments: tuple[RecoveredSegment, ...]) -> Iterator[tuple[RecoveredSegm
 
 
 class _Reader:
-    """Reads of one drive, which end when it falls silent: nobody else's recovery waits for it then."""
+    """Reads of one shard, which end when its drive falls silent: nobody else's recovery waits for it then."""
 
-    def __init__(self, drive: Drive) -> None:
+    def __init__(self, drive: Drive, record: ShardRecord, size_bytes: int) -> None:
+        """Have *size_bytes* of memory to read into."""
         self.drive = drive
+        self._record = record
+        self._memory = HugeMemory(size_bytes + PAGE_BYTES, prefault=False)
+        self._size_bytes = size_bytes
         self._is_left = False
 
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """What may be read into. Hold it no longer than the reader."""
+        return self._memory.array[: self._size_bytes]
+
     async def read(self, pieces: Pieces) -> NDArray[np.bool_]:
-        """Read. Raises DriveError when the drive is given up, with the read still under way."""
+        """Read. Raises DriveError when reads are held off; and when the drive is given up, with the read
+        still under way.
+        """
+        if self.drive.refuses_reads:
+            message = f"reads of drive {self.drive.id} are held off"
+            raise DriveError(message)
         read, given_up = self.drive.submit_read(pieces), self.drive.given_up
         if given_up is not None:
             await asyncio.wait((read, given_up), return_when=asyncio.FIRST_COMPLETED)
@@ -140,12 +172,41 @@ class _Reader:
                 raise DriveError(message)
         return await read
 
-    def let_go(self, memory: HugeMemory) -> None:
+    async def read_by_page(self, piece: Pieces) -> NDArray[np.bool_]:
+        """Read the pages of one piece that could not be read at once; say which are bad. Those are blank.
+
+        Raises DriveError when it is the drive that can't be read.
+        """
+        (begin,), (offset,), (length,) = piece.memory_offsets, piece.drive_offsets, piece.lengths
+        pages = piece.memory[begin : begin + length].reshape(-1, PAGE_BYTES)
+        is_bad = np.ones(len(pages), np.bool_)
+        await self._see_that_it_reads()
+        for number, page in enumerate(pages):
+            (is_read,) = await self.read(Pieces.one(page, drive_offset=int(offset) + number * PAGE_BYTES))
+            is_bad[number] = not is_read
+            if not is_read:
+                await self._see_that_it_reads()
+                if np.count_nonzero(is_bad[: number + 1]) > _BAD_PAGES_MAX:
+                    break
+        pages[is_bad] = 0
+        return is_bad
+
+    async def _see_that_it_reads(self) -> None:
+        """Read one of the superblock's copies again. Raises DriveError when neither can be read."""
+        page = self._memory.array[self._size_bytes :][:PAGE_BYTES]
+        for begin in range(0, SUPERBLOCK_COPIES * PAGE_BYTES, PAGE_BYTES):
+            (is_read,) = await self.read(Pieces.one(page, drive_offset=self._record.offset + begin))
+            if is_read:
+                return
+        message = f"drive {self.drive.id} fails all reads of shard {self._record.id}"
+        raise DriveError(message)
+
+    def let_go(self) -> None:
         """Unmap memory that was read into, unless a read may still land there."""
         if self._is_left:
-            memory.leak()
+            self._memory.leak()
         else:
-            memory.close()
+            self._memory.close()
 
 
 async def _read_areas(
@@ -155,30 +216,27 @@ async def _read_areas(
     numbers: NDArray[np.intp],
     areas: NDArray[np.uint8],
 ) -> NDArray[np.bool_]:
-    """Read of each summary area what it holds into its row of *areas*; say which could be read."""
+    """Read of each summary area what it holds into its row of *areas*; say of each page whether it is bad,
+    shape (areas, pages of an area).
+    """
     geometry, memory = superblock.geometry, areas.reshape(-1)
     memory[:] = 0
     starts = np.array([record.offset + geometry.summary_offset(number) for number in numbers.tolist()])
-    good = np.ones(len(numbers), np.bool_)
+    is_bad = np.zeros((len(numbers), geometry.summary_pages), np.bool_)
     places_read = np.zeros(len(numbers), np.intp)
     wanted = np.full(len(numbers), min(PLACES_FIRST, geometry.summary_pages), np.intp)
-    while (more := np.flatnonzero(good & (wanted > places_read))).size:
+    while (more := np.flatnonzero(wanted > places_read)).size:
         done = places_read[more] * PAGE_BYTES
         lengths = ((wanted[more] - places_read[more]) * PAGE_BYTES).astype(np.uint32)
         pieces = Pieces(memory, more * geometry.summary_bytes + done, starts[more] + done, lengths)
-        good[more] = await _read(reader, pieces)
+        for piece in np.flatnonzero(~await reader.read(pieces)).tolist():
+            row = int(more[piece])
+            pages = slice(int(places_read[row]), int(wanted[row]))
+            is_bad[row, pages] = await reader.read_by_page(pieces.some(slice(piece, piece + 1)))
         places_read[more] = wanted[more]
         wanted = await asyncio.to_thread(places_wanted, superblock, numbers, areas, places_read)
-    return good
-
-
-async def _read(reader: _Reader, pieces: Pieces) -> NDArray[np.bool_]:
-    """Read, and then those that failed once more."""
-    good = (await reader.read(pieces)).copy()
-    for row in np.flatnonzero(~good).tolist():
-        rows = slice(row, row + 1)
-        good[rows] = await reader.read(pieces.some(rows))
-    return good
+        wanted[is_bad.any(axis=1)] = geometry.summary_pages  # how many are full, a bad tail does not tell
+    return is_bad
 
 
 async def _read_either(reader: _Reader, record: ShardRecord, pages: NDArray[np.uint8]) -> bool:

@@ -59,6 +59,10 @@ class RecoveredAreas:
     """Those that look like summary pages and are not to be believed, also those of another shard."""
 
     entries_refused: int
+    unreadable: tuple[int, ...] = ()
+    """Segments of whose summary areas some pages, or all, could not be read: those are blank here. Whoever
+    reads them says so.
+    """
 
 
 PLACES_FIRST = TAIL_SLOTS + 1

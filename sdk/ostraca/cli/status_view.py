@@ -65,6 +65,17 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
+            f"{shard.shard}: the summaries of {shard.unreadable_segments} segments could not be read in "
+            "whole when this agent began to own it: what they list may be misses, and its drive may be about "
+            "to fail.",
+            style="yellow",
+        )
+        for agent in agents
+        for shard in agent.shards
+        if shard.unreadable_segments
+    ]
+    sentences += [
+        Text(
             f"{shard.shard}: {shard.volumes_left_out} volumes found no room in its volume records: were the "
             "fabric rebuilt from its drives, they would have to be made again.",
             style="yellow",

@@ -2,7 +2,7 @@
 
 A fault excuses a block only where it touched what the block depends on: its extent, a summary page that lists
 it, the page that would have shown the listing to be of an older generation, or all of its drive; or where its
-summary area could not be read. One read that fails is enough for that: the breaker may refuse the second.
+summary area could not be read again and again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Drives:
         flash.faults = self._usual
         self.flashes[drive] = flash
         self.superblocks[shard] = superblock
-        self._listings[shard] = Listings(flash, superblock, reads_of_an_area=1)
+        self._listings[shard] = Listings(flash, superblock)
         data_bytes = geometry.segments * geometry.data_bytes
         self._weights[shard] = data_bytes
         record = ShardRecord(shard, drive, 0, shard_bytes, data_bytes, geometry.data_bytes)

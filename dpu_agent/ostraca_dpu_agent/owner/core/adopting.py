@@ -59,6 +59,8 @@ class Adoption:
                 self._seen.pop(found.number, None)
             core.ring.renew(found.number, found.generation, len(found.entries))
             new += self._list(found)
+        core.ring.unreadable.difference_update(found.number for found in areas.segments)
+        core.ring.unreadable.update(areas.unreadable)
         for keys in gone:
             lost = np.ascontiguousarray(keys[core.index.find(keys) < 0])
             if len(lost):

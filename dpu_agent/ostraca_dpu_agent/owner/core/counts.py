@@ -53,6 +53,9 @@ class ShardCounts:
     blocks_beyond_limit: int
     """Found on flash by recovery and not listed: the index may not hold so many."""
 
+    segments_unreadable: int
+    """Of whose summaries recovery could not read all, and that were not written anew since."""
+
     blocks_adopted: int
     """Found when summaries of withheld segments were read again, and listed."""
 
@@ -89,6 +92,7 @@ def counts_of(core: ShardCore) -> ShardCounts:
         blocks_evicted=counted["blocks_evicted"],
         blocks_evicted_unread=counted["blocks_evicted_unread"],
         blocks_beyond_limit=counted["blocks_beyond_limit"],
+        segments_unreadable=len(core.ring.unreadable),
         blocks_adopted=counted["blocks_adopted"],
         blocks_dropped=counted["blocks_dropped"],
         segments_evicted=counted["segments_evicted"],

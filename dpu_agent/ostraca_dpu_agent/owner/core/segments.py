@@ -162,6 +162,9 @@ class Ring:
         """Segments of this generation and below are not in the index, which had no room for them when they
         were recovered."""
 
+        self.unreadable: set[int] = set()
+        """Segments of whose summaries something could not be read, until they are written anew."""
+
     def take_in(self, areas: RecoveredAreas) -> None:
         """Know of segments what their summary areas say. They get their places when all are known."""
         for found in areas.segments:
@@ -171,19 +174,28 @@ class Ring:
             if len(found.entries):
                 segment.state, segment.quiet_at_s = SegmentState.SEALED, self._earlier_pins_end_s
                 segment.bytes_used, segment.entries_used = self.geometry.data_bytes, len(found.entries)
+        for number in areas.unreadable:  # readers may hold pins on blocks that nothing tells of any more
+            self.segments[number].quiet_at_s = self._earlier_pins_end_s
+        self.unreadable.update(areas.unreadable)
         self._count = max(self._count, areas.highest_count)
 
     def begin(self, epoch: OwnerEpoch, is_withheld: NDArray[np.bool_]) -> None:
         """Give every segment its place, now that all are known; new generations are of *epoch*."""
         self._epoch = epoch
+        self._count += len(self.unreadable)  # each may have been opened after all that can be read
         # Free ones of the lowest generation first, so that flash wears evenly over restarts.
         for number in np.argsort(self.generations, kind="stable").tolist():
             segment = self.segments[number]
             if is_withheld[number]:
                 segment.state = SegmentState.WITHHELD
                 self.withheld.append(segment)
+            elif segment.state is SegmentState.SEALED:
+                self.sealed.append(segment)
+            elif number in self.unreadable:
+                segment.state = SegmentState.DRAINING
+                self.draining.append(segment)
             else:
-                (self.free if segment.state is SegmentState.FREE else self.sealed).append(segment)
+                self.free.append(segment)
 
     def renew(self, number: int, made: Generation, listed: int) -> None:
         """Know of a withheld segment that it lists so many blocks, in this generation."""
@@ -280,6 +292,7 @@ class Ring:
         log = SummaryLog(self.geometry, self._identity, number, made, self._epoch)
         segment = Segment(number, SegmentState.OPENING, made, log)
         self.segments[number], self.generations[number], self.opening = segment, made, segment
+        self.unreadable.discard(number)
         return segment
 
     def end_opening(self, *, is_ok: bool) -> None:

@@ -111,7 +111,8 @@ class ShardCore:
         withheld: frozenset[int] = frozenset(),
         resumed: frozenset[int] = frozenset(),
     ) -> None:
-        """End recovery: segments that were not taken in are lost, and are taken for free.
+        """End recovery: segments that were not taken in are taken for free, and those that can't be read and
+        list nothing too, once no pin of an earlier owner is left.
 
         *withheld*: those under unretired grants of earlier epochs, until ``retire``. *resumed*: those that an
         earlier core was granted under this same epoch; they are withheld too, and stay in the grant. Space
