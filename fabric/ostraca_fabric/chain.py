@@ -132,6 +132,8 @@ class Chain:
             raise UsageError(message)
         first, last, _ = part.indices(len(self))
         last = max(first, last)
+        if last - first == len(self):
+            return self
         return replace(self, start=self.start + first, stop=self.start + last)
 
     def span(self) -> Span:

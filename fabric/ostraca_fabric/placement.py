@@ -39,8 +39,6 @@ from ostraca_fabric.rows import blake2b_rows
 NOWHERE = -1
 """The index of "no shard": the fabric has no weight at all."""
 
-_WORD = (1 << 64) - 1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
@@ -51,9 +49,9 @@ class Placement:
     """Sorted: what indexes point into. With ``among`` all shards, with ``recorded`` those with weight."""
 
     _enclosure_hashes: NDArray[np.uint64]
-    """Shape (1, enclosures): enclosures with weight only, sorted by id."""
+    """Shape (enclosures,): enclosures with weight only, sorted by id."""
     _enclosure_shares: NDArray[np.float64]
-    """Shape (1, enclosures): one divided by the enclosure's weight."""
+    """Shape (enclosures,): one divided by the enclosure's weight."""
     _shard_hashes: NDArray[np.uint64]
     """Shape (enclosures, most shards of one)."""
     _shard_shares: NDArray[np.float64]
@@ -96,8 +94,8 @@ class Placement:
         return cls(
             epoch,
             shard_ids,
-            np.array([[_member_hash(enclosure) for enclosure, _ in rows]], np.uint64),
-            np.array([[1.0 / sum(weight for _, weight in members) for _, members in rows]], np.float64),
+            np.array([_member_hash(enclosure) for enclosure, _ in rows], np.uint64),
+            np.array([1.0 / sum(weight for _, weight in members) for _, members in rows], np.float64),
             hashes,
             shares,
             indexes,
@@ -111,13 +109,24 @@ class Placement:
         unit_blocks = [count for span in spans for count in span.unit_blocks]
         if not self._enclosure_hashes.size or not unit_blocks:
             return np.full(sum(unit_blocks), NOWHERE, np.intp)
-        unit_hashes = _unit_hashes(secret, spans)
-        parts = np.array([_mixed(span.rank << 32 | span.group) for span in spans], np.uint64)
+        hashes = _unit_hashes(secret, spans)
+        parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
         part_of_unit = np.repeat(parts, [len(span.unit_blocks) for span in spans])
-        only_row = np.zeros(len(unit_hashes), np.int64)
-        rows = _winners(unit_hashes[:, 0], only_row, self._enclosure_hashes, self._enclosure_shares)
-        columns = _winners(unit_hashes[:, 1] ^ part_of_unit, rows, self._shard_hashes, self._shard_shares)
-        return np.repeat(self._shard_indexes[rows, columns], unit_blocks)
+        chosen = np.empty(len(hashes), np.intp)
+        library.ostraca_place(
+            at(hashes),
+            at(part_of_unit),
+            at(self._enclosure_hashes),
+            at(self._enclosure_shares),
+            self._enclosure_hashes.size,
+            at(self._shard_hashes),
+            at(self._shard_shares),
+            at(self._shard_indexes),
+            self._shard_hashes.shape[1],
+            at(chosen),
+            len(chosen),
+        )
+        return np.repeat(chosen, unit_blocks)
 
 
 def ranked_agents(shard: ShardId, agents: Sequence[AgentId]) -> tuple[AgentId, ...]:
@@ -145,9 +154,9 @@ def _member_hash(member: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint64]:
-    """Hash each stripe unit under the secret, shape (units, 2): one for the enclosure, one for the shard."""
-    digests = [
+def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
+    """Hash stripe units under the secret, shape (units, 16): 8 bytes for the enclosure, 8 for the shard."""
+    hashed = [
         blake2b_rows(
             b"",
             span.units,
@@ -159,29 +168,4 @@ def _unit_hashes(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint64]:
         )
         for span in spans
     ]
-    return np.concatenate(digests).view("<u8").astype(np.uint64)
-
-
-def _winners(
-    things: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    members: NDArray[np.uint64],
-    shares: NDArray[np.float64],
-) -> NDArray[np.int64]:
-    """Return for each thing, shape (n,), the column of the member that wins it in its row.
-
-    *members* and *shares* have shape (rows, m). Of equal draws the first wins, but 53 bits hardly ever tie.
-    """
-    winners = np.empty(len(things), np.int64)
-    things = np.ascontiguousarray(things)
-    library.ostraca_winners(
-        at(things), at(rows), at(members), at(shares), members.shape[1], at(winners), len(things)
-    )
-    return winners
-
-
-def _mixed(number: int) -> int:
-    """Return SplitMix64's finaliser of a number (Steele, Lea and Flood 2014, with Stafford's mix 13)."""
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _WORD
-    return number ^ number >> 31
+    return hashed[0] if len(hashed) == 1 else np.concatenate(hashed)

@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (3, "f068031a0a4e25a1")
+KNOWN = (4, "e098d09ac0388f6e")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

@@ -86,6 +86,8 @@ class BlockCache:
 
     def contains(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Tell of each of *keys*, shape (n, 16), whether its block is here. That is no use of it."""
+        if not len(self):
+            return np.zeros(len(keys), np.bool_)
         is_here: NDArray[np.bool_] = self._table.find(keys) >= 0
         return is_here
 

@@ -165,7 +165,7 @@ class Locator:
         told = await self._ask_all(routes, narrowed(parts, wanted), keys, terms)
         if routes.has_earlier:
             told.sort(key=lambda each: each.part.age)
-        heeded = _heeded(told)
+        heeded = _heeded(told) if routes.handed_over else told
         for each in told:
             taken = _take(located, each) if each in heeded else 0
             if each.part.age:
@@ -270,7 +270,9 @@ class Locator:
     ) -> list[_Told]:
         """Ask one agent, and whom it names as the owner instead, unless somebody named this one already."""
         until_s = _now_s() + terms.deadline_s
-        shards = tuple(ShardKeys(part.shard, keys[part.positions].tobytes(), part.epoch) for part in parts)
+        shards = tuple(
+            ShardKeys(part.shard, keys.take(part.positions, 0).tobytes(), part.epoch) for part in parts
+        )
         try:
             answer = await self._owners.ask(owner, msgspec.structs.replace(terms, shards=shards))
         except (TimeoutError, ConnectError):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.wire.messages import ShardRelease
 
+_NOT_FOUND = np.uint8(Reason.NOT_FOUND)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -74,7 +76,7 @@ class Located:
         """Begin with no block found."""
         return cls(
             is_found=np.zeros(blocks, np.bool_),
-            reasons=np.full(blocks, Reason.NOT_FOUND, np.uint8),
+            reasons=np.full(blocks, _NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
             offsets=np.zeros(blocks, np.uint64),

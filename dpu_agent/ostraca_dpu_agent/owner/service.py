@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 _ANSWER_MARGIN_S = 0.002
 """A mover that hears nothing by its deadline takes its blocks for lost: the owner stops waiting before."""
 
-_NO_EXTENTS = (np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint8))
 
 _CHANGES_BEHIND_MAX = 1
 """How many placement changes a put's agent may not have heard of. One: a change reaches agents one after the
@@ -219,7 +218,8 @@ class OwnerService:
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
         is_current = not 0 < part.placement_epoch < self._placement
-        extents, pin = _NO_EXTENTS, 0
+        offsets = lengths = generations = tags = b""
+        pin = 0
         if is_brief and pin_s <= 0:
             found = owned.core.has(keys, is_counted=is_current)
         else:
@@ -229,10 +229,10 @@ class OwnerService:
             owned.wake()
             found, pin = where.found, where.pin
             if not is_brief:
-                extents = where.offsets, where.lengths, where.generations, where.tags
+                offsets, lengths = where.offsets.tobytes(), where.lengths.tobytes()
+                generations, tags = where.generations.tobytes(), where.tags.tobytes()
         if log.isEnabledFor(logging.DEBUG):
             log.debug("shard %s: %d of %d blocks found", part.shard, np.count_nonzero(found), len(keys))
-        offsets, lengths, generations, tags = (column.tobytes() for column in extents)
         return ShardExtents(
             part.shard,
             is_owner=True,

@@ -121,8 +121,7 @@ class BlockIndex:
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.intp]:
         """Return the row of each key, -1 where it is not listed. *keys*: shape (n, 16)."""
-        wanted = np.ascontiguousarray(keys, np.uint8)
-        assert wanted.shape == (len(wanted), KEY_BYTES), "C reads whole keys"
+        wanted = _whole(keys)
         rows = np.empty(len(wanted), np.intp)
         library.ostraca_index_find(*self._table, at(wanted), at(rows), len(rows))
         return rows
@@ -142,9 +141,14 @@ class BlockIndex:
         )
         return offsets, lengths, tags
 
-    def touch(self, rows: NDArray[np.intp]) -> None:
-        """Set the read bits of the blocks of these rows, as ``read`` does; -1 is no row."""
-        library.ostraca_index_touch(at(self._lengths), at(rows), len(rows))
+    def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> tuple[NDArray[np.bool_], int]:
+        """Say which keys are listed, and how many; set their read bits if it is counted."""
+        wanted = _whole(keys)
+        is_listed = np.empty(len(wanted), np.bool_)
+        listed = library.ostraca_index_has(
+            *self._table, at(wanted), self._columns[1], is_counted, at(is_listed), len(wanted)
+        )
+        return is_listed, listed
 
     def offsets(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return where in the shard the blocks of these rows lie, in bytes."""
@@ -314,6 +318,13 @@ class BlockIndex:
             self._free_chunks[0] = self._segment_chunk[segment]
         self._segment_chunk[segment] = _NO_CHUNK
         self._segment_rows[segment] = 0
+
+
+def _whole(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return keys as C reads them: one after another, of 16 bytes each."""
+    whole = np.ascontiguousarray(keys, np.uint8)
+    assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
+    return whole
 
 
 def _words(rows16: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 3
+INTERFACE = 4
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 
@@ -62,8 +62,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _bytes, _at, _bytes, _count],
     ),
-    # things, the row of each, members by row, shares by row, columns, winners, things
-    "ostraca_winners": (None, [_at, _at, _at, _at, _count, _at, _count]),
+    # units, rank and group of each, enclosures, their shares, how many, shards by enclosure, their shares and
+    # indexes, most shards of one, shards chosen, units
+    "ostraca_place": (None, [_at, _at, _at, _at, _count, _at, _at, _at, _count, _at, _count]),
     # numbers, variates, numbers
     "ostraca_variates": (None, [_at, _at, _count]),
     # pool, bytes of a slot, offsets taken, how many
@@ -86,14 +87,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_lru_evict": (_count, [_at, _at, c_int64, _at, _count]),
     # the index, keys wanted, rows found, how many
     "ostraca_index_find": (None, [*_index, _at, _at, _count]),
+    # the index, keys wanted, lengths by row, whether read bits are set, which are listed, how many
+    "ostraca_index_has": (_count, [*_index, _at, _at, _count, _at, _count]),
     # the index, rows, how many
     "ostraca_index_place": (None, [*_index, _at, _count]),
     "ostraca_index_unplace": (_count, [*_index, _at, _count]),
     # pages, lengths and tags by row, rows, bytes of a page, whether read bits are set, offsets, lengths and
     # tags made, how many
     "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _count, _at, _at, _at, _count]),
-    # lengths by row, rows, how many
-    "ostraca_index_touch": (None, [_at, _at, _count]),
     # next chunks, free chunks, a segment's newest chunk, its rows, rows taken, how many
     "ostraca_index_take_rows": (None, [_at, _at, _at, _at, _at, _count]),
     # next chunks, a segment's newest chunk, its rows, rows listed

@@ -101,19 +101,47 @@ static void ask_for_row(const struct table *table, const uint8_t *key)
                            KEY_BYTES * (uint64_t)table->slots[BUCKET_SLOTS * home.bucket + (uint64_t)slot]);
 }
 
+/* Asks for what is looked at when it is the turn of keys behind this one, which may be one before the first. */
+static void ask_ahead(const struct table *table, const uint8_t *wanted, int64_t each, int64_t count)
+{
+    if (each + BUCKETS_AHEAD < count)
+        ask_for_bucket(table, wanted + KEY_BYTES * (each + BUCKETS_AHEAD));
+    if (each + ROWS_AHEAD >= 0 && each + ROWS_AHEAD < count)
+        ask_for_row(table, wanted + KEY_BYTES * (each + ROWS_AHEAD));
+}
+
 /* rows[i] = the row of wanted[i], -1 where it is not listed. */
 PUBLIC void ostraca_index_find(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
                                const uint8_t *keys, const uint8_t *wanted, int64_t *rows, int64_t count)
 {
     const struct table table = {prints, slots, passed, buckets, keys};
     for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
-        if (each + BUCKETS_AHEAD < count)
-            ask_for_bucket(&table, wanted + KEY_BYTES * (each + BUCKETS_AHEAD));
-        if (each + ROWS_AHEAD >= 0 && each + ROWS_AHEAD < count)
-            ask_for_row(&table, wanted + KEY_BYTES * (each + ROWS_AHEAD));
+        ask_ahead(&table, wanted, each, count);
         if (each >= 0)
             rows[each] = find(&table, wanted + KEY_BYTES * each);
     }
+}
+
+/* is_listed[i] = whether wanted[i] has a row; sets the read bits of those rows. Returns how many have one. */
+PUBLIC int64_t ostraca_index_has(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
+                                 const uint8_t *keys, const uint8_t *wanted, uint32_t *row_lengths,
+                                 int64_t is_counted, uint8_t *is_listed, int64_t count)
+{
+    const struct table table = {prints, slots, passed, buckets, keys};
+    const uint32_t read_bit = is_counted ? READ_BIT : 0;
+    int64_t listed = 0;
+    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
+        ask_ahead(&table, wanted, each, count);
+        if (each < 0)
+            continue;
+        int64_t row = find(&table, wanted + KEY_BYTES * each);
+        is_listed[each] = row >= 0;
+        if (row < 0)
+            continue;
+        row_lengths[row] |= read_bit;
+        listed++;
+    }
+    return listed;
 }
 
 static void place(const struct table *table, int64_t row)
@@ -204,14 +232,6 @@ PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths,
         memcpy(tags + TAG_BYTES * each, row_tags + TAG_BYTES * row, TAG_BYTES);
         row_lengths[row] |= read_bit;
     }
-}
-
-/* Sets the read bits of rows; row -1 is no row. */
-PUBLIC void ostraca_index_touch(uint32_t *row_lengths, const int64_t *rows, int64_t count)
-{
-    for (int64_t each = 0; each < count; each++)
-        if (rows[each] >= 0)
-            row_lengths[rows[each]] |= READ_BIT;
 }
 
 /* Hands out rows of one segment, from its newest chunk and then from free ones: free_chunks[0] begins the list of

@@ -5,6 +5,7 @@
 
 #include "ostraca.h"
 
+#include <endian.h>
 #include <string.h>
 
 #define LN_2 0.6931471805599453
@@ -54,21 +55,34 @@ PUBLIC void ostraca_variates(const uint64_t *numbers, double *variates, int64_t 
         variates[each] = exponential(numbers[each]);
 }
 
-/* winners[t] = the member of row rows[t] that wins thing t; of equal draws the first. `members` and `shares` have
- * `width` columns. */
-PUBLIC void ostraca_winners(const uint64_t *things, const int64_t *rows, const uint64_t *members,
-                            const double *shares, int64_t width, int64_t *winners, int64_t count)
+/* Returns which of `width` members wins a thing; of equal draws the first. */
+static int64_t winner(uint64_t thing, const uint64_t *members, const double *shares, int64_t width)
 {
-    for (int64_t thing = 0; thing < count; thing++) {
-        const uint64_t *own = members + width * rows[thing];
-        const double *share = shares + width * rows[thing];
-        double best = 0.0;
-        for (int64_t member = 0; member < width; member++) {
-            double draw = exponential(mixed(things[thing] ^ own[member])) * share[member];
-            if (member == 0 || draw < best) {
-                best = draw;
-                winners[thing] = member;
-            }
+    int64_t won = 0;
+    double best = 0.0;
+    for (int64_t member = 0; member < width; member++) {
+        double draw = exponential(mixed(thing ^ members[member])) * shares[member];
+        if (member == 0 || draw < best) {
+            best = draw;
+            won = member;
         }
+    }
+    return won;
+}
+
+/* chosen[u] = the shard of unit u, as `ostraca_fabric.placement` numbers shards. Of a unit's 16 bytes the first 8 choose
+ * the enclosure, and the others, with what parts[u] adds, the shard in it. Members of enclosures lie in rows of
+ * `width`. */
+PUBLIC void ostraca_place(const uint8_t *units, const uint64_t *parts, const uint64_t *enclosures,
+                          const double *enclosure_shares, int64_t enclosure_count, const uint64_t *shards,
+                          const double *shard_shares, const int64_t *shard_indexes, int64_t width, int64_t *chosen,
+                          int64_t count)
+{
+    for (int64_t unit = 0; unit < count; unit++) {
+        uint64_t hashes[2];
+        memcpy(hashes, units + sizeof hashes * (uint64_t)unit, sizeof hashes);
+        int64_t row = width * winner(le64toh(hashes[0]), enclosures, enclosure_shares, enclosure_count);
+        int64_t column = winner(le64toh(hashes[1]) ^ mixed(parts[unit]), shards + row, shard_shares + row, width);
+        chosen[unit] = shard_indexes[row + column];
     }
 }

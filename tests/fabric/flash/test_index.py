@@ -27,7 +27,9 @@ def insert(index: BlockIndex, numbers: list[int], segment: int = 0, length: int 
 
 
 def found(index: BlockIndex, numbers: list[int]) -> list[bool]:
-    return list(index.find(keys_of(numbers)) >= 0)
+    is_listed, count = index.has(keys_of(numbers), is_counted=False)
+    assert (count, is_listed.tolist()) == (is_listed.sum(), (index.find(keys_of(numbers)) >= 0).tolist())
+    return list(is_listed)
 
 
 def test_a_block_is_found_with_all_that_was_said_of_it() -> None:
@@ -109,10 +111,13 @@ def test_reads_and_marks_are_kept_apart_from_the_longest_lengths() -> None:
     assert sorted(index.read_rows_of(0)) == sorted(rows)
     index.forget_reads(rows[:3])
     assert index.is_read(rows).tolist() == [False] * 3 + [True] * 5
+    index.has(keys[:1])
+    index.has(keys[1:2], is_counted=False)
+    assert index.is_read(rows).tolist() == [True] + [False] * 2 + [True] * 5
     assert (index.marks(rows) == marks).all()
     index.check()
     removed = index.remove_segment(0)
-    assert (removed.unread, removed.block_bytes) == (3, int(lengths.sum(dtype=np.uint64)))
+    assert (removed.unread, removed.block_bytes) == (2, int(lengths.sum(dtype=np.uint64)))
 
 
 def test_an_empty_batch_is_nothing() -> None:

@@ -24,30 +24,25 @@ def resolved(
         rows[:] = -1
     if promises:
         _promise(core, rows, end_s)
-    found = _counted(core, rows)
+    found = rows >= 0
     offsets, lengths, tags = core.index.read(rows, is_counted=is_counted)
     generations, pin = np.zeros(len(rows), np.uint64), 0
-    if found.any():
+    hits = int(np.count_nonzero(found))
+    if hits:
         segments = core.ring.segment_of(offsets[found])
         generations[found] = core.ring.generations[segments]
         if pin_s > 0:
             pin = core.pins.add(end_s, distinct(segments))
+    core.counted["keys_asked"] += len(rows)
+    core.counted["keys_found"] += hits
     return Resolution(found, offsets, lengths, generations, tags, pin)
 
 
 def known(core: ShardCore, keys: NDArray[np.uint8], *, is_counted: bool) -> NDArray[np.bool_]:
     """Answer ``ShardCore.has``."""
-    rows = core.index.find(keys)
-    if is_counted:
-        core.index.touch(rows)
-    return _counted(core, rows)
-
-
-def _counted(core: ShardCore, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say which keys have a row, and count them."""
-    found: NDArray[np.bool_] = rows >= 0
-    core.counted["keys_asked"] += len(rows)
-    core.counted["keys_found"] += int(np.count_nonzero(found))
+    found, hits = core.index.has(keys, is_counted=is_counted)
+    core.counted["keys_asked"] += len(found)
+    core.counted["keys_found"] += hits
     return found
 
 
