@@ -81,6 +81,17 @@ async def test_reads_that_fail_in_a_row_hold_reads_off_until_one_page_can_be_rea
     assert await read(drive, at_page(pages(1), 3)) == [True]
 
 
+async def test_a_bad_page_that_is_tried_first_does_not_hold_a_drive_off_for_ever(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.fail_reads(0, PAGE_BYTES)
+    for _ in range(3):
+        assert await read(drive, at_page(pages(1), 0)) == [False]
+    assert drive.refuses_reads
+    await until(lambda: not drive.refuses_reads)
+    assert drive.health.condition is Condition.SUSPECT, "one trial has failed"
+
+
 async def test_damage_that_a_check_finds_is_no_failure_of_the_drive(
     drive: GuardedDrive, held: HeldDrive
 ) -> None:

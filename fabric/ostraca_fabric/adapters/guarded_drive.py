@@ -5,7 +5,8 @@ no to is not submitted: its future is there at once, and says that nothing was r
 submitted is never held up here, and its future is the drive's own.
 
 While anything is under way a timer looks for what is overdue: a drive that hangs says nothing by itself.
-While reads are held off the timer tries one page now and then, for whose end nobody waits.
+While reads are held off the timer tries one page now and then, for whose end nobody waits: each time in
+another part of the drive, as one page may be bad.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+_PROBED_PARTS = 8
+
 
 class GuardedDrive:
     """Implements ``ports.drive.Drive`` around another drive. Lives on one event loop."""
@@ -47,6 +50,7 @@ class GuardedDrive:
         self._clock = clock
         self._turn: asyncio.TimerHandle | None = None
         self._given_up: asyncio.Future[None] | None = None
+        self._probes = 0
         self._is_closed = False
 
     @property
@@ -203,10 +207,13 @@ class GuardedDrive:
         self._see_to_turns()
 
     def _probe(self, now_s: float) -> None:
-        """Read the drive's first page, as a trial."""
+        """Read a page as a trial: the first of each part of the drive in turn."""
         number = self.health.begin(now_s, Kind.READ, PAGE_BYTES, is_probe=True)
         assert number is not None, "a probe that is due may begin"
-        page = Pieces.one(np.frombuffer(mmap.mmap(-1, PAGE_BYTES), np.uint8), drive_offset=0)
+        part_bytes = self.size_bytes // _PROBED_PARTS // PAGE_BYTES * PAGE_BYTES
+        at = self._probes % _PROBED_PARTS * part_bytes
+        self._probes += 1
+        page = Pieces.one(np.frombuffer(mmap.mmap(-1, PAGE_BYTES), np.uint8), drive_offset=at)
         ends = self._drive.submit_read(page)
         if ends.done():
             self.health.end(now_s, number, is_good=False)
