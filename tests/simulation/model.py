@@ -149,7 +149,9 @@ class Model:
             if found is None or found.tag != block.tag:
                 self._lost(owner, block, found)
         self._left.clear()
-        oldest = min((each.generation for each in listed.values()), default=0)
+        segment_at = self._listings.segment_at
+        in_turn = (each for each in listed.values() if not owner.has_kept(segment_at(each.offset)))
+        oldest = min((each.generation for each in in_turn), default=0)
         for block in self._left_lately:
             if block.number not in listed and self._is_newer(owner, block, oldest):
                 raise ViolationError(f"block {block.number} was left out, and older ones are listed")

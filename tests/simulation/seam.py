@@ -144,6 +144,10 @@ class Owner:
     def generation_of(self, segment: int) -> int:
         return int(self.shard.core.ring.generations[segment])
 
+    def has_kept(self, segment: int) -> bool:
+        """Say whether it let a segment go round again, as most of it was read of late."""
+        return self.shard.core.ring.segments[segment].is_kept
+
     def resolve(self, numbers: list[int], pin_s: float) -> tuple[list[Listed | None], int]:
         """Return where blocks lie, and a pin, which is 0 where there is none."""
         answer = self.shard.core.resolve(self._clock(), keys_of(numbers), pin_s=pin_s)
