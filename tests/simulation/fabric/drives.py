@@ -149,6 +149,13 @@ class Drives:
         """Say whether a page of one of these shards can't be read."""
         return any(self._listings[shard].flash.unreadable for shard in shards)
 
+    def may_hide_owners(self, shard: ShardId, mishaps: int) -> bool:
+        """Say whether what has befallen a shard since there were so many *mishaps* may hide from its next
+        owner under which epochs the ones before wrote there.
+        """
+        listings = self._listings[shard]
+        return listings.was_spoilt(mishaps) or bool(listings.misread(mishaps))
+
     def why_gone(self, shard: ShardId, drive: DriveId) -> str:
         """Say why nobody can answer for a shard any more; nothing if somebody must."""
         if drive in self.dead:

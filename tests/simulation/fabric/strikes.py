@@ -202,6 +202,7 @@ class HarshOutages(Playing):
         world.story.tell(
             "-", f"the store knows {len(said.enclosures)} enclosures, {len(said.volumes)} volumes"
         )
-        world.has_forgotten_placements, self.is_rebuilding = True, False
+        world.has_forgotten_placements = world.has_forgotten_owners = True
+        self.is_rebuilding = False
         for name in sorted(world.agents):
             world.start_agent(name)

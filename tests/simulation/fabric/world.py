@@ -140,6 +140,9 @@ class World:
         self.has_forgotten_placements = False
         """Whether an earlier placement epoch was forced out, or lost with the store."""
 
+        self.has_forgotten_owners = False
+        """Whether the store knows of owners before now only what flash says."""
+
         self._dropped: int | None = None
         enclosures = [self.drives.made_enclosure(setup.drives) for _ in range(setup.enclosures)]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
@@ -302,6 +305,9 @@ class World:
         self.calm.committed(numbers)
         mishaps = self.drives.mishaps(shard)
         for number in numbers:
+            earlier = self.oracle.places(number).get(shard)
+            if earlier and self.has_forgotten_owners and self.drives.may_hide_owners(shard, earlier.mishaps):
+                earlier.epochs.clear()
             is_current = self.placed.shards(self.map, number)[:1] == [shard]
             self.oracle.committed(shard, owned.epoch, number, mishaps=mishaps, is_current=is_current)
 
