@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.neighbours import Neighbours
@@ -190,22 +189,19 @@ class Sessions:
                 break
         self._sessions[connection] = Session(connection, hello, peer)
 
-    async def handle(self, connection: ServerConnection, request: Request) -> Answer:
+    def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
         """Serve one request."""
         match request:
             case Resolve() | Reserve() | Commit() | Inspect() | PassedOver():
-                answer = self._neighbours.answer(request)
-                return await answer if isinstance(answer, Awaitable) else answer
+                return self._neighbours.answer(request)
             case PrefetchFor():
-                return await self._neighbours.prefetch(request, connection.cancelled(request.request))
+                return self._neighbours.prefetch(request, connection.cancelled(request.request))
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain():
-                session = self._sessions[connection]
-                with labelled(label_of(session.worker, request.request)):
-                    return await self._of_worker(session, request)
+                return self._of_worker(self._sessions[connection], request)
             case SettlePast():
-                return await self._settle_past(self._sessions[connection], request)
+                return self._settle_past(self._sessions[connection], request)
             case _:
                 message = f"{type(request).__name__} is not answered here"
                 raise UsageError(message)
@@ -252,10 +248,16 @@ class Sessions:
         return PastSettled(request.request)
 
     async def _of_worker(self, session: Session, request: OpenVolume | Explain | BlockRequest) -> AgentAnswer:
-        if isinstance(request, Explain):
-            return await self._explained(session, request)
-        if not isinstance(request, OpenVolume):
-            return await self._blocks(session, request)
+        with labelled(label_of(session.worker, request.request)):
+            match request:
+                case Explain():
+                    return await self._explained(session, request)
+                case OpenVolume():
+                    return await self._opened(session, request)
+                case _:
+                    return await self._blocks(session, request)
+
+    async def _opened(self, session: Session, request: OpenVolume) -> VolumeOpened:
         volume = await self._volumes.open(session.tenant, request)
         handle = session.add(volume, self._settings.volumes_max)
         log.debug("volume %s/%s opened", session.tenant, volume.record.name)

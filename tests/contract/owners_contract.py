@@ -97,9 +97,8 @@ class Serving:
     async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
         self.connections.append(connection)
 
-    async def handle(self, connection: ServerConnection, request: Request) -> Answer:
-        answer = self._service.answer(request)  # type: ignore[arg-type]  # it serves agents only
-        return await answer if isinstance(answer, Awaitable) else answer
+    def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
+        return self._service.answer(request)  # type: ignore[arg-type]  # it serves agents only
 
     def on_notice(self, connection: ServerConnection, notice: Notice) -> None:
         self._service.notice(notice)  # type: ignore[arg-type]  # it serves agents only

@@ -227,25 +227,25 @@ class Locator:
         if len(parts) == 1:  # a task for it would cost more than a look-up
             ((owner, its),) = parts.items()
             return await self._ask(routes, owner, its, keys, terms)
-        # This agent answers itself at once, and others meanwhile if they are asked before.
-        in_order = sorted(parts, key=lambda owner: owner == self._agent)
-        asked = {owner: self._ask(routes, owner, parts[owner], keys, terms) for owner in in_order}
-        if not routes.has_earlier:
-            return list(itertools.chain.from_iterable(await asyncio.gather(*asked.values())))
-        asking = {self._asking.spawn(ask): parts[owner] for owner, ask in asked.items()}
-        told: list[_Told] = []
+        asking = {
+            self._asking.spawn(self._ask(routes, owner, its, keys, terms)): its
+            for owner, its in parts.items()
+            if owner != self._agent
+        }
         waiting = set(asking)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            told.extend(itertools.chain.from_iterable(task.result() for task in done))
-            is_found = np.zeros(len(keys), np.bool_)
-            for each in _heeded(told):
-                is_found[each.found] = True
-            left = [part for task in waiting for part in asking[task]]
-            if all(part.age and is_found[part.positions].all() for part in left):
-                break
-        for task in waiting:
-            task.add_done_callback(self._release_late)
+        told: list[_Told] = []
+        try:
+            if self._agent in parts:
+                await asyncio.sleep(0)  # so that others are asked, and work while this agent answers itself
+                told += await self._ask(routes, self._agent, parts[self._agent], keys, terms)
+            while waiting and not _is_enough(
+                told, [part for task in waiting for part in asking[task]], len(keys)
+            ):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                told.extend(itertools.chain.from_iterable(task.result() for task in done))
+        finally:
+            for task in waiting:
+                task.add_done_callback(self._release_late)
         return told
 
     def _release_late(self, asking: asyncio.Task[list[_Told]]) -> None:
@@ -317,6 +317,18 @@ class Locator:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _is_enough(told: list[_Told], left: list[ShardPart], blocks: int) -> bool:
+    """Whether word of what is *left* would change nothing, of a request of so many blocks: it is all older,
+    and found already.
+    """
+    if not all(part.age for part in left):
+        return False
+    is_found = np.zeros(blocks, np.bool_)
+    for each in _heeded(told):
+        is_found[each.found] = True
+    return all(is_found[part.positions].all() for part in left)
 
 
 def _heeded(told: list[_Told]) -> list[_Told]:

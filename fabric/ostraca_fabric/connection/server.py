@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
@@ -87,8 +87,8 @@ class Handler(Protocol):
         instead.
         """
 
-    async def handle(self, connection: ServerConnection, request: Request) -> Answer:
-        """Serve one request and return its final answer.
+    def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
+        """Serve one request: return its final answer, or something to wait for, which takes a task.
 
         RefusedError, UsageError and ProtocolError become ``Failed`` with their code, anything else
         ``Failed(internal)`` and a traceback in the log. Look at ``connection.cancelled(request.request)`` to
@@ -274,34 +274,44 @@ class ServerConnection(FramedConnection):
             )
             return
         self._under_way[request.request] = self._loop.create_future()
-        self._server.run(self._serve(request))
-
-    async def _serve(self, request: Request) -> None:
         try:
-            answer = await self._answer(request)
-            try:
-                self._say(answer)
-            except FrameTooLongError as error:
-                words = f"the answer would be {error}: ask for fewer blocks at once"
-                self._say(Failed(request.request, error.code, words))
-        finally:
-            del self._under_way[request.request]
+            answer = self._server.handler.handle(self, request)
+        except Exception as error:  # noqa: BLE001 (told to who asked)
+            answer = self._failed(request, error)
+        if isinstance(answer, Awaitable):
+            self._server.run(self._serve(request, answer))
+        else:
+            self._end(request, answer)
+
+    async def _serve(self, request: Request, serving: Awaitable[Answer]) -> None:
+        try:
+            answer = await serving
+        except Exception as error:  # noqa: BLE001 (told to who asked)
+            answer = self._failed(request, error)
+        self._end(request, answer)
+
+    def _end(self, request: Request, answer: Answer) -> None:
+        """Send a request's final answer."""
+        del self._under_way[request.request]
+        try:
+            self._say(answer)
+        except FrameTooLongError as error:
+            words = f"the answer would be {error}: ask for fewer blocks at once"
+            self._say(Failed(request.request, error.code, words))
 
     def _say(self, answer: Answer) -> None:
         """Send what nobody misses when the connection is gone."""
         with suppress(ConnectError):
             self.send(answer)
 
-    async def _answer(self, request: Request) -> Answer:
-        try:
-            return await self._server.handler.handle(self, request)
-        except (RefusedError, ProtocolError) as error:
+    def _failed(self, request: Request, error: Exception) -> Failed:
+        """Tell what the handler raised."""
+        if isinstance(error, RefusedError | ProtocolError):
             return Failed(request.request, error.code, str(error))
-        except UsageError as error:
+        if isinstance(error, UsageError):
             return Failed(request.request, "usage", str(error))
-        except Exception:
-            log.exception("A %s of %s failed", type(request).__name__, self.peer)
-            return Failed(request.request, "internal", "the agent failed; its log says why")
+        log.error("A %s of %s failed", type(request).__name__, self.peer, exc_info=error)
+        return Failed(request.request, "internal", "the agent failed; its log says why")
 
 
 class Server:
