@@ -4,14 +4,15 @@ Callers send from their own threads: straight into the socket when nothing is qu
 no hop; what the socket does not take is left to the pump. Whoever waits for an answer may *lead*: it then
 does the pump's turns itself, and the answer costs no hop either. One thread does turns at a time. The pump's
 own stands back while callers lead, and for ``_STAND_BACK_S`` after the last of them. Idle, it sleeps in the
-kernel. While requests are out and the transport's passive side must take part, it wakes at the pace it is
+kernel. While slots are in use and the transport's passive side must take part, it wakes at the pace it is
 told.
 
 It knows frames, not messages. Whoever makes one gives it three functions: ``on_message`` with each message's
 bytes, from whichever thread does a turn (raising ProtocolError ends the connection), ``pace_s`` for how long
-to sleep (None: until something happens), and ``on_lost``, from the pump's own thread, exactly once and as the
-very last, after which nothing that comes from the agent touches memory. An agent that asks and does not read
-ends its connection when what waits for it takes more than ``unsent_bytes_max`` of memory, blocks aside.
+to sleep (None: until something happens, and the transport need not take part), and ``on_lost``, from the
+pump's own thread, exactly once and as the very last, after which nothing that comes from the agent touches
+memory. An agent that asks and does not read ends its connection when what waits for it takes more than
+``unsent_bytes_max`` of memory, blocks aside.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class Pump:
         if writable:
             with self._lock:
                 self._write()
-        if self._end.needs_progress:
+        if pace_s is not None:
             self._end.progress()
         return self._read() if readable else True
 

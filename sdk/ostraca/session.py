@@ -167,8 +167,10 @@ class Session:
         With *slots*, these taken slots are the request's from here on; ``leave`` gives them back when they
         are free.
         """
+        is_first = False
         with self._arena.changed:
             if slots is not None:
+                is_first = not self._arena.ledger.is_due
                 self._arena.ledger.sent(request, slots, agent=self.agent, start_id=self._start_id)
             if self.lost_because:
                 # Never sent, so there is nothing to wait for.
@@ -180,6 +182,8 @@ class Session:
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
         self._pump.send([encode(message)])
+        if is_first and self._end.needs_progress and self._pump.is_led:
+            self._pump.wake()  # who reads now has slept for as long as no slots were in use
 
     @property
     def progress_s(self) -> float | None:
@@ -267,9 +271,9 @@ class Session:
         if not self._end.needs_progress:
             return None
         with self._arena.changed:
-            if self._mailboxes:
-                return self._settings.progress_s
-            return self._settings.progress_idle_s if self._arena.ledger.is_due else None
+            if not self._arena.ledger.is_due:
+                return None
+            return self._settings.progress_s if self._mailboxes else self._settings.progress_idle_s
 
     def _on_message(self, payload: bytes) -> None:
         message = TO_WORKER.decode(payload)

@@ -1,0 +1,67 @@
+"""A transport that must take part does so while slots are in use, and is let be while they are not."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
+from tests.sdk.test_faults import somewhere, stored
+
+import ostraca
+from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.wire.messages import Get, Lookup
+
+FAR_S = 10.0
+
+
+class Progress:
+    """How often the transport took part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = threading.Semaphore(0)
+        monkeypatch.setattr(InlineArenaEnd, "needs_progress", True)
+        monkeypatch.setattr(InlineArenaEnd, "progress", lambda _: self.made.release())
+
+    def has_been(self) -> bool:
+        return self.made.acquire(blocking=False)
+
+
+@pytest.fixture
+def progress(client: ostraca.Client, monkeypatch: pytest.MonkeyPatch) -> Progress:
+    del client  # is connected by then
+    return Progress(monkeypatch)
+
+
+def test_a_look_up_takes_no_part_in_transfers(volume: ostraca.Volume, progress: Progress) -> None:
+    chain, _ = stored(volume, 2)
+    while progress.has_been():
+        pass
+    assert volume.lookup(chain, deadline_s=FAR_S).hits == 2
+    assert not progress.has_been()
+
+
+def test_who_waits_for_a_look_up_takes_part_in_the_transfer_of_another_caller(
+    agent: ScriptedAgent, volume: ostraca.Volume, progress: Progress
+) -> None:
+    chain, _ = stored(volume, 2)
+    asked, got = threading.Event(), threading.Event()
+
+    def hold(connection: AgentConnection, message: Lookup) -> None:
+        asked.set()
+        threading.Thread(target=lambda: got.wait(FAR_S) and ScriptedAgent.usual(connection, message)).start()
+
+    def wait_for_progress(connection: AgentConnection, message: Get) -> None:
+        while progress.has_been():
+            pass
+        assert progress.made.acquire(timeout=FAR_S)
+        ScriptedAgent.usual(connection, message)
+
+    agent.script = {Lookup: hold, Get: wait_for_progress}
+    with ThreadPoolExecutor(1) as other:
+        looked_up = other.submit(volume.lookup, chain, deadline_s=2 * FAR_S)
+        assert asked.wait(FAR_S)
+        assert volume.get(chain, into=somewhere(2), deadline_s=FAR_S / 2).hits == 2
+        got.set()
+        assert looked_up.result().hits == 2
