@@ -85,6 +85,18 @@ def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None
     assert plan(replace(after, map=unclaimed)).steps == ()
 
 
+def test_shards_of_drives_that_are_held_off_wait_and_keep_no_room_from_others() -> None:
+    box = enclosure(4)
+    state = observed(4)
+    drives = frozenset(drive.id for drive in box.drives)
+    unowned_s = {shard.id: 100.0 for shard in box.shards}
+    state = replace(state, attached=drives, unowned_s=unowned_s)
+    first = tuple(Serve(shard) for shard in box.shards[:3])
+    assert plan(state).steps == first, "there is room for three of four"
+    held_off = replace(state, held_off=frozenset({drive.id for drive in box.drives[:2]}))
+    assert plan(held_off).steps == tuple(Serve(shard) for shard in box.shards[2:])
+
+
 def test_two_agents_divide_the_shards_between_them() -> None:
     mine = {step.shard.id for step in plan(observed(16)).steps if isinstance(step, Serve)}
     state = observed(16)

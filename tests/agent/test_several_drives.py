@@ -205,6 +205,7 @@ async def test_a_drive_that_hangs_when_its_agent_starts_keeps_no_other_from_bein
     async with assembled(replace(HASTY, turn_s=0.05), drive=hung, others=[other]) as fabric:
         assert watch.took_s < 5.0
         assert set(fabric.service.shards) == {other.shard}
+        assert fabric.agent._steward.observe().held_off == {hung.id}
         worker = fabric.worker()
         done = await fabric.put(worker, NUMBERS)
         assert set(put_states(done)) == {PutState.COMMITTED, PutState.DECLINED}

@@ -56,6 +56,9 @@ class Observed:
     broken: frozenset[DriveId] = frozenset()
     """Drives that have failed for this agent, until it starts anew. It serves nothing that lies there."""
 
+    held_off: frozenset[DriveId] = frozenset()
+    """Drives whose reads are held off for now. Nothing that lies there is claimed, nor room kept for it."""
+
     unowned_s: Mapping[ShardId, float] = field(default_factory=dict)
     """How long each shard has been without an owner, as far as this agent has watched."""
 
@@ -158,6 +161,7 @@ def plan(observed: Observed) -> Plan:
         if drive.id not in observed.attached
     ]
     reachable = (observed.attached | {step.drive.id for step in attach}) - observed.broken
+    readable = reachable - observed.held_off
     stop = list(_to_stop(observed))
     stopped = frozenset(step.shard for step in stop)
     owners = [fabric_map.owner(shard.id) for shard in fabric_map.shards()]
@@ -169,7 +173,7 @@ def plan(observed: Observed) -> Plan:
             continue
         if shard.id in observed.served or (owner is not None and _is_ours(observed, shard.id)):
             own += _with_own(observed, shard, reachable)
-        elif owner is None and shard.id not in observed.failed and shard.drive in reachable:
+        elif owner is None and shard.id not in observed.failed and shard.drive in readable:
             free.append(number)
     give_back = [step for step in own if isinstance(step, GiveBack)]
     reclaim = [step for step in own if isinstance(step, Reclaim)]

@@ -168,6 +168,7 @@ class Steward:
             broken=frozenset(
                 drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
             ),
+            held_off=frozenset(drive.id for drive in self._drives.values() if drive.refuses_reads),
             unowned_s={shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
             is_busy=bool(self._recoveries or self._handing_over),
         )
