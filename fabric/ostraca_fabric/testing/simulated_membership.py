@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -138,6 +139,13 @@ class SimulatedStore:
             self._end_lease(agent, start)
         self.memory = MemoryStore(self.memory.map.fabric, volumes=volumes)
         self.memory.put_enclosures(enclosures)
+
+    def lease_left_s(self, agent: AgentId, start: StartId) -> float:
+        """Return how long a lease lasts yet: 0 where there is none, without end while the store is down."""
+        if (agent, start) not in self._leases:
+            return 0.0
+        timer = self._leases[agent, start]
+        return math.inf if timer is None else timer.when() - asyncio.get_running_loop().time()
 
     def _begin_lease(self, agent: AgentId, start: StartId) -> None:
         self._end_lease(agent, start)

@@ -35,6 +35,8 @@ class Asked:
     """By number: how often an owner had let go of it."""
 
     was_down: bool
+    was_linked: bool
+    """Whether its worker had an agent: to find one, with the volume, takes a time of its own."""
 
 
 class Calm:
@@ -47,7 +49,8 @@ class Calm:
 
     def begin(self) -> None:
         """All was found. It is not calm yet where an agent leaves a drive or another agent alone, nor where a
-        worker keeps to an agent that has started anew since, and is told so when it asks.
+        worker keeps to an agent that has started anew since, and is told so when it asks, nor where a lease
+        was not kept alive of late.
         """
         agents = [process.agent for process in self._world.agents.values()]
         living = set(self._world.drives.living)
@@ -55,10 +58,12 @@ class Calm:
             drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in living
         )
         has_peers = not any(peer.is_held_off for agent in agents for peer in agent._owners.peers())
-        starts = {(name, process.agent.start_id) for name, process in self._world.agents.items()}
+        starts = {(process.id, process.agent.start_id) for process in self._world.agents.values()}
+        store = self._world.outside.store
+        has_leases = all(store.lease_left_s(*start) > store.lease_ttl_s / 2 for start in starts)
         links = [process.worker.linked_to for process in self._world.workers.values()]
         has_links = all(link is None or link in starts for link in links)
-        self._is_calm = has_drives and has_peers and has_links
+        self._is_calm = has_drives and has_peers and has_links and has_leases
 
     def end(self) -> None:
         """Something goes wrong, other than that the store is down."""
@@ -70,14 +75,15 @@ class Calm:
     def store_went_up(self) -> None:
         self._down_since_s = None
 
-    def asked(self, numbers: list[int]) -> Asked | None:
-        """A get begins."""
+    def asked(self, name: str, numbers: list[int]) -> Asked | None:
+        """A get of a worker begins."""
         if not self._is_calm:
             return None
         oracle = self._world.oracle
         listed = [number for number in numbers if oracle.places(number)]
         departures = {number: oracle.departures(number) for number in listed}
-        return Asked(departures, was_down=self._down_since_s is not None)
+        was_linked = self._world.workers[name].worker.linked_to is not None
+        return Asked(departures, was_down=self._down_since_s is not None, was_linked=was_linked)
 
     def answered(self, asked: Asked | None, numbers: list[int], end: Ended, deadline_s: float) -> None:
         """It has ended."""
@@ -90,20 +96,21 @@ class Calm:
             if state == BlockState.HIT:
                 happened[f"calm HITs{', the store down' if asked.was_down else ''}"] += 1
                 continue
-            why = self._excuse(number, state, reason, deadline_s)
+            has_time = asked.was_linked and deadline_s >= _IN_TIME_S
+            why = self._excuse(number, state, reason, has_time=has_time)
             if not why:
                 said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
                 where = "the store alone is down" if asked.was_down else "nothing is wrong"
                 raise ViolationError(f"block {number} was committed, {where}, and a get of it says {said}")
             happened[f"calm, and {why}"] += 1
 
-    def _excuse(self, number: int, state: int, reason: int, deadline_s: float) -> str:
+    def _excuse(self, number: int, state: int, reason: int, *, has_time: bool) -> str:
         """Say why a get may have found nothing though all is calm."""
         world, setup = self._world, self._world.setup
         is_late = state in (BlockState.LATE, BlockState.DECLINED)
         faults = {
             "its worker has no agent, or no slot": state < 0,
-            "too late": is_late and (self._stalls or deadline_s < _IN_TIME_S),
+            "too late": is_late and (self._stalls or not has_time),
             "a transfer failed": reason == Reason.TRANSFER_FAILED and setup.transfer_faults.failures > 0,
             "a drive was silent": reason == Reason.DRIVE_SUSPECT and setup.drive_faults.stalls > 0,
             "a lie": reason == Reason.DAMAGED and setup.lies > 0,

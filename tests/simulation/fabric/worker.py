@@ -347,7 +347,8 @@ class Worker:
     def linked_to(self) -> tuple[str, bytes] | None:
         """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
         link = self._link
-        return None if link is None or link.is_lost else (link.agent, link.start_id)
+        will_dial = link is None or link.is_lost or self._unanswered >= _GIVES_UP_AFTER
+        return None if link is None or will_dial else (link.agent, link.start_id)
 
     async def _linked(self, until_s: float) -> _Link | None:
         """Return a connection that seems to live; dial another where it does not."""

@@ -242,7 +242,7 @@ class World:
     async def _get(
         self, name: str, numbers: list[int], deadline_s: float, then: Callable[[list[int], Ended], None]
     ) -> None:
-        until_s, asked = self.loop.time() + deadline_s, self.calm.asked(numbers)
+        until_s, asked = self.loop.time() + deadline_s, self.calm.asked(name, numbers)
         end = await self.workers[name].worker.get(numbers, deadline_s)
         self._told(name, "get", numbers, end)
         self.oracle.ended("get", self.loop.time() - until_s)
