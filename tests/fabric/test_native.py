@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (4, "e098d09ac0388f6e")
+KNOWN = (5, "d371e5fb2ec2424d")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

@@ -158,7 +158,7 @@ class Locator:
         wanted: NDArray[np.bool_],
         terms: Resolve,
     ) -> Located:
-        located = Located.nothing(len(keys))
+        located = Located.nothing(len(keys), is_brief=terms.is_brief)
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
         parts, unowned = by_owner(volume.placement_secret, spans)
         located.reasons[unowned] = Reason.NO_OWNER

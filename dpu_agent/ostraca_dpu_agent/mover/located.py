@@ -72,15 +72,16 @@ class Located:
         return found
 
     @classmethod
-    def nothing(cls, blocks: int) -> Located:
-        """Begin with no block found."""
+    def nothing(cls, blocks: int, *, is_brief: bool = False) -> Located:
+        """Begin with no block found. What *is_brief* has no room for where blocks lie."""
+        rows = 0 if is_brief else blocks
         return cls(
             is_found=np.zeros(blocks, np.bool_),
             reasons=np.full(blocks, _NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
-            offsets=np.zeros(blocks, np.uint64),
-            lengths=np.zeros(blocks, np.uint32),
-            generations=np.zeros(blocks, np.uint64),
-            tags=np.zeros((blocks, columns.TAG_BYTES), np.uint8),
+            offsets=np.zeros(rows, np.uint64),
+            lengths=np.zeros(rows, np.uint32),
+            generations=np.zeros(rows, np.uint64),
+            tags=np.zeros((rows, columns.TAG_BYTES), np.uint8),
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 4
+INTERFACE = 5
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 

@@ -1,7 +1,8 @@
 /* BLAKE2b (RFC 7693) of many rows that have a key and their first bytes in common. Neither hashlib nor a library
  * reachable from a wheel hashes a batch; this is checked against hashlib.
  *
- * Four rows at a time, one in each lane of a vector: all are equally long, so they take the same steps. */
+ * Where the processor has vectors for it, several rows at a time, one in each lane: all are equally long, so they take
+ * the same steps. */
 
 #include "ostraca.h"
 
@@ -9,17 +10,6 @@
 #include <string.h>
 
 #define BLOCK_BYTES 128
-#define LANES 4
-
-typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
-
-/* Of LANES messages of the same length. */
-struct state {
-    lanes chain[8];
-    uint64_t count; /* bytes compressed so far; 2**64 are out of reach */
-    uint8_t buffer[LANES][BLOCK_BYTES];
-    size_t used;
-};
 
 static const uint64_t iv[8] = {
     0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
@@ -63,14 +53,19 @@ static inline void store(uint8_t *bytes, uint64_t word, uint64_t bytes_max)
     } while (0)
 
 #define TARGET
+#define LANES 1
 #define NAMED(name) name##_anywhere
 #include "blake2b_lanes.h"
-#undef TARGET
-#undef NAMED
 
-#ifdef __x86_64__ /* whose vectors are half as wide unless one asks */
+#ifdef __x86_64__ /* whose vectors are short unless one asks */
 #define TARGET __attribute__((target("avx2")))
+#define LANES 4
 #define NAMED(name) name##_avx2
+#include "blake2b_lanes.h"
+
+#define TARGET __attribute__((target("avx512f,avx512vl")))
+#define LANES 8
+#define NAMED(name) name##_avx512
 #include "blake2b_lanes.h"
 #endif
 
@@ -83,6 +78,11 @@ PUBLIC void ostraca_blake2b_rows(const uint8_t *key, uint64_t key_bytes, const u
                                  uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes, int64_t count)
 {
 #ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) {
+        rows_avx512(key, key_bytes, person, prefix, prefix_bytes, rows, row_bytes, suffixes, suffix_bytes,
+                    suffix_step, digests, digest_bytes, count);
+        return;
+    }
     if (__builtin_cpu_supports("avx2")) {
         rows_avx2(key, key_bytes, person, prefix, prefix_bytes, rows, row_bytes, suffixes, suffix_bytes, suffix_step,
                   digests, digest_bytes, count);

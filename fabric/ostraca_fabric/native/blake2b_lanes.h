@@ -1,18 +1,28 @@
 /* The loop of blake2b.c over rows, for one kind of vectors. Included once for each: TARGET says which in the
- * compiler's words, NAMED(name) names what is made for it. */
+ * compiler's words, LANES how many rows it takes at a time, and NAMED(name) names what is made for it. */
 
 #define INSIDE TARGET static inline __attribute__((always_inline))
 
-INSIDE void NAMED(compress)(struct state *state, int is_last)
+typedef uint64_t NAMED(lanes) __attribute__((vector_size(8 * LANES)));
+
+/* Of LANES messages of the same length. */
+struct NAMED(state) {
+    NAMED(lanes) chain[8];
+    uint64_t count; /* bytes compressed so far; 2**64 are out of reach */
+    uint8_t buffer[LANES][BLOCK_BYTES];
+    size_t used;
+};
+
+INSIDE void NAMED(compress)(struct NAMED(state) *state, int is_last)
 {
-    lanes v[16], m[16];
+    NAMED(lanes) v[16], m[16] = {{0}};
     for (int word = 0; word < 8; word++) {
         v[word] = state->chain[word];
-        v[word + 8] = (lanes){0} + iv[word];
+        v[word + 8] = (NAMED(lanes)){0} + iv[word];
     }
     for (int word = 0; word < 16; word++)
-        m[word] = (lanes){load(state->buffer[0] + 8 * word), load(state->buffer[1] + 8 * word),
-                          load(state->buffer[2] + 8 * word), load(state->buffer[3] + 8 * word)};
+        for (int lane = 0; lane < LANES; lane++)
+            m[word][lane] = load(state->buffer[lane] + 8 * word);
     v[12] ^= state->count;
     if (is_last)
         v[14] = ~v[14];
@@ -34,7 +44,7 @@ INSIDE void NAMED(compress)(struct state *state, int is_last)
 
 /* Adds the next `length` bytes of each message. A full buffer is compressed only when more follows: the last block
  * of a message is compressed as such. */
-INSIDE void NAMED(add)(struct state *state, const uint8_t *const bytes[LANES], size_t length)
+INSIDE void NAMED(add)(struct NAMED(state) *state, const uint8_t *const bytes[LANES], size_t length)
 {
     for (size_t done = 0; done < length;) {
         if (state->used == BLOCK_BYTES) {
@@ -51,7 +61,7 @@ INSIDE void NAMED(add)(struct state *state, const uint8_t *const bytes[LANES], s
     }
 }
 
-INSIDE void NAMED(end)(struct state *state)
+INSIDE void NAMED(end)(struct NAMED(state) *state)
 {
     state->count += state->used;
     for (int lane = 0; lane < LANES; lane++)
@@ -64,9 +74,9 @@ TARGET static void NAMED(rows)(const uint8_t *key, uint64_t key_bytes, const uin
                                uint64_t suffix_bytes, uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes,
                                int64_t count)
 {
-    struct state common = {.used = 0};
+    struct NAMED(state) common = {.used = 0};
     for (int word = 0; word < 8; word++)
-        common.chain[word] = (lanes){0} + iv[word];
+        common.chain[word] = (NAMED(lanes)){0} + iv[word];
     common.chain[0] ^= 0x01010000 ^ key_bytes << 8 ^ digest_bytes;
     common.chain[6] ^= load(person);
     common.chain[7] ^= load(person + 8);
@@ -75,14 +85,17 @@ TARGET static void NAMED(rows)(const uint8_t *key, uint64_t key_bytes, const uin
             memcpy(common.buffer[lane], key, key_bytes);
         common.used = BLOCK_BYTES;
     }
-    NAMED(add)(&common, (const uint8_t *const[LANES]){prefix, prefix, prefix, prefix}, prefix_bytes);
+    const uint8_t *prefixes[LANES];
+    for (int lane = 0; lane < LANES; lane++)
+        prefixes[lane] = prefix;
+    NAMED(add)(&common, prefixes, prefix_bytes);
     if (common.used == BLOCK_BYTES && row_bytes + suffix_bytes) {
         common.count += BLOCK_BYTES;
         NAMED(compress)(&common, 0);
         common.used = 0;
     }
     for (int64_t first = 0; first < count; first += LANES) {
-        struct state own = common;
+        struct NAMED(state) own = common;
         const uint8_t *own_rows[LANES], *own_suffixes[LANES];
         for (int lane = 0; lane < LANES; lane++) {
             uint64_t row = (uint64_t)(first + lane < count ? first + lane : first); /* too few: one of them again */
@@ -100,3 +113,6 @@ TARGET static void NAMED(rows)(const uint8_t *key, uint64_t key_bytes, const uin
 }
 
 #undef INSIDE
+#undef TARGET
+#undef LANES
+#undef NAMED
