@@ -79,7 +79,7 @@ class EventRing:
             self._keys[where] = words[source]
             self._at_s[where] = now_s
             self._labels[where] = named
-            self._kinds[where] = kind
+            self._kinds[where] = int(kind)
             self._states[where] = states if isinstance(states, int) else states[source]
             self._reasons[where] = reasons if isinstance(reasons, int) else reasons[source]
         self._written += count

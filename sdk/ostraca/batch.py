@@ -26,6 +26,7 @@ from ostraca.core.events import Cancelled, Disconnected, Finished, Rejected, Rep
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.outcome import BlockState, Reason
 from ostraca_fabric.tallies import STATES, tally_text
+from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Cancel
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class Batch:
         self._session = target.session
         self._blocks = blocks
         self._until_s = until_s
-        self._states = np.full(blocks, self._late, np.uint8)
-        self._reasons = np.full(blocks, Reason.DEADLINE, np.uint8)
+        self._states = columns.filled(blocks, self._late)
+        self._reasons = columns.filled(blocks, Reason.DEADLINE)
         self._first = 0
         self._under: dict[int, Under] = {}
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.ids import AgentId
 from ostraca_fabric.outcome import BlockState, Reason
@@ -46,8 +44,8 @@ class PrefetchElsewhere:
         self._mover = mover
         self._volume = volume
         self._request = request
-        self._states = np.full(blocks, BlockState.LATE, np.uint8)
-        self._reasons = np.full(blocks, Reason.DEADLINE, np.uint8)
+        self._states = columns.filled(blocks, BlockState.LATE)
+        self._reasons = columns.filled(blocks, Reason.DEADLINE)
         self._clocked = mover.clocked(request.deadline_s, stopped)
 
     async def run(self) -> PrefetchDone:

@@ -161,7 +161,8 @@ class Locator:
         located = Located.nothing(len(keys), is_brief=terms.is_brief)
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
         parts, unowned = by_owner(volume.placement_secret, spans)
-        located.reasons[unowned] = Reason.NO_OWNER
+        if len(unowned):
+            located.reasons[unowned] = Reason.NO_OWNER
         told = await self._ask_all(routes, narrowed(parts, wanted), keys, terms)
         if routes.has_earlier:
             told.sort(key=lambda each: each.part.age)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId, DriveId, ShardId
     from ostraca_fabric.wire.messages import ShardRelease
 
-_NOT_FOUND = np.uint8(Reason.NOT_FOUND)
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -77,7 +75,7 @@ class Located:
         rows = 0 if is_brief else blocks
         return cls(
             is_found=np.zeros(blocks, np.bool_),
-            reasons=np.full(blocks, _NOT_FOUND),
+            reasons=columns.filled(blocks, Reason.NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
             offsets=np.zeros(rows, np.uint64),

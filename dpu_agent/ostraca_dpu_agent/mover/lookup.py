@@ -12,6 +12,7 @@ import numpy as np
 
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import LookupDone
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.wire.messages import Lookup
 
-_HIT, _MISS, _LATE = np.uint8(BlockState.HIT), np.uint8(BlockState.MISS), np.uint8(BlockState.LATE)
-_NONE, _DEADLINE = np.uint8(Reason.NONE), np.uint8(Reason.DEADLINE)
-"""As columns have them: to make one of an enum's member takes several times as long."""
+_HIT, _MISS, _NONE = np.uint8(BlockState.HIT), np.uint8(BlockState.MISS), np.uint8(Reason.NONE)
 
 
 class LookupRun:
@@ -40,7 +39,8 @@ class LookupRun:
         """Ask the DRAM cache and the owners."""
         count, within_s = len(self._keys), self._clocked.left_s
         if within_s <= 0:
-            states, reasons = np.full(count, _LATE), np.full(count, _DEADLINE)
+            states = columns.filled(count, BlockState.LATE)
+            reasons = columns.filled(count, Reason.DEADLINE)
         else:
             is_pinned = self._request.pin_s > 0
             cache = self._mover.staging.cache

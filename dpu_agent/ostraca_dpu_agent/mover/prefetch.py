@@ -12,6 +12,7 @@ from ostraca_dpu_agent.mover.staging import NO_ROOM_REASONS, NoRoom, Purpose
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, Reason
+from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PrefetchDone
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class PrefetchRun:
         self._volume = volume
         self._request = request
         self._keys = derive_keys(volume.secret, request.spans)
-        self._states = np.full(len(self._keys), BlockState.LATE, np.uint8)
-        self._reasons = np.full(len(self._keys), Reason.DEADLINE, np.uint8)
+        self._states = columns.filled(len(self._keys), BlockState.LATE)
+        self._reasons = columns.filled(len(self._keys), Reason.DEADLINE)
         self._brought_bytes = 0
         self._holder = holder
         self._clocked = mover.clocked(request.deadline_s, stopped)

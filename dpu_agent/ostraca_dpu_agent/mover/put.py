@@ -72,8 +72,8 @@ class PutRun:
         self._tags = columns.rows16(request.tags, count)
         self._slots = columns.u64(request.slots, count).astype(np.int64)
         self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
-        self._states = np.full(count, PutState.LATE, np.uint8)
-        self._reasons = np.full(count, Reason.DEADLINE, np.uint8)
+        self._states = columns.filled(count, PutState.LATE)
+        self._reasons = columns.filled(count, Reason.DEADLINE)
         self._is_moving = np.zeros(count, np.bool_)
         self._space = Space(
             mover.owners,

@@ -24,6 +24,11 @@ KEY_BYTES = 16
 TAG_BYTES = 16
 
 
+def filled(count: int, code: int) -> NDArray[np.uint8]:
+    """Make a column of one code for *count* blocks. Of an enum's member, numpy takes thrice as long."""
+    return np.full(count, int(code), U8)
+
+
 def u8(column: bytes, count: int) -> NDArray[np.uint8]:
     """Read *count* bytes."""
     return _read("u8", column, U8, count)

@@ -70,7 +70,7 @@ Not ``frame_too_long``: the *answer* was, and it may have named slots under tran
 
 _GOOD, _DAMAGED = int(Verdict.GOOD), int(Verdict.DAMAGED)  # comparing columns with an enum takes 4 us more
 
-_HIGHEST: dict[type[BlockState | PutState], int] = {kind: max(kind) for kind in (BlockState, PutState)}
+_CODES: dict[type[BlockState | PutState], bytes] = {kind: bytes(kind) for kind in (BlockState, PutState)}
 
 CALLER_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage"})
 """Codes of ``Failed`` that are errors to raise: asking again changes nothing."""
@@ -133,10 +133,11 @@ class _BlockOperation:
         return Finished(bytes([state]) * self.blocks, bytes([reason]) * self.blocks, note)
 
     def _answered(self, states: bytes, reasons: bytes, known: type[BlockState | PutState]) -> Finished:
-        codes = columns.u8(states, self.blocks)
+        columns.u8(states, self.blocks)
         columns.u8(reasons, self.blocks)
-        if self.blocks and int(codes.max()) > _HIGHEST[known]:
-            raise MalformedError(f"state {int(codes.max())} in an answer: the agent speaks another version")
+        unknown = states.translate(None, _CODES[known])
+        if unknown:
+            raise MalformedError(f"state {max(unknown)} in an answer: the agent speaks another version")
         return Finished(states, reasons)
 
     def _unexpected(self, event: Event) -> MalformedError:
