@@ -27,6 +27,7 @@ from tests.agent.assembly import (
 
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_fabric.breaker import BreakerSettings
+from ostraca_fabric.flash.summary import SummaryLog
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState
 
@@ -120,8 +121,10 @@ async def test_a_damaged_block_is_not_carried_along() -> None:
         await fabric.at_rest()
 
 
-@pytest.mark.parametrize("broken", ["summary", "read", "write"])
-async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> None:
+@pytest.mark.parametrize("broken", ["summary", "entries", "read", "write"])
+async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with assembled(CARRYING) as fabric:
         worker, core = fabric.worker(), fabric.shard.core
         await fabric.put(worker, FIRST)
@@ -133,6 +136,12 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> 
         match broken:
             case "summary":
                 fabric.drive.fail_reads(geometry.summary_offset(first), geometry.summary_bytes)
+            case "entries":
+                made, area = core.ring.segments[first].generation, geometry.summary_offset(first)
+                log = SummaryLog(geometry, core.superblock.identity, first, made, core.epoch)
+                fabric.drive.bytes[area : area + geometry.summary_bytes] = bytes(geometry.summary_bytes)
+                for offset, pages in log.opening():
+                    fabric.drive.bytes[offset : offset + len(pages)] = pages
             case "read":
                 fabric.drive.fail_reads(geometry.data_offset(first), geometry.data_bytes)
             case _:
@@ -146,6 +155,7 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(broken: str) -> 
         await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS] * 4
         await fabric.at_rest()
+    assert "crashed" not in caplog.text
 
 
 async def test_nothing_is_copied_to_a_drive_that_writes_are_held_off_from() -> None:

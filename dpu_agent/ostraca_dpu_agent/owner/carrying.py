@@ -78,6 +78,8 @@ class Carrier:
         seeds, is_listed = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
         found = recover(core.superblock, np.array([carry.segment]), area.reshape(1, -1)) if is_read else None
         for segment in found.segments if found is not None else ():
+            if not len(segment.entries):  # of its pages only one without any can be believed
+                continue
             offsets = offsets_of(segment.entries)
             order = np.argsort(offsets)
             at = np.minimum(np.searchsorted(offsets[order], carry.offsets), len(order) - 1)
