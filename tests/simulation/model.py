@@ -127,7 +127,7 @@ class Model:
             self._left.add(number)
             self.departures[number] += 1
             block = self.must.pop(number, None)
-            if block is not None:
+            if block is not None and kind is EventKind.EVICTED:
                 self._left_lately.append(block)
             if kind is EventKind.DROPPED:
                 if number not in self._reported:
