@@ -219,7 +219,9 @@ class Model:
 
     def _is_newer(self, owner: Owner, block: Block, generation: int) -> bool:
         """Say whether a page that an owner believes lists a block in a segment newer than *generation*."""
-        copies = [copy for copy in self._copies(block) if not copy.is_spoilt]
+        copies = [
+            copy for copy in self._copies(block) if not copy.is_spoilt and copy.segment not in self._misread
+        ]
         return any(generation < copy.generation == owner.generation_of(copy.segment) for copy in copies)
 
     def _copies(self, block: Block) -> list[Copy]:
