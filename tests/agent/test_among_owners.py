@@ -94,7 +94,7 @@ def grant(shard: OwnedShard) -> frozenset[int]:
 
 
 async def ready(shard: OwnedShard) -> None:
-    await until(lambda: shard.core.ring.ready is not None)
+    await until(lambda: bool(shard.core.ring.ready))
 
 
 def found(shard: OwnedShard, numbers: list[int]) -> list[bool]:

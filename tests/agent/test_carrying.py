@@ -164,7 +164,7 @@ async def test_nothing_is_copied_to_a_drive_that_writes_are_held_off_from() -> N
         await fabric.put(worker, FIRST)
         fabric.drive.holds_reads = True
         number = await put_until_carrying(fabric, worker, FIRST)
-        await until(lambda: core.ring.ready is not None and not core.has_writes_due)
+        await until(lambda: bool(core.ring.ready) and not core.has_writes_due)
         for segment in range(core.geometry.segments):
             fabric.drive.fail_writes(core.geometry.data_offset(segment), core.geometry.data_bytes)
         assert put_states(await fabric.put(worker, [number])) == [PutState.DECLINED]

@@ -57,7 +57,7 @@ async def test_of_a_commit_into_two_segments_that_part_is_declined_whose_summary
         geometry = shard.core.geometry
         per_segment = geometry.data_bytes // (15 * 4096)
         await reserved(shard, list(range(1000, 1000 + per_segment - 2)))
-        await until(lambda: shard.core.ring.ready is not None)
+        await until(lambda: bool(shard.core.ring.ready))
         made = await reserved(shard, [1, 2, 3, 4])
         segments = shard.core.ring.segment_of(made.offsets).tolist()
         assert segments == [segments[0]] * 2 + [segments[3]] * 2
@@ -96,7 +96,7 @@ async def test_a_shard_whose_writing_crashes_declines_puts_at_once_and_goes_on_s
     async with assembled() as fabric:
         worker, shard = fabric.worker(), fabric.shard
         assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
-        await until(lambda: shard.core.ring.ready is not None)  # so that nothing else is written
+        await until(lambda: bool(shard.core.ring.ready))  # so that nothing else is written
         made = await reserved(shard, [2, 3])
 
         def crash(_runs: Sequence[object]) -> asyncio.Future[list[bool]]:

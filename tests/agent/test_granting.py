@@ -323,7 +323,7 @@ def test_a_grant_is_what_is_in_use_and_next_in_line_a_quarter_of_the_shard_at_mo
     shard = among_others(segments=40)
     assert shard.grant() == frozenset(range(10))
     shard.settle()
-    shard.put(list(range(15 * 3 + 1)))
+    shard.put(list(range(15 * 2 + 1)))
     assert opened(shard) == {0, 1, 2, 3, 4}
     assert shard.core.grant_wanted(shard.now_s) is None, "half of what is next in line is left"
     shard.put(list(range(100, 116)))

@@ -81,7 +81,7 @@ async def test_commits_of_many_share_one_summary_write() -> None:
 async def alone(fabric: Assembly) -> None:
     """Have a segment in use and the next one ready, so that nothing is written but what a test commits."""
     await committed(fabric.shard, await reserved(fabric.shard, [0]), [0])
-    await until(lambda: fabric.shard.core.ring.ready is not None)
+    await until(lambda: bool(fabric.shard.core.ring.ready))
 
 
 async def turn_the_loop() -> None:
@@ -158,7 +158,7 @@ async def test_a_volatile_cache_is_flushed_between_blocks_and_their_summary_and_
         worker = fabric.worker()
         await fabric.put(worker, [1])
         ring = fabric.shard.core.ring
-        await until(lambda: ring.ready is not None)  # so that nothing else is written
+        await until(lambda: bool(ring.ready))  # so that nothing else is written
         fabric.drive.has_volatile_cache = True
         fabric.drive.asked.clear()
         assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]

@@ -62,6 +62,17 @@ def test_a_batch_larger_than_what_is_left_goes_on_in_the_next_segment(shard: Own
     assert len(np.unique(shard.core.ring.segment_of(answer.offsets))) == 2
 
 
+def test_writers_that_fill_all_segments_kept_free_wait_for_none_to_be_opened() -> None:
+    shard = OwnedShard(segments=64)
+    shard.settle()
+    per_segment = shard.core.geometry.data_bytes // (64 << 10)
+    kept_free = shard.core.settings.free_segments
+    numbers = list(range(kept_free * per_segment + 1))
+    answer = shard.reserve(numbers, length=64 << 10)
+    assert answer.states.tolist() == [STAGED] * (len(numbers) - 1) + [DECLINED]
+    assert len(np.unique(shard.core.ring.segment_of(answer.offsets[:-1]))) == kept_free
+
+
 def test_a_block_that_exists_is_not_reserved_again(shard: OwnedShard) -> None:
     assert shard.put([1]) == [COMMITTED]
     assert shard.put([1, 2]) == [EXISTS, COMMITTED]

@@ -144,7 +144,7 @@ class Pair:
 
         def has_space() -> bool:
             shards = self.second._owner.shards
-            return THE_SHARD in shards and shards[THE_SHARD].core.ring.ready is not None
+            return THE_SHARD in shards and bool(shards[THE_SHARD].core.ring.ready)
 
         await until(has_space)
 
@@ -248,7 +248,7 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
 async def test_what_lands_late_over_the_volume_records_is_made_good_when_grants_are_retired() -> None:
     async with pair() as agents:
         drive, membership = agents.fabric.drive, agents.fabric.membership
-        await until(lambda: names_on(drive) == ["v"] and agents.first_shard.core.ring.ready is not None)
+        await until(lambda: names_on(drive) == ["v"] and bool(agents.first_shard.core.ring.ready))
         drive.holds_writes = True
         await membership.create_volume(named("w"))
         await until(lambda: len(drive.held) == 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.ids import DriveId
+from ostraca_fabric.ports.drive import Pieces
 from ostraca_fabric.testing.memory_drive import MemoryDrive
 from ostraca_fabric.testing.simulated_drive import SimulatedDrive
 from ostraca_fabric.testing.simulated_flash import SimulatedFlash
@@ -200,6 +202,33 @@ async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -
     assert await written(full, pieces(pages(2), [0, 1], [0, 4])) == [False, False]
     assert (full.failures, full.last_error.rpartition(": ")[2]) == (2, os.strerror(28))
     full.close()
+
+
+async def test_short_batches_pass_by_a_long_one_in_turns_with_its_shares(path: Path) -> None:
+    drive = FileDrive.open(DRIVE, str(path), DriveSettings(threads=1, share_bytes_max=256 << 10))
+    has_begun, all_wait, order = threading.Event(), threading.Event(), list[str]()
+
+    def told(name: str) -> Callable[[slice], NDArray[np.bool_]]:
+        def then(rows: slice) -> NDArray[np.bool_]:
+            has_begun.set()
+            assert all_wait.wait(timeout=10)
+            order.append(name)
+            return np.ones(rows.stop - rows.start, np.bool_)
+
+        return then
+
+    def long(shares: int, name: str) -> asyncio.Future[NDArray[np.bool_]]:
+        places = np.arange(shares, dtype=np.int64) * (256 << 10)
+        each = Pieces(pages(64 * shares), places, places, np.full(shares, 256 << 10, np.uint32))
+        return drive.submit_read(each, told(name))
+
+    under_way = [long(4, "long"), long(2, "longer")]
+    assert has_begun.wait(timeout=10)
+    under_way += [drive.submit_read(at_page(pages(1), number), told(f"short {number}")) for number in (0, 1)]
+    all_wait.set()
+    assert np.concatenate(await asyncio.gather(*under_way)).all()
+    drive.close()
+    assert order == ["long", "short 0", "long", "short 1", "long", "long", "longer", "longer"]
 
 
 async def test_a_drive_that_keeps_failing_does_not_fill_the_log(

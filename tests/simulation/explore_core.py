@@ -65,7 +65,7 @@ def core_digest(core: ShardCore, now: int, late: int) -> Hashable:
     return (
         segments,
         order,
-        tuple(each and each.number for each in (ring.current, ring.ready, ring.opening, opening)),
+        tuple(each and each.number for each in (ring.current, *ring.ready, None, ring.opening, opening)),
         tuple(sorted(listed(core).items())),
         tuple(sorted(held)),
         (

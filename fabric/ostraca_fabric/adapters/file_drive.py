@@ -4,7 +4,8 @@ O_DIRECT where the file system allows: blocks then go straight between flash and
 read is what lies on flash. A batch of pieces is cut into *shares*, which the threads take one after another.
 A share is moved, and checked, without the interpreter lock; the last one to end wakes the event loop, once
 for the batch. A blocked read can't be interrupted, so the threads are bounded, and so is what may wait for
-them.
+them. A thread that is to take its next share does one of the short batches first, if any waits: they pass by
+the long ones, and can't keep them from going on.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _Act = Callable[[slice], NDArray[np.bool_]]
 """Does something for some pieces of a batch, in a drive's thread; says of each whether it went well."""
 
 _FLUSH = [slice(0, 1)]
+_SHORT_BYTES = 256 << 10
+"""A batch of no more than this passes by longer ones. A summary page is one: everybody whose blocks it lists
+waits for it."""
+
 _OFFSET_BYTES = 8
 _LENGTH_BYTES = 4
 
@@ -98,6 +103,7 @@ class FileDrive:
         self._queued = 0
         self._failing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._short: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"ostraca-{drive}-{number}", daemon=True)
             for number in range(settings.threads)
@@ -142,13 +148,14 @@ class FileDrive:
                 is_good[begin:end] = then(slice(rows.start + begin, rows.start + end))
             return is_good
 
-        return self._submit(self._shares(pieces), read)
+        return self._submit(self._shares(pieces), read, is_short=_is_short(pieces))
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         """Write every piece, as the port says."""
         pieces.check()
         move = _Move(self._descriptor, self.size_bytes, pieces, is_write=True)
-        return self._submit(self._shares(pieces), lambda rows: self._moved(move, rows)[0])
+        shares, is_short = self._shares(pieces), _is_short(pieces)
+        return self._submit(shares, lambda rows: self._moved(move, rows)[0], is_short=is_short)
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make everything written before durable."""
@@ -166,7 +173,7 @@ class FileDrive:
             if not flushed.done():
                 flushed.set_result(bool(ends.result()[0]))
 
-        self._submit(_FLUSH, flush).add_done_callback(end)
+        self._submit(_FLUSH, flush, is_short=True).add_done_callback(end)
         return flushed
 
     def close(self) -> None:
@@ -191,7 +198,7 @@ class FileDrive:
             cuts.update((np.flatnonzero(filled[1:] != filled[:-1]) + 1).tolist())
         return [slice(*pair) for pair in itertools.pairwise(sorted(cuts))]
 
-    def _submit(self, shares: list[slice], act: _Act) -> asyncio.Future[NDArray[np.bool_]]:
+    def _submit(self, shares: list[slice], act: _Act, *, is_short: bool) -> asyncio.Future[NDArray[np.bool_]]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
         count = shares[-1].stop if shares else 0
@@ -207,6 +214,8 @@ class FileDrive:
                 future.set_result(ends)
 
         batch = _Batch(shares, act, loop, end)
+        if is_short:
+            self._short.put(batch)
         for _ in range(min(len(shares), len(self._threads))):
             self._jobs.put(batch)
         return future
@@ -214,8 +223,14 @@ class FileDrive:
     def _work(self) -> None:
         show_name("drive")
         while (batch := self._jobs.get()) is not None:
-            with labelled(batch.label):
-                batch.work()
+            batch.work(self._work_short)
+
+    def _work_short(self) -> None:
+        """Do one of the short batches that wait, if any does. Whoever comes to it in the other queue later finds
+        nothing left to do.
+        """
+        with contextlib.suppress(queue.Empty):
+            self._short.get_nowait().work()
 
     def _moved(self, move: _Move, rows: slice) -> tuple[NDArray[np.bool_], int]:
         """Move some pieces; say of each whether it was moved whole, and how many I/Os failed."""
@@ -282,24 +297,34 @@ class _Batch:
         self._act = act
         self._loop = loop
         self._end = end
-        self.label = current_label()
+        self._label = current_label()
         self._ends = np.zeros(shares[-1].stop, np.bool_)
         # next() of a count is one step under the interpreter lock: no two threads get the same number.
         self._next = itertools.count()
         self._done = itertools.count(1)
 
-    def work(self) -> None:
+    def work(self, before_each: Callable[[], None] = lambda: None) -> None:
         """Take shares until none is left."""
+        before_each()
         shares = self._shares
         while (number := next(self._next)) < len(shares):
-            try:
-                self._ends[shares[number]] = self._act(shares[number])
-            except Exception:
-                log.exception("A drive's thread met a bug; what it was doing counts as failed")
-            if next(self._done) == len(shares):
-                # The loop may be gone when its process is ending; nobody waits then.
-                with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._end, self._ends)
+            with labelled(self._label):
+                self._take(shares[number])
+            before_each()
+
+    def _take(self, share: slice) -> None:
+        try:
+            self._ends[share] = self._act(share)
+        except Exception:
+            log.exception("A drive's thread met a bug; what it was doing counts as failed")
+        if next(self._done) == len(self._shares):
+            # The loop may be gone when its process is ending; nobody waits then.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._end, self._ends)
+
+
+def _is_short(pieces: Pieces) -> bool:
+    return int(pieces.lengths.sum(dtype=np.int64)) <= _SHORT_BYTES
 
 
 def _stretches(is_good: NDArray[np.bool_]) -> list[list[int]]:

@@ -41,7 +41,7 @@ def _check_ring(core: ShardCore) -> None:
     ring = core.ring
     in_ring: list[tuple[Segment | None, SegmentState]] = [
         (ring.current, SegmentState.OPEN),
-        (ring.ready, SegmentState.OPEN),
+        *((segment, SegmentState.OPEN) for segment in ring.ready),
         (ring.opening, SegmentState.OPENING),
         *((segment, SegmentState.SEALED) for segment in ring.sealed),
         *((segment, SegmentState.DRAINING) for segment in ring.draining),
@@ -55,7 +55,7 @@ def _check_ring(core: ShardCore) -> None:
     )
     ages = [
         segment.generation
-        for segment in (*ring.sealed, ring.current, ring.ready, ring.opening)
+        for segment in (*ring.sealed, ring.current, *ring.ready, ring.opening)
         if segment is not None and not segment.is_kept
     ]
     assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
@@ -64,7 +64,7 @@ def _check_ring(core: ShardCore) -> None:
     assert sum(looked) == ring.looked_through, "those looked through are counted"
     generations = [segment.generation for segment in ring.segments]
     assert generations == ring.generations.tolist(), "a segment's generation is what readers are told"
-    assert ring.ready is None or not ring.ready.entries_used, "a segment that waits is empty"
+    assert not any(segment.entries_used for segment in ring.ready), "a segment that waits is empty"
 
 
 def _check_segment(core: ShardCore, segment: Segment, here: NDArray[np.intp]) -> None:

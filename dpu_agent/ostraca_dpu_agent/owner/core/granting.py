@@ -205,7 +205,7 @@ class Grants:
     def check(self) -> None:
         """Assert that nothing is open outside the grant, nor anything withheld."""
         ring = self._core.ring
-        for segment in (ring.opening, ring.ready, ring.current):
+        for segment in (ring.opening, *ring.ready, ring.current):
             if segment is not None:
                 assert segment.number in self.own, "what is open is granted"
                 assert self._asked is None or segment.number in self._asked, "and stays so"

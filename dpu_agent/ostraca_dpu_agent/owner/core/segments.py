@@ -1,7 +1,8 @@
 """A shard's segments and the ring they go round in.
 
-One segment at most is OPENING, and two at most are OPEN: the *current* one, which hands out space, and the
-*ready* one that takes over from it.
+One segment at most is OPENING. OPEN are the *current* one, which hands out space, and those that are *ready*
+to take over from it: all that are kept free, so that writers who fill one segment after the other don't wait
+for the page that opens the next.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ _FREE_SHARE = 16
 """At most one in so many segments is kept free, but one where there are three at least."""
 
 _ONE_FREE_OF = 3
-
-_OPEN_MAX = 2
 
 _AGED_AT = 0.2
 """Where, on a sealed segment's way to being looked through, reads of its blocks begin to count."""
@@ -137,7 +136,7 @@ class Ring:
         """Those that go first stand first: in the order in which they were sealed, or last kept."""
 
         self.current: Segment | None = None
-        self.ready: Segment | None = None
+        self.ready: deque[Segment] = deque()
         self.opening: Segment | None = None
         self.draining: list[Segment] = []
         self.withheld: list[Segment] = []
@@ -154,8 +153,10 @@ class Ring:
         self._count = 0
         one_free = int(self.geometry.segments >= _ONE_FREE_OF)
         self._spare = min(free_segments, max(one_free, self.geometry.segments // _FREE_SHARE))
+        self._ready_most = max(1, self._spare)
         self._look_ahead = self._spare + max(one_free, self.geometry.segments // _LOOKED_THROUGH_SHARE)
-        self._aged_behind = int(_AGED_AT * max(0, self.geometry.segments - _OPEN_MAX - self._look_ahead))
+        open_most = self._ready_most + 1
+        self._aged_behind = int(_AGED_AT * max(0, self.geometry.segments - open_most - self._look_ahead))
         self._earlier_pins_end_s = earlier_pins_end_s
         self.free: deque[Segment] = deque()
         self.unlisted_up_to = 0
@@ -245,7 +246,7 @@ class Ring:
     @property
     def lacks_free(self) -> bool:
         """Whether a segment should be evicted to have one free in time."""
-        coming = len(self.free) + len(self.draining) + (self.opening is not None) + (self.ready is not None)
+        coming = len(self.free) + len(self.draining) + (self.opening is not None) + len(self.ready)
         return coming < max(self._spare, int(self.needs_next))
 
     def look_through(self) -> Segment | None:
@@ -279,7 +280,8 @@ class Ring:
     @property
     def wants_opening(self) -> bool:
         """Whether it is time to open a segment, where there is one to open."""
-        is_time = self.opening is None and self.ready is None and (self._spare > 0 or self.needs_next)
+        has_room = self.opening is None and len(self.ready) < self._ready_most
+        is_time = has_room and (self._spare > 0 or self.needs_next)
         return is_time and len(self.free) > 0
 
     def begin_opening(self, freed: Segment) -> Segment:
@@ -300,7 +302,8 @@ class Ring:
         segment, self.opening = self.opening, None
         assert segment is not None, "no segment is opening"
         if is_ok:
-            segment.state, self.ready = SegmentState.OPEN, segment
+            segment.state = SegmentState.OPEN
+            self.ready.append(segment)
         else:
             segment.state, segment.log = SegmentState.DRAINING, None
             self.draining.append(segment)
@@ -334,11 +337,11 @@ class Ring:
         return offsets[:placed], segments[:placed]
 
     def take_over(self) -> Segment | None:
-        """Make the ready segment the current one; the one before it is sealed. None when none is ready."""
-        if self.ready is None:
+        """Make a ready segment the current one; the one before it is sealed. None when none is ready."""
+        if not self.ready:
             return None
         self.seal_current()
-        self.current, self.ready = self.ready, None
+        self.current = self.ready.popleft()
         return self.current
 
     def seal_current(self) -> None:
