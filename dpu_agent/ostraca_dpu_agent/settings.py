@@ -70,11 +70,12 @@ class FlowSettings:
     """Blocks cross in waves of about this size: large enough to cost little each, small enough that one is
     verified while the next one moves."""
 
-    put_wave_bytes: int = 16 * MIB
-    """The same for waves that go to flash. Larger: each costs its owners an answer and a summary a write."""
+    put_group_bytes: int = 32 * MIB
+    """Blocks of a put that hold staging, and are committed, together. Each of their waves is written as soon
+    as it is checked. Large: every group costs its owner an answer and a summary write."""
 
     waves_ahead: int = 8
-    """Waves of one request that may be on their way from the cache, or to flash, at once."""
+    """Waves of one request that may be on their way from the cache, or groups of a put, at once."""
 
     reads_ahead: int = 16
     """Waves of one request that may be on their way from flash at once, shared evenly between its drives;

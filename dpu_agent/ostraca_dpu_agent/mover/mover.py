@@ -186,8 +186,8 @@ class Mover:
         return max(1, self.settings.wave_bytes // slot_bytes)
 
     def blocks_per_put(self, slot_bytes: int) -> int:
-        """Say how many slots of this size make a wave that goes to flash: no more than staging ever lends."""
-        return max(1, min(self.settings.put_wave_bytes, self.staging.put_bytes_max) // slot_bytes)
+        """Say how many slots of this size make a group of a put: no more than staging ever lends."""
+        return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
 
     async def checked(self, check: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """Run a check of many bytes off the loop."""

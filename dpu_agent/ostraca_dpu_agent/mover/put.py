@@ -1,9 +1,9 @@
 """A put: blocks from the worker's arena to flash.
 
-Owners reserve first, so that a block already there costs nothing more. Each wave then goes through its
-stages by itself: lease staging, fetch, check against the SDK's tag, write, commit. A put acknowledged as
-STAGED is answered when every wave is past the check; its waves go on to the commit. The mover never makes a
-tag: bytes that don't match the SDK's are not stored.
+Owners reserve first, so that a block already there costs nothing more. Blocks for one drive then go in
+*groups*, each by itself: lease staging, fetch and check against the SDK's tag wave by wave, write each wave
+behind its check, commit all. A put acknowledged as STAGED is answered when everything is past the check; its
+groups go on to the commit. The mover never makes a tag: bytes that don't match the SDK's are not stored.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
 
 
 class PutRun:
-    """One put. ``run`` answers it; waves go on to flash after that.
+    """One put. ``run`` answers it; groups go on to flash after that.
 
-    A few *lanes* carry the waves, one after the other each. When the request is over, waves that no lane has
-    begun give their space back.
+    A few *lanes* carry them, one after the other each. When the request is over, groups that no lane has begun
+    give their space back.
     """
 
     def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Put) -> None:
@@ -130,13 +130,13 @@ class PutRun:
         return states, reasons
 
     async def _bring(self) -> None:
-        """Reserve, then carry every wave; ends when none touches the arena or flash any more."""
+        """Reserve, then carry every group; ends when none touches the arena or flash any more."""
         mover = self._mover
         try:
             reserved = await self._reserve()
-            per_wave = mover.blocks_per_put(self._slot_bytes)
+            per_group = mover.blocks_per_put(self._slot_bytes)
             self._waiting = [
-                (drive, deque(cut(its, per_wave))) for drive, its in self._space.by_drive(reserved)
+                (drive, deque(cut(its, per_group))) for drive, its in self._space.by_drive(reserved)
             ]
             self._unchecked = sum(len(waiting) for _, waiting in self._waiting)
             queues = in_turns(self._waiting, lanes=mover.settings.waves_ahead)
@@ -182,9 +182,9 @@ class PutRun:
 
     async def _lane(self, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
         while waiting:
-            await self._wave(drive, waiting.popleft())
+            await self._group(drive, waiting.popleft())
 
-    async def _wave(self, drive: DriveId, positions: NDArray[np.intp]) -> None:
+    async def _group(self, drive: DriveId, positions: NDArray[np.intp]) -> None:
         is_checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_checked.add_done_callback(self._count_checked)
         try:
@@ -231,59 +231,85 @@ class PutRun:
         lease: Lease,
         is_checked: asyncio.Future[None],
     ) -> None:
-        """Take one wave from the arena to the summary."""
-        mover = self._mover
-        kept, writes = np.zeros(len(positions), np.bool_), WaveIO()
+        """Take one group from the arena to the summary: a wave is written as soon as it is checked."""
+        mover, count = self._mover, len(positions)
+        kept, writes = np.zeros(count, np.bool_), WaveIO()
         keep = keeper(self._blocks, self._tags, positions, kept)
+        is_good, reasons = np.zeros(count, np.bool_), np.full(count, Reason.DRIVE_ERROR, np.uint8)
+        fetches = self._fetches(positions, lease)
         try:
-            good = await self._fetch(positions, lease)
-            self._space.release(positions[~good])
-            if not good.any():
-                return
+            for rows, fetched in fetches:
+                is_good[rows] = await self._checked(positions, rows, lease, fetched)
+                if lease.drive is None:
+                    mover.staging.onto_drive(lease, drive)
+                self._write(positions, rows[is_good[rows]], lease, reasons, writes)
             is_checked.set_result(None)
-            rows = np.flatnonzero(good)
-            if self._space.has_run_out:
-                self._end(positions[rows], PutState.DECLINED, Reason.EXPIRED)
-                return
-            mover.staging.onto_drive(lease, drive)
-            reasons, writes = await self._write(positions, rows, lease)
+            await self._written(reasons, writes)
             if not writes.given_up:
                 mover.staging.off_drive(lease)
-            kept[rows] = await self._commit(positions[rows], reasons, writes)
+            kept[:] = await self._commit(positions, is_good, reasons, writes)
+        except BaseException:  # whatever went wrong: the lease must outlive all that was begun
+            await asyncio.wait([fetched for _, fetched in fetches])
+            await writes.ended()
+            raise
         finally:
             mover.release(lease, writes, keep=keep)
 
-    async def _fetch(self, positions: NDArray[np.intp], lease: Lease) -> NDArray[np.bool_]:
-        """Fetch a wave and check it; says which blocks may be stored. None may once the request is over."""
-        wave = Wave(
-            staging=lease.offsets,
-            arena=self._slots[positions],
-            lengths=self._blocks.lengths[positions],
-            staging_slot_bytes=lease.slot_bytes,
-            arena_slot_bytes=self._request.slot_bytes,
-        )
-        self._is_moving[positions] = True
+    def _fetches(
+        self, positions: NDArray[np.intp], lease: Lease
+    ) -> list[tuple[NDArray[np.intp], asyncio.Future[TransferEnd]]]:
+        """Begin to fetch a group, wave by wave: for each, which of the group's blocks it has, and its end."""
+        fetches = []
+        for rows in cut(np.arange(len(positions)), self._mover.blocks_per_wave(self._slot_bytes)):
+            its = positions[rows]
+            wave = Wave(
+                staging=lease.offsets[rows],
+                arena=self._slots[its],
+                lengths=self._blocks.lengths[its],
+                staging_slot_bytes=lease.slot_bytes,
+                arena_slot_bytes=self._request.slot_bytes,
+            )
+            self._is_moving[its] = True
+            fetches.append((rows, self._peer.submit(Direction.FROM_WORKER, wave)))
         self._moving.add(lease)
-        end = await self._peer.submit(Direction.FROM_WORKER, wave)
-        self._moving.discard(lease)
-        self._is_moving[positions] = False
-        if self._clocked.is_over():
-            return np.zeros(len(positions), np.bool_)
+        return fetches
+
+    async def _checked(
+        self,
+        positions: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        lease: Lease,
+        fetched: asyncio.Future[TransferEnd],
+    ) -> NDArray[np.bool_]:
+        """Wait for a wave and check it; says which blocks may be stored, and gives the others' space back.
+        None may be once the request is over.
+        """
+        its = positions[rows]
+        end = await fetched
+        self._is_moving[its] = False
+        if not self._is_moving[positions].any():
+            self._moving.discard(lease)
+        good = np.zeros(len(its), np.bool_)
         if end is not TransferEnd.DONE:
-            self._end(positions, PutState.DECLINED, Reason.TRANSFER_FAILED)
-            return np.zeros(len(positions), np.bool_)
-        good = await self._mover.checked(self._checks(positions, lease))
-        if self._clocked.is_over():
-            return np.zeros(len(positions), np.bool_)
-        self._end(positions[good], PutState.STAGED, Reason.NONE)
-        self._end(positions[~good], PutState.DECLINED, Reason.DAMAGED)
+            if not self._clocked.is_over():
+                self._end(its, PutState.DECLINED, Reason.TRANSFER_FAILED)
+        elif not self._clocked.is_over():
+            is_right = await self._mover.checked(self._checks(its, lease.offsets[rows]))
+            if not self._clocked.is_over():
+                good = is_right
+                self._end(its[good], PutState.STAGED, Reason.NONE)
+                self._end(its[~good], PutState.DECLINED, Reason.DAMAGED)
+        if not good.all():
+            self._space.release(its[~good])
         return good
 
-    def _checks(self, positions: NDArray[np.intp], lease: Lease) -> Callable[[], NDArray[np.bool_]]:
+    def _checks(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64]
+    ) -> Callable[[], NDArray[np.bool_]]:
         """Make the check of a wave, to run off the loop; it also blanks what is left of each block's last
         page.
         """
-        memory, offsets = self._mover.staging.array, lease.offsets
+        memory = self._mover.staging.array
         lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
         tags = self._tags[positions]
 
@@ -294,61 +320,63 @@ class PutRun:
 
         return check
 
-    async def _write(
-        self, positions: NDArray[np.intp], rows: NDArray[np.intp], lease: Lease
-    ) -> tuple[NDArray[np.uint8], WaveIO]:
-        """Write the given rows of a wave, adjacent extents in one I/O; returns a Reason for each, NONE where
-        it is on flash, and the writes.
+    def _write(
+        self,
+        positions: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        lease: Lease,
+        reasons: NDArray[np.uint8],
+        writes: WaveIO,
+    ) -> None:
+        """Begin to write the given rows of a group, adjacent extents in one I/O; those that can't be written
+        get their reason.
         """
-        reasons = np.full(len(rows), Reason.DRIVE_ERROR, np.uint8)
-        writes = WaveIO()
-        try:
-            for target, chosen in self._space.by_target(positions[rows]):
-                drive = self._mover.drives.get(target.drive)
-                pieces = self._pieces(positions, rows[chosen], lease)
-                if drive is not None and drive.refuses_writes:
-                    reasons[chosen] = Reason.DRIVE_SUSPECT
-                elif self._space.has_run_out:  # looked at last: this agent may have been stopped meanwhile
-                    reasons[chosen] = Reason.EXPIRED
-                elif drive is not None:
-                    writes.add(drive, chosen, drive.submit_write(pieces))
-            await writes.ended_or_given_up()
-        except BaseException:  # whatever went wrong: the lease must outlive every write that was begun
-            await writes.ended()
-            raise
+        for target, chosen in self._space.by_target(positions[rows]):
+            drive, its = self._mover.drives.get(target.drive), rows[chosen]
+            if drive is not None and drive.refuses_writes:
+                reasons[its] = Reason.DRIVE_SUSPECT
+            elif self._space.has_run_out:  # looked at last: this agent may have been stopped meanwhile
+                reasons[its] = Reason.EXPIRED
+            elif drive is not None:
+                pieces = Pieces(
+                    self._mover.staging.array,
+                    lease.offsets[its],
+                    self._space.drive_offsets(positions[its]),
+                    whole_pages(self._blocks.lengths[positions[its]]),
+                )
+                writes.add(drive, its, drive.submit_write(pieces))
+
+    async def _written(self, reasons: NDArray[np.uint8], writes: WaveIO) -> None:
+        """Wait for a group's writes; what is on flash gets the reason NONE."""
+        await writes.ended_or_given_up()
         for write in writes.begun:
             if write.is_given_up:
                 reasons[write.rows] = Reason.DRIVE_SUSPECT
             else:
                 reasons[write.rows[write.ends.result()]] = Reason.NONE
-        return reasons, writes
-
-    def _pieces(self, positions: NDArray[np.intp], rows: NDArray[np.intp], lease: Lease) -> Pieces:
-        chosen = positions[rows]
-        return Pieces(
-            self._mover.staging.array,
-            lease.offsets[rows],
-            self._space.drive_offsets(chosen),
-            whole_pages(self._blocks.lengths[chosen]),
-        )
 
     async def _commit(
-        self, positions: NDArray[np.intp], reasons: NDArray[np.uint8], writes: WaveIO
+        self,
+        positions: NDArray[np.intp],
+        is_good: NDArray[np.bool_],
+        reasons: NDArray[np.uint8],
+        writes: WaveIO,
     ) -> NDArray[np.bool_]:
-        """Commit what was written; says which blocks are committed.
+        """Commit what was written of a group's good blocks; says which blocks are committed.
 
         What a write that was given up may still reach keeps its space until the reservation runs out.
         """
-        has_failed = reasons != Reason.NONE
-        self._end(positions[has_failed], PutState.DECLINED, reasons[has_failed])
-        is_begun = np.zeros(len(positions), np.bool_)
-        for write in writes.begun:
-            is_begun[write.rows] = True
-        self._space.release(positions[has_failed & ~is_begun])
-        for write in writes.begun:
-            if not write.is_given_up:
-                self._space.release(positions[write.rows[has_failed[write.rows]]], may_land=True)
-        chosen = positions[~has_failed]
+        has_failed = is_good & (reasons != Reason.NONE)
+        if has_failed.any():
+            self._end(positions[has_failed], PutState.DECLINED, reasons[has_failed])
+            is_begun = np.zeros(len(positions), np.bool_)
+            for write in writes.begun:
+                is_begun[write.rows] = True
+            self._space.release(positions[has_failed & ~is_begun])
+            for write in writes.begun:
+                if not write.is_given_up:
+                    self._space.release(positions[write.rows[has_failed[write.rows]]], may_land=True)
+        chosen = positions[is_good & ~has_failed]
         if self._space.has_run_out:
             self._end(chosen, PutState.DECLINED, Reason.EXPIRED)
         else:

@@ -226,8 +226,8 @@ class FileDrive:
             batch.work(self._work_short)
 
     def _work_short(self) -> None:
-        """Do one of the short batches that wait, if any does. Whoever comes to it in the other queue later finds
-        nothing left to do.
+        """Do one of the short batches that wait, if any does. Whoever comes to it in the other queue later
+        finds nothing left to do.
         """
         with contextlib.suppress(queue.Empty):
             self._short.get_nowait().work()
