@@ -50,8 +50,8 @@ _OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
 class PutRun:
     """One put. ``run`` answers it; groups go on to flash after that.
 
-    A few *lanes* carry them, one after the other each. When the request is over, groups that no lane has begun
-    give their space back.
+    A few *lanes* carry them, one after the other each. When the request is over, groups that no lane has
+    begun give their space back.
     """
 
     def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Put) -> None:
