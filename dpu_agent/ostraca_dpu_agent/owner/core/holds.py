@@ -147,6 +147,7 @@ class ReservationTable:
         self._named_at = np.zeros(slots, np.intp)  # scratch of ``slots_of``
         self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
         self._free_count = slots
+        self._held = 0
         self._batches: list[tuple[float, int, NDArray[np.uint64]]] = []
         self._count = 0
 
@@ -161,7 +162,7 @@ class ReservationTable:
     @property
     def has_held(self) -> bool:
         """Whether any was handed out and is neither being committed nor ended."""
-        return bool((self.states == HELD).any())
+        return self._held > 0
 
     def number_from(self, count: int) -> None:
         """Give reservations higher counts than this from here on; none was given before."""
@@ -201,6 +202,7 @@ class ReservationTable:
         numbers = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
         self.numbers[slots] = numbers
         self.states[slots] = HELD
+        self._held += count
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
         self.segments[slots], self.ends_s[slots], self.is_carried[slots] = segments, end_s, is_carried
         self.kept_until_s[slots], self.is_adopted[slots] = kept_until_s, False
@@ -226,9 +228,18 @@ class ReservationTable:
             self.keys[slots], self.tags[slots], self.seeds[slots], self.offsets[slots], self.lengths[slots]
         )
 
+    def begin_commit(
+        self, slots: NDArray[np.intp], tags: NDArray[np.uint8], seeds: NDArray[np.uint64]
+    ) -> None:
+        """Take reservations that are held for committed: their blocks are to be listed."""
+        self.states[slots] = COMMITTING
+        self.tags[slots], self.seeds[slots] = tags, seeds
+        self._held -= len(slots)
+
     def end(self, slots: NDArray[np.intp]) -> None:
         """Free these slots, each named once."""
         self.in_flight.remove(slots)
+        self._held -= int(np.count_nonzero(self.states[slots] == HELD))
         self.states[slots] = FREE
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
@@ -249,6 +260,7 @@ class ReservationTable:
         """Assert that the columns agree."""
         live = np.flatnonzero(self.states != FREE)
         assert len(live) == len(self), "free slots are counted"
+        assert self._held == int((self.states == HELD).sum()), "those that are held are counted"
         is_free = np.zeros(len(self.states), np.bool_)
         is_free[self._free[: self._free_count]] = True
         assert not is_free[live].any(), "no slot in use is free"

@@ -89,8 +89,7 @@ class Listing:
                 refused = Reason.EXPIRED if may_write else Reason.FENCED
                 reasons[here] = Reason.DRIVE_ERROR if is_broken else refused
                 continue
-            table.states[slots[here]] = COMMITTING
-            table.tags[slots[here]], table.seeds[slots[here]] = tags[here], seeds[here]
+            table.begin_commit(slots[here], tags[here], seeds[here])
             segment.queued.append(slots[here])
             self._queued[number] = segment
             states[here], reasons[here] = PutState.STAGED, Reason.NONE
