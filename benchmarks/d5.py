@@ -1,8 +1,9 @@
 """D5: how long a look-up of a chain of 512 blocks takes, half of it there, beside an empty round trip.
 
-Once the owners are two agents that are processes of their own, with a real etcd, and once two agents of one
-process: about half of the blocks are with an owner that is not the asked agent. A short run leaves the former
-out. The round trip is a Ping on a control connection like the look-up's.
+ADR 0026 says why it is asked to take a millisecond at most. Once the owners are two agents that are processes
+of their own, with a real etcd, and once two agents of one process: about half of the blocks are with an owner
+that is not the asked agent. A short run leaves the former out. The round trip is a Ping on a control
+connection like the look-up's.
 """
 
 from __future__ import annotations
@@ -91,7 +92,4 @@ def _figures(conditions: Conditions, address: str, where: str) -> list[Figure]:
             conditions.pace,
         )
     what = f"look-up of {blocks} blocks, half there, {where}, p50"
-    return [
-        Figure("D5", what, "ms", found, Target(value_at_most=0.25)),
-        Figure("D5", f"{what}, beside", "ms", found, Target(ratio_at_most=4.0)),
-    ]
+    return [Figure("D5", what, "ms", found, Target(value_at_most=1.0))]
