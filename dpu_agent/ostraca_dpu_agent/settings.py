@@ -107,6 +107,14 @@ class OwnerSettings:
     """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after
     it."""
 
+    recovery_wait_s: float = 0.25
+    """How long a put waits for a shard that is being recovered. Its blocks are held in staging memory
+    meanwhile, which puts to other shards want too; small shards are recovered sooner."""
+
+    opening_wait_s: float = 0.25
+    """How long a put waits for a segment that is being opened: a write of one page. Blocks that go to other
+    drives wait with it, so a drive that hangs must not be waited for."""
+
     pause_max_s: float = 60.0
     """A write that was begun so long ago and is not submitted yet is dropped: this agent was stopped. Half of
     the two minutes after which a successor counts on it that no write lands any more; the path's own

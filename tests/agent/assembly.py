@@ -69,7 +69,7 @@ SETTINGS = AgentSettings(
         wave_bytes=2 * SLOT_BYTES, put_group_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=2
     ),
     health=HealthSettings(overdue_s=FAR_S, write_overdue_s=FAR_S, breaker=BreakerSettings(failures_max=100)),
-    owner=OwnerSettings(scrub=ScrubSettings(bytes_s=0)),
+    owner=OwnerSettings(opening_wait_s=FAR_S, scrub=ScrubSettings(bytes_s=0)),
     drain_s=2.0,
 )
 """What is held up here is held up by a test, and no drive is left alone for it."""

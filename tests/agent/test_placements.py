@@ -64,12 +64,15 @@ def of_agent_1() -> HeldDrive:
 
 
 async def add(fabric: Assembly, *drives: HeldDrive, agent: Agent | None = None) -> None:
-    """Bring enclosures into the fabric, and wait until their shards take blocks."""
+    """Bring enclosures into the fabric, and wait until their shards take blocks, and workers' agent has paths
+    to them.
+    """
     await fabric.membership.put_enclosures([drive.record() for drive in drives])
     shards = (agent or fabric.agent)._owner.shards
     await until(lambda: all(drive.shard in shards for drive in drives))
     rings = [shards[drive.shard].core.ring for drive in drives]
     await until(lambda: all(ring.ready or ring.current for ring in rings))
+    await until(lambda: fabric.mover.drives.keys() >= {drive.id for drive in drives})
     await until(lambda: fabric.mover.routes().map.revision == fabric.membership.map.revision)
 
 

@@ -48,14 +48,6 @@ log = logging.getLogger(__name__)
 
 _EXPIRE_EVERY_S = 0.5
 
-RECOVERY_WAIT_S = 0.25
-"""How long a put waits for a recovery to end. Its blocks are held in staging memory meanwhile, which puts to
-other shards want too; small shards are recovered sooner."""
-
-OPENING_WAIT_S = 0.25
-"""How long a put waits for a segment that is being opened: a write of one page. Blocks that go to other
-drives wait with it, so a drive that hangs must not be waited for."""
-
 _LOOK_FOR_STILLNESS_S = 0.01
 
 _MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
@@ -107,7 +99,7 @@ class OwnedShard:
         self._clock = clock
         self._events = events
         self._on_damage = on_damage
-        self._hold_max_s = settings.hold_s
+        self._settings = settings
         self.core = core
         self.passing = Passing(core)
         self.is_failing = False
@@ -238,10 +230,12 @@ class OwnedShard:
         """Hand out space; waits for a segment that is just being opened, at most *within_s*, before that for
         the end of a recovery, but not for long, and for nothing else.
         """
-        until_s = self._clock() + min(within_s, self._hold_max_s)
+        until_s = self._clock() + min(within_s, self._settings.hold_s)
         if self.core.is_recovering:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._begun.wait(), min(until_s - self._clock(), RECOVERY_WAIT_S))
+                await asyncio.wait_for(
+                    self._begun.wait(), min(until_s - self._clock(), self._settings.recovery_wait_s)
+                )
         if self._is_stilling:
             return Reservations.none(self.core.index.find(keys) >= 0, Reason.NO_OWNER)
         if self._drive.refuses_writes:
@@ -279,7 +273,9 @@ class OwnedShard:
         while len(short) and self.core.ring.opening is not None:
             written = self._written
             try:
-                await asyncio.wait_for(written.wait(), min(until_s - self._clock(), OPENING_WAIT_S))
+                await asyncio.wait_for(
+                    written.wait(), min(until_s - self._clock(), self._settings.opening_wait_s)
+                )
             except TimeoutError:
                 break
             more = reserve(short)
