@@ -141,7 +141,8 @@ class _Beats:
 async def _idle_stall_s(seconds: float) -> float:
     beats = _Beats()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(beats.run(), seconds)
+        async with asyncio.timeout(seconds):
+            await beats.run()
     return beats.stall_s
 
 

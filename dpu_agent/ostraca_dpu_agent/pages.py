@@ -92,7 +92,8 @@ class AgentPages:
             self._asked_s = now_s
             self._asked = asyncio.wrap_future(self._ask())
         try:
-            return await asyncio.wait_for(asyncio.shield(self._asked), self._settings.answer_s)
+            async with asyncio.timeout(self._settings.answer_s):
+                return await asyncio.shield(self._asked)
         except TimeoutError:
             silent_s = self._clock() - self._asked_s
             message = f"the agent has not answered for {silent_s:.1f} s: its loop is blocked"

@@ -199,6 +199,23 @@ async def test_a_put_waits_for_a_segment_that_is_being_opened() -> None:
         assert list((await waiting).states) == [PutState.STAGED]
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_put_that_is_cancelled_just_as_its_segment_is_open_is_cancelled(turns: int) -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        shard = fabric.shard
+        per_segment = shard.core.geometry.data_bytes // (15 * 4096)
+        waiting = asyncio.create_task(reserved(shard, list(range(2 * per_segment))))
+        await until(lambda: bool(fabric.drive.held))
+        fabric.drive.let_go()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_cancelled = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is is_cancelled
+
+
 async def test_a_put_that_waits_in_vain_gives_back_what_it_had() -> None:
     async with assembled() as fabric:
         worker = fabric.worker()

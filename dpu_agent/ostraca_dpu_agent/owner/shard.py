@@ -232,10 +232,7 @@ class OwnedShard:
         """
         until_s = self._clock() + min(within_s, self._settings.hold_s)
         if self.core.is_recovering:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._begun.wait(), min(until_s - self._clock(), self._settings.recovery_wait_s)
-                )
+            await _set_within(self._begun, min(until_s - self._clock(), self._settings.recovery_wait_s))
         if self._is_stilling:
             return Reservations.none(self.core.index.find(keys) >= 0, Reason.NO_OWNER)
         if self._drive.refuses_writes:
@@ -271,12 +268,8 @@ class OwnedShard:
         self.wake()
         short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
         while len(short) and self.core.ring.opening is not None:
-            written = self._written
-            try:
-                await asyncio.wait_for(
-                    written.wait(), min(until_s - self._clock(), self._settings.opening_wait_s)
-                )
-            except TimeoutError:
+            waits_s = min(until_s - self._clock(), self._settings.opening_wait_s)
+            if not await _set_within(self._written, waits_s):
                 break
             more = reserve(short)
             self.wake()
@@ -337,8 +330,7 @@ class OwnedShard:
 
     async def closed_within(self, seconds: float) -> None:
         """Wait for so long, or until ``close`` is called."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), seconds)
+        await _set_within(self._closed, seconds)
 
     def wake(self) -> None:
         """Look for writes that have become due after a call of the core, and for what it evicted."""
@@ -445,8 +437,15 @@ class OwnedShard:
             self.core.expire(self._clock())
             self.wake()
             self._ask_for_grant()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), _EXPIRE_EVERY_S)
+            await self.closed_within(_EXPIRE_EVERY_S)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, but no longer than so; say whether it came."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
 
 
 def _let_be() -> None:

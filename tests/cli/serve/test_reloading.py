@@ -97,5 +97,18 @@ async def test_without_a_signal_it_looks_now_and_then(file: Path) -> None:
     assert use.used == ["changed by itself"]
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_it_ends_when_it_is_cancelled_just_after_a_signal(file: Path, turns: int) -> None:
+    _, watched = reloading(file)
+    running = asyncio.create_task(watched.run())
+    await asyncio.sleep(0)
+    watched.look_now()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=5)
+    assert done == {running}
+
+
 def changed(file: Path) -> None:
     file.write_text("changed by itself")

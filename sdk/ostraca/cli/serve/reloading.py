@@ -44,7 +44,8 @@ class Reloading:
         """Look until cancelled: when told to, and every ``look_s``."""
         while True:
             try:
-                await asyncio.wait_for(self._told.wait(), self._look_s)
+                async with asyncio.timeout(self._look_s):
+                    await self._told.wait()
             except TimeoutError:
                 self.look()
             else:
