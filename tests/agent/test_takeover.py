@@ -384,9 +384,10 @@ async def test_an_owner_is_not_fenced_by_its_own_claim_above_what_an_emptied_sto
             await asyncio.sleep(0.4)
             return claimed
 
-    async with assembled(QUICK) as before:
+    often = replace(SETTINGS, turn_s=QUICK.turn_s)  # and a grant that outlasts the claim
+    async with assembled(often) as before:
         assert put_states(await before.put(before.worker(), [1])) == [PutState.COMMITTED]
-    async with assembled(QUICK, drive=before.drive, behind=Late) as after:
+    async with assembled(often, drive=before.drive, behind=Late) as after:
         await until(lambda: after.shard.epoch > 1)
         assert not after.shard.core.grants.is_fenced
         await until(lambda: bool(after.shard.core.grants.own))
