@@ -1,8 +1,8 @@
 """Keeping in reach of an agent: a live session with whichever of the known ones answers.
 
 When a session is lost, the next operation that has time for it dials again; until that succeeds, operations
-end as DISCONNECTED. Nothing here runs in the background but the pump of the live session, and a settler while
-agents that were left owe word about slots.
+end as DISCONNECTED. Nothing here runs in the background but the pump of the live session, a settler while
+agents that were left owe word about slots, and, once after each dial, what prepares for the next one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ostraca.ask import ask
@@ -19,6 +20,8 @@ from ostraca.dial import dial
 from ostraca.session import Session
 from ostraca.settling import Settler
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
+from ostraca_fabric.ports.transport import INLINE
+from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from ostraca.session import Mailbox
     from ostraca.settings import ClientSettings
     from ostraca.volume import Volume
+    from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.wire.address import Address
 
 
@@ -63,6 +67,7 @@ class Reach:
         self._redial_at_s = 0.0
         self._is_closed = False
         self._is_renewed = True
+        self._preparing: threading.Timer | None = None
         self._settler = Settler(addresses, caller, arena, self._agent_now)
 
     @property
@@ -139,6 +144,9 @@ class Reach:
         self._settler.close()
         with self._dialling:
             self._is_closed = True
+            if self._preparing is not None:
+                self._preparing.cancel()
+                self._preparing.join()
             if self.session is not None:
                 self.session.close()
 
@@ -164,6 +172,7 @@ class Reach:
         self._is_renewed = False
         self.session = Session(dialled, self._arena, self._settings, self._request_ids, self._worker)
         self._settler.look()
+        self._prepare_renewal(self.session.transport)
         return self.session
 
     def _renew(self) -> None:
@@ -171,6 +180,19 @@ class Reach:
         if not self._is_renewed:
             self._arena.renew()
             self._is_renewed = True
+
+    def _prepare_renewal(self, transport: str) -> None:
+        """Have the next offer made ready in a while, where there is another agent to make it to."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+        if transport == INLINE or len(self._addresses) < 2:  # noqa: PLR2004 (one, and another)
+            return
+        after_s = min(self._settings.spare_after_s, threading.TIMEOUT_MAX)
+        timer = threading.Timer(after_s, _prepare, (self._arena.ends[transport],))
+        timer.name, timer.daemon = "ostraca-spare", True
+        with suppress(RuntimeError):  # this process may have no more threads, and dials more slowly then
+            timer.start()
+            self._preparing = timer
 
     def _agent_now(self) -> str:
         session = self.session
@@ -180,3 +202,8 @@ class Reach:
         return Target(
             mail, session, self._arena, self._crew, self._settings, volume.identity, volume.record, handle
         )
+
+
+def _prepare(end: ArenaEnd) -> None:
+    show_name("spare")
+    end.prepare_renewal()

@@ -1,7 +1,8 @@
 """A worker process with an arena, for the transports' contract: it obeys a pipe and makes progress.
 
-When told to it fills and shows its arena, sits still, and renews its end. Over NIXL that is all; inline it
-also serves connections, as the SDK does: bulk frames land in the arena, a Fetch is answered from it.
+When told to it fills and shows its arena, sits still, and prepares and renews its end. Over NIXL that is all;
+inline it also serves connections, as the SDK does: bulk frames land in the arena, a Fetch is answered from
+it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class ArenaHost:
         assert isinstance(offer, ArenaOffer)
         self.offer = offer
 
+    async def prepare_renewal(self) -> None:
+        """Make ready what takes over when the end is renewed. That changes nothing that is offered."""
+        assert await asyncio.to_thread(self._ask, ("prepare", 0, None)) == self.offer
+
     def pause(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -113,8 +118,8 @@ def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Con
             answer = bytes(memory.view[offset : offset + argument])
         elif request == "still":
             is_still = argument
-        elif request == "renew":
-            end.renew()
+        elif request in ("prepare", "renew"):
+            (end.prepare_renewal if request == "prepare" else end.renew)()
             answer = end.offer()
         else:
             memory.view[offset : offset + len(argument)] = argument

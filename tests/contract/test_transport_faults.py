@@ -152,13 +152,15 @@ async def test_a_worker_that_is_stopped_while_its_connections_break_ends_no_tran
         await pair.ends_well(peer)
 
 
-@pytest.mark.parametrize("is_renewed", [True, False])
+@pytest.mark.parametrize(("is_renewed", "is_prepared"), [(True, False), (True, True), (False, False)])
 async def test_what_a_worker_had_received_lands_late_unless_its_end_was_renewed(
-    tmp_path: Path, over_tcp: NixlSettings, is_renewed: bool
+    tmp_path: Path, over_tcp: NixlSettings, is_renewed: bool, is_prepared: bool
 ) -> None:
-    """The second case is what renewing is for: the bytes wait in the worker's socket, whoever is gone."""
+    """The last case is what renewing is for: the bytes wait in the worker's socket, whoever is gone."""
     async with paired(tmp_path, over_tcp) as pair:
         peer = await pair.attach()
+        if is_prepared:
+            await pair.host.prepare_renewal()
         await pair.host.fill(0, bytes(ARENA))
         await pair.host.sit_still(True)
         pair.memory.array[:STAGING] = noise(STAGING, 11)

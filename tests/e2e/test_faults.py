@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
 from ostraca.results import GetResult
 from ostraca.settings import ClientSettings
+from ostraca_fabric.adapters import nixl_runtime
 
 pytestmark = pytest.mark.slow
 
@@ -232,6 +234,48 @@ def test_slots_of_a_killed_agent_stay_in_quarantine_until_its_successor_proves_i
         while client.quarantined_bytes or not client.is_connected:
             assert time.monotonic() < until_s + 15
             volume.lookup(chain, deadline_s=1)
+
+
+def test_a_worker_that_knows_two_addresses_has_ready_what_it_comes_back_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    soon = replace(settings("nixl"), spare_after_s=0.001)
+    with (
+        FabricProcess(tmp_path / "fabric", *SHAPE, "--transport", "nixl") as host,
+        ostraca.connect([host.address, f"unix://{tmp_path}/nobody"], settings=soon) as client,
+    ):
+        volume = volume_of(client)
+        chain = volume.chain(hashes(BLOCKS))
+        for thread in preparing():
+            thread.join()
+        host.signal(signal.SIGSTOP)
+        assert set(volume.get(chain, into=empty(BLOCKS), deadline_s=SOON_S).states) == {BlockState.LATE}
+        host.kill()
+        with monkeypatch.context() as without_nixl:  # for the worker: no other end could be made for it
+            without_nixl.setattr(nixl_runtime, "PACKAGES", ("no_nixl",))
+            host.start()
+            until_s = time.monotonic() + 15
+            while client.quarantined_bytes or not client.is_connected:
+                assert time.monotonic() < until_s
+                volume.lookup(chain, deadline_s=1)
+        assert client.transport == "nixl"
+        assert volume.put(chain, source=content(BLOCKS), deadline_s=20).accepted == BLOCKS
+
+
+def test_nothing_is_prepared_for_another_agent_where_there_is_none_and_no_longer_than_a_client_is_open(
+    host: FabricProcess, transport: str, tmp_path: Path
+) -> None:
+    late = replace(settings(transport), spare_after_s=60.0)
+    with ostraca.connect(host.address, settings=late):
+        assert preparing() == []
+    with ostraca.connect([host.address, f"unix://{tmp_path}/nobody"], settings=late):
+        assert len(preparing()) == (transport == "nixl")
+    assert preparing() == []
+
+
+def preparing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ostraca-spare"]
 
 
 def test_an_idle_fabric_and_client_do_not_spin(host: FabricProcess, transport: str) -> None:

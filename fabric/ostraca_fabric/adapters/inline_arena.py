@@ -58,6 +58,9 @@ class InlineArenaEnd:
         """As in the port."""
         return False
 
+    def prepare_renewal(self) -> None:
+        """As in the port: there is nothing to prepare."""
+
     def renew(self) -> None:
         """As in the port: what came on an earlier connection ended with it."""
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import threading
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
@@ -52,6 +53,12 @@ _ENVIRONMENT = {
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "2",
 }
+
+_making = threading.RLock()
+"""Held while an agent is made, and while the process forks. UCX has locks of its own then: a child that was
+forked by another thread meanwhile would find them held for ever when it makes an agent itself."""
+
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 class State(Enum):
@@ -115,9 +122,10 @@ class NixlAgent:
         )
         self.name = name
         try:
-            self._api: Any = api.nixl_agent(
-                name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-            )
+            with _making:
+                self._api: Any = api.nixl_agent(
+                    name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+                )
         except self._refusals as error:
             raise TransportError(f"NIXL can't be set up: {error}") from error
         if "UCX" not in self._api.backends:

@@ -151,6 +151,13 @@ class ArenaEnd(Protocol):
     def needs_progress(self) -> bool:
         """Whether ``progress`` does anything."""
 
+    def prepare_renewal(self) -> None:
+        """Make ready what the next ``renew`` takes, so that it is quick. From any thread.
+
+        Nothing of it is offered, or can be reached, before. May block for some 50 ms, in which the end can be
+        used all the same; ``renew`` and ``close`` wait for it. Never raises: ``renew`` does then.
+        """
+
     def renew(self) -> None:
         """Cut off whoever was offered this end before, and make an offer of its own for the next connection.
 

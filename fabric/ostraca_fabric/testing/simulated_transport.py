@@ -103,6 +103,9 @@ class SimulatedArenaEnd:
     def progress(self) -> None:
         """As in the port: nothing here waits for it."""
 
+    def prepare_renewal(self) -> None:
+        """As in the port: there is nothing to prepare."""
+
     def renew(self) -> None:
         """As in the port. What is under way lands all the same, as it does through shared memory."""
         self._plane.arenas.pop(self._key, None)
