@@ -59,20 +59,38 @@ class Line(Exit, Protocol):
         """Close the descriptor in a process that only inherited it."""
 
 
-class PlainLine(SocketExit):
-    """A socket's own line. It is made non-blocking."""
-
-    hung_up = "the connection was closed before an answer to Hello"
-    has_unsent = False
-    has_pending = False
+class SocketLine:
+    """What a line has of its socket, whatever its bytes pass on their way there. The socket is made
+    non-blocking.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
         sock.settimeout(0)
+        self._socket = sock
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return self._socket.fileno()
+
+    def shut_down(self) -> None:
+        """Shut the socket both ways."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def let_go(self) -> None:
+        """Close the descriptor, and shut nothing."""
+        os.close(self._socket.detach())
+
+
+class PlainLine(SocketLine, SocketExit):
+    """A socket's own line."""
+
+    hung_up = "the connection was closed before an answer to Hello"
+    has_unsent = False
+    has_pending = False
 
     def flush(self) -> bool:
         """Do nothing: what was taken is the socket's."""
@@ -92,18 +110,6 @@ class PlainLine(SocketExit):
         buffer = reader.buffer()
         count = self._socket.recv_into(buffer)
         return count, count < len(buffer)
-
-    def shut_down(self) -> None:
-        """Shut the socket both ways."""
-        self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def let_go(self) -> None:
-        """Close the descriptor, and shut nothing."""
-        os.close(self._socket.detach())
 
 
 def send_all(sock: socket.socket, content: bytes | bytearray, *, until_s: float) -> None:

@@ -7,7 +7,6 @@ is never held while anything is waited for.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
@@ -16,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ostraca.line import send_all
+from ostraca.line import SocketLine, send_all
 from ostraca_fabric.stream import CopyingExit
 from ostraca_fabric.tls import HUNG_UP, in_words
 
@@ -31,14 +30,13 @@ _TAKEN_BYTES = 256 << 10
 _RECEIVED_BYTES = 256 << 10
 
 
-class TlsLine(CopyingExit):
+class TlsLine(SocketLine, CopyingExit):
     """The line of a connection over TLS, whose handshake is done: ``shaken`` makes it."""
 
     hung_up = HUNG_UP
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
-        sock.settimeout(0)
-        self._socket = sock
+        super().__init__(sock)
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._came, self._goes, server_hostname=host)
         self._lock = threading.Lock()  # guards all of TLS, and what is sent
@@ -86,10 +84,6 @@ class TlsLine(CopyingExit):
     def has_pending(self) -> bool:
         """Whether what has come was not read to its end."""
         return not self._is_drained
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor."""
-        return self._socket.fileno()
 
     def send(self, frame: bytes | bytearray) -> int:
         """Encrypt a frame and give it to the socket; take nothing before the last one is sent."""
@@ -171,15 +165,3 @@ class TlsLine(CopyingExit):
         with self._lock:
             self._came.write(self._received[:count])
         return True
-
-    def shut_down(self) -> None:
-        """Shut the socket both ways."""
-        self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def let_go(self) -> None:
-        """Close the descriptor, and shut nothing."""
-        os.close(self._socket.detach())
