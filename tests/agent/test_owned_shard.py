@@ -199,6 +199,15 @@ async def test_a_put_waits_for_a_segment_that_is_being_opened() -> None:
         assert list((await waiting).states) == [PutState.STAGED]
 
 
+async def test_nothing_lists_blocks_that_could_not_be_flushed() -> None:
+    async with assembled() as fabric:
+        await alone(fabric)
+        fabric.drive.has_volatile_cache = fabric.drive.fails_flushes = True
+        fabric.drive.asked.clear()
+        assert reasons_of(await fabric.put(fabric.worker(), [1])) == [Reason.DRIVE_ERROR]
+        assert fabric.drive.asked.count("write") == 1, "the block's, and no summary's"
+
+
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_put_that_is_cancelled_just_as_its_segment_is_open_is_cancelled(turns: int) -> None:
     async with assembled() as fabric:

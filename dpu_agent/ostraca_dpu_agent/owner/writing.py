@@ -67,7 +67,11 @@ class SummaryWriter:
                     await self.has_all_commits.wait()
 
     async def _write(self, writes: list[SummaryWrite], begun_s: float) -> None:
-        is_ok, is_submitted = [await self._flushed()] * len(writes), [False] * len(writes)
+        if not await self._flushed():  # what would be listed may be lost yet
+            for write in writes:
+                self._end(write, is_ok=False)
+            return
+        is_ok, is_dropped = [True] * len(writes), [True] * len(writes)
         pieces = [(number, *piece) for number, write in enumerate(writes) for piece in write.pieces]
         for batch in _batches(pieces, len(self.pages.view)):
             lengths = np.array([len(pages) for _, _, pages in batch], np.uint32)
@@ -79,22 +83,22 @@ class SummaryWriter:
                 ends = np.zeros(len(batch), np.bool_)
             else:
                 for number, _, _ in batch:
-                    is_submitted[number] = True
+                    is_dropped[number] = False
                 ends = await self._drive.submit_write(Pieces(self.pages.array, places, offsets, lengths))
             for (number, _, _), end in zip(batch, ends.tolist(), strict=True):
                 is_ok[number] &= end
         if not await self._flushed():
             is_ok = [False] * len(writes)
-        for write, good, was_submitted in zip(writes, is_ok, is_submitted, strict=True):
-            self._end(write, is_ok=good, was_submitted=was_submitted)
+        for write, good, dropped in zip(writes, is_ok, is_dropped, strict=True):
+            self._end(write, is_ok=good, is_dropped=dropped)
 
     async def _flushed(self) -> bool:
         """Make what was written before durable, where the drive's cache would lose it."""
         return not self._drive.has_volatile_cache or await self._drive.submit_flush()
 
-    def _end(self, write: SummaryWrite, *, is_ok: bool, was_submitted: bool) -> None:
+    def _end(self, write: SummaryWrite, *, is_ok: bool, is_dropped: bool = False) -> None:
         shard, now_s = self._shard, self._clock()
-        if not was_submitted:
+        if is_dropped:
             log.warning(
                 "shard %s was stopped for longer than %.0f s: it drops a summary",
                 shard.record.id,
