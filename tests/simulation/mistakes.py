@@ -106,10 +106,10 @@ def committed_before_it_is_on_flash() -> None:
 
     async def eager(self: SummaryWriter, writes: Any, begun_s: float) -> None:
         for each in writes:
-            end(self, each, is_ok=True, was_submitted=True)
+            end(self, each, is_ok=True)
         await write(self, writes, begun_s)
 
-    def silent(_self: SummaryWriter, _write: Any, *, is_ok: bool, was_submitted: bool) -> None:
+    def silent(_self: SummaryWriter, _write: Any, *, is_ok: bool, is_dropped: bool = False) -> None:
         """It was answered before."""
 
     _change(SummaryWriter, "_write", eager)

@@ -69,10 +69,10 @@ def test_an_index_that_is_ahead_of_flash_promises_what_is_lost(monkeypatch: pyte
 
     async def eager(self: SummaryWriter, writes: list[SummaryWrite], begun_s: float) -> None:
         for each in writes:
-            end(self, each, is_ok=True, was_submitted=True)
+            end(self, each, is_ok=True)
         await write(self, writes, begun_s)
 
-    def silent(self: SummaryWriter, write: SummaryWrite, *, is_ok: bool, was_submitted: bool) -> None:
+    def silent(self: SummaryWriter, write: SummaryWrite, *, is_ok: bool, is_dropped: bool = False) -> None:
         """It was answered before."""
 
     monkeypatch.setattr(SummaryWriter, "_write", eager)
