@@ -118,6 +118,7 @@ async def grown() -> AsyncIterator[tuple[Assembly, MemoryWorker, HeldDrive]]:
     """A fabric that holds NUMBERS, and to which an enclosure came after they were put."""
     drive = new_drive()
     async with assembled(later=[drive]) as fabric:
+        await fabric.ready()
         worker = fabric.worker()
         assert await put(fabric, worker, NUMBERS) == {PutState.COMMITTED}
         await add(fabric, drive)
@@ -169,6 +170,7 @@ async def test_an_enclosure_that_is_drained_gives_its_blocks_and_takes_no_more()
 async def test_blocks_of_four_epochs_are_found_and_those_of_a_retired_one_are_not() -> None:
     drives = [new_drive(name) for name in ("f", "g", "h")]
     async with assembled(later=drives) as fabric:
+        await fabric.ready()
         worker = fabric.worker()
         for age, drive in enumerate(drives):
             assert await put(fabric, worker, range(20 * age, 20 * age + 20)) == {PutState.COMMITTED}
@@ -294,6 +296,7 @@ async def of_two_agents() -> AsyncIterator[tuple[Assembly, MemoryWorker, Agent, 
     """
     drive = of_agent_1()
     async with assembled(later=[drive]) as fabric, beside(fabric, SETTINGS, later=[drive]) as other:
+        await fabric.ready()
         worker = fabric.worker()
         await add(fabric, drive, agent=other)
         assert await put(fabric, worker, NUMBERS) == {PutState.COMMITTED}
