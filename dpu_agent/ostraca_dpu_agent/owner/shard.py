@@ -18,15 +18,12 @@ import numpy as np
 
 from ostraca_dpu_agent.owner.carrying import Carrier
 from ostraca_dpu_agent.owner.core import Passing, Reservations, Scrub, ShardCore, ShardSettings
+from ostraca_dpu_agent.owner.suspects import Suspects
 from ostraca_dpu_agent.owner.tickets import Tickets
 from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.explain import EventKind
-from ostraca_fabric.extent import rounded_up
-from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.ports.drive import Pieces
-from ostraca_fabric.tags import matches
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -51,9 +48,6 @@ _EXPIRE_EVERY_S = 0.5
 _LOOK_FOR_STILLNESS_S = 0.01
 
 _MAY_BECOME_FREE = (Reason.NO_SPACE, Reason.INDEX_FULL)
-
-_SUSPECTS_MAX = 64
-"""Damaged blocks read again at once; further reports are ignored, and come again with the next read."""
 
 
 def core_of(superblock: Superblock, settings: OwnerSettings, *, earlier_pins_end_s: float = 0.0) -> ShardCore:
@@ -113,7 +107,6 @@ class OwnedShard:
         self._asked_at = 0
         self._is_stilling = False
 
-        self._suspects: set[bytes] = set()
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
         self._written = asyncio.Event()
@@ -125,6 +118,7 @@ class OwnedShard:
         self._closing: asyncio.Task[bool] | None = None
         self._writer = SummaryWriter(self, drive, clock, settings)
         self._carrier = Carrier(self, drive, clock)
+        self._suspects = Suspects(self, drive, events)
         self._tasks = Tasks(f"shard {record.id}")
         self._tasks.spawn(self._write_summaries())
         self._tasks.spawn(self._expire())
@@ -308,15 +302,7 @@ class OwnedShard:
 
     def check_damage(self, report: Damage) -> None:
         """Read a block that someone found damaged again, and drop it when it is."""
-        is_current = self.core.is_current(
-            report.key, offset=report.offset, generation=report.generation, tag=report.tag
-        )
-        if not is_current or report.key in self._suspects or len(self._suspects) >= _SUSPECTS_MAX:
-            return
-        row = self.core.index.find(np.frombuffer(report.key, np.uint8).reshape(1, -1))
-        if int(self.core.index.lengths(row)[0]) == report.length:
-            self._suspects.add(report.key)
-            self._tasks.spawn(self._read_again(report))
+        self._suspects.check(report)
 
     @property
     def is_sure(self) -> bool:
@@ -380,28 +366,6 @@ class OwnedShard:
         else:
             self._writer.pages.leak()
         return has_ended
-
-    async def _read_again(self, report: Damage) -> None:
-        try:
-            is_damaged = await self._is_damaged(report)
-        finally:
-            self._suspects.discard(report.key)
-        if is_damaged and self.core.drop(
-            report.key, offset=report.offset, generation=report.generation, tag=report.tag
-        ):
-            self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
-            log.warning("shard %s dropped a damaged block of %d bytes", self.record.id, report.length)
-            self.count_damage(report.offset)
-
-    async def _is_damaged(self, report: Damage) -> bool:
-        memory = HugeMemory(rounded_up(report.length), prefault=False)
-        try:
-            block = memory.array[: rounded_up(report.length)]
-            where = Pieces.one(block, drive_offset=self.record.offset + report.offset)
-            (is_read,) = await self._drive.submit_read(where)
-            return bool(is_read) and not matches(block[: report.length].data, report.seed, report.tag)
-        finally:
-            memory.close()
 
     async def _write_summaries(self) -> None:
         try:
