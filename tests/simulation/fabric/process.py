@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.fabric import blocks
+from tests.simulation.fabric.links import CONNECTIONS
 from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.worker import CONNECTIONS, MIB, TOKEN
+from tests.simulation.fabric.worker import MIB, TOKEN
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings

@@ -9,9 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.blocks import Version
 from tests.simulation.fabric.inline import InlineEnd
+from tests.simulation.fabric.links import FOREVER_S, Link, Links
 from tests.simulation.model import ViolationError
 
 from ostraca.core.events import Disconnected, Event, Finished, Send, Ticked, Verdict, Verified, Verify
@@ -31,8 +30,8 @@ from ostraca.core.operations import (
     get_message,
     put_message,
 )
-from ostraca_fabric.connection import ClientConnection, ConnectionSettings, Network, connect
-from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError
+from ostraca_fabric.connection import ClientConnection, Network
+from ostraca_fabric.errors import ConnectError, RefusedError
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import are_good, tag_seeds, tags_of
@@ -41,7 +40,6 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
-    ArenaOffer,
     Cancel,
     Failed,
     Fetch,
@@ -49,12 +47,8 @@ from ostraca_fabric.wire.messages import (
     GetProgress,
     Hello,
     Lookup,
-    OpenVolume,
-    PastSettled,
     PutDone,
     Settled,
-    SettlePast,
-    VolumeOpened,
 )
 
 if TYPE_CHECKING:
@@ -65,32 +59,6 @@ MIB = 1 << 20
 TOKEN = "token"
 SLOT_BYTES = blocks.BLOCK_BYTES
 _ARENA_BYTES = 4 * MIB
-_HANDSHAKE_S = 1.0
-_GIVES_UP_AFTER = 3
-"""Operations in a row without an answer, until it looks for another agent."""
-
-_FOREVER_S = 3600.0
-_AGAIN_S = 1.0
-_ANSWER_S = 2.0
-CONNECTIONS = ConnectionSettings(handshake_s=_HANDSHAKE_S, drain_s=1.0)
-
-
-@dataclass
-class _Link:
-    """A connection to an agent, and the volume open on it."""
-
-    connection: ClientConnection
-    handle: int
-    is_lost: bool = False
-
-    @property
-    def agent(self) -> str:
-        return self.connection.welcome.agent
-
-    @property
-    def start_id(self) -> bytes:
-        return self.connection.welcome.start_id
-
 
 Handed = dict[int, bytes]
 
@@ -120,11 +88,8 @@ class Worker:
         wire_newest: int = WIRE_VERSION,
     ) -> None:
         self.name = name
-        self._addresses = addresses
-        self._network = network
-        self._client = dice.randbytes(16)
+        client = dice.randbytes(16)
         self._memory = bytearray(_ARENA_BYTES)
-        self._wire_newest = wire_newest
         slots = SlotPool(_ARENA_BYTES, MIB)
         self._inline = InlineEnd(self._memory, slots) if is_inline else None
         """Where blocks cross in frames of the connection."""
@@ -137,12 +102,25 @@ class Worker:
 
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
-        self._link: _Link | None = None
-        self._linking = asyncio.Lock()
-        self._first = 0
-        self._unanswered = 0
-        self._is_settling = False
         self._asking: set[asyncio.Task[None]] = set()
+        self._links = Links(
+            Hello(
+                version_oldest=WIRE_VERSION_OLDEST,
+                version_newest=wire_newest,
+                role="worker",
+                tenant=blocks.TENANT,
+                token=TOKEN,
+                name=name,
+                client=client,
+            ),
+            addresses,
+            network=network,
+            arena=self.arena,
+            ledger=self.ledger,
+            on_aside=self._on_aside,
+            spawn=self._spawn,
+            next_request=self._next_request,
+        )
 
     @property
     def _now_s(self) -> float:
@@ -158,7 +136,7 @@ class Worker:
 
     async def get(self, numbers: list[int], deadline_s: float) -> Ended:
         until_s = self._now_s + deadline_s
-        link = await self._linked(until_s)
+        link = await self._links.linked(until_s)
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
@@ -194,7 +172,7 @@ class Worker:
     async def put(self, versions: list[Version], deadline_s: float, ack: Ack) -> Ended:
         until_s = self._now_s + deadline_s
         numbers = [version.number for version in versions]
-        link = await self._linked(until_s)
+        link = await self._links.linked(until_s)
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
@@ -222,7 +200,7 @@ class Worker:
 
     async def lookup(self, numbers: list[int], deadline_s: float) -> Ended:
         until_s = self._now_s + deadline_s
-        link = await self._linked(until_s)
+        link = await self._links.linked(until_s)
         if link is None:
             return self._declined(numbers)
         request = self._next_request()
@@ -234,12 +212,12 @@ class Worker:
     def _declined(self, numbers: list[int]) -> Ended:
         return Ended([-1] * len(numbers), [-1] * len(numbers), {}, "")
 
-    def _ended(self, link: _Link, end: Finished, handed: Handed) -> Ended:
+    def _ended(self, link: Link, end: Finished, handed: Handed) -> Ended:
         return Ended(list(end.states), list(end.reasons), handed, link.agent)
 
     async def _operate(
         self,
-        link: _Link,
+        link: Link,
         operation: GetOperation | PutOperation | LookupOperation,
         until_s: float,
         slots: NDArray[np.int64] | None,
@@ -256,7 +234,7 @@ class Worker:
                 while todo:
                     effect = todo.popleft()
                     if isinstance(effect, Finished):
-                        self._unanswered = 0 if is_heard else self._unanswered + 1
+                        self._links.count(is_heard=is_heard)
                         return effect
                     if isinstance(effect, Verify):
                         assert verify is not None, "only gets have anything verified"
@@ -275,7 +253,7 @@ class Worker:
             elif slots is not None:
                 self.ledger.give(slots)
 
-    def _do(self, link: _Link, request: int, effect: Effect) -> None:
+    def _do(self, link: Link, request: int, effect: Effect) -> None:
         match effect:
             case Send(message=Cancel() as cancel):
                 if link.connection.is_open:
@@ -292,16 +270,16 @@ class Worker:
         except TimeoutError:
             return Ticked()
 
-    async def _asked(self, link: _Link, request: int, message: Request) -> None:
+    async def _asked(self, link: Link, request: int, message: Request) -> None:
         """Wait for the final answer, however long that takes: slots hang on it."""
         try:
-            answer = await link.connection.ask(message, _FOREVER_S)
+            answer = await link.connection.ask(message, FOREVER_S)
         except RefusedError:  # as many are under way as the agent takes: nothing was sent
             self.ledger.answered(request, np.empty(0, np.uint32))
             self._deliver(request, Disconnected())
             return
         except (ConnectError, TimeoutError):
-            self._lost(link)
+            self._links.lost(link)
             self._deliver(request, Disconnected())
             return
         slots = self.ledger.slots(request)
@@ -341,143 +319,10 @@ class Worker:
             case _:
                 self.violations.append(f"worker {self.name} was sent {type(aside).__name__}")
 
-    # ---------------------------------------------------------------------------------------- the link
-
     @property
     def linked_to(self) -> tuple[str, bytes] | None:
         """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
-        link = self._link
-        will_dial = link is None or link.is_lost or self._unanswered >= _GIVES_UP_AFTER
-        return None if link is None or will_dial else (link.agent, link.start_id)
-
-    async def _linked(self, until_s: float) -> _Link | None:
-        """Return a connection that seems to live; dial another where it does not."""
-        if self._link is not None and not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
-            return self._link
-        try:
-            async with asyncio.timeout_at(until_s), self._linking:
-                return await self._dial()
-        except (TimeoutError, OstracaError):
-            return None
-
-    async def _dial(self) -> _Link | None:
-        if self._link is not None:
-            if not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
-                return self._link
-            self._link.connection.abort()
-            self._lost(self._link)
-            self._link = None
-        if self.ledger.is_stranded:
-            self.arena.renew()
-        for _ in self._addresses:
-            address = self._addresses[self._first % len(self._addresses)]
-            try:
-                return await self._dial_one(address)
-            except OstracaError:
-                self._first += 1
-            except BaseException:
-                self._first += 1  # out of time: another one the next time
-                raise
-        return None
-
-    async def _dial_one(self, address: str) -> _Link:
-        connection = await self._connected(address, (self.arena.offer(),))
-        link, opened = _Link(connection, 0), None
-        try:
-            past = self.ledger.met(link.agent, link.start_id)
-            if past:
-                self._spawn(self._settle_past(link, past))
-            opened = await connection.ask(
-                OpenVolume(
-                    self._next_request(), blocks.VOLUME, blocks.LAYOUT, blocks.BLOCK_BYTES, create=True
-                ),
-                _HANDSHAKE_S,
-            )
-        except TimeoutError:
-            opened = None
-        finally:
-            if opened is None:
-                connection.abort()
-        if not isinstance(opened, VolumeOpened):
-            connection.abort()
-            message = f"no volume: {opened}"
-            raise ConnectError(message)
-        link.handle = opened.handle
-        self._link, self._unanswered = link, 0
-        self._spawn(self._watch(link))
-        if not self._is_settling and self._owing():
-            self._is_settling = True
-            self._spawn(self._settle_elsewhere())
-        return link
-
-    async def _connected(self, address: str, arenas: tuple[ArenaOffer, ...]) -> ClientConnection:
-        hello = Hello(
-            version_oldest=WIRE_VERSION_OLDEST,
-            version_newest=self._wire_newest,
-            role="worker",
-            tenant=blocks.TENANT,
-            token=TOKEN,
-            name=self.name,
-            arenas=arenas,
-            client=self._client,
-        )
-        made: list[ClientConnection] = []
-        on_aside = partial(self._on_aside, made)
-        connection = await connect(
-            address, hello, settings=CONNECTIONS, on_aside=on_aside, network=self._network
-        )
-        made.append(connection)
-        if self._inline is not None:
-            self._inline.connected(connection)
-        return connection
-
-    async def _watch(self, link: _Link) -> None:
-        await link.connection.wait_closed()
-        self._lost(link)
-
-    async def _settle_past(self, link: _Link, past: tuple[int, ...]) -> None:
-        try:
-            answer = await link.connection.ask(SettlePast(self._next_request()), _FOREVER_S)
-        except (ConnectError, TimeoutError):
-            return
-        if isinstance(answer, PastSettled):
-            self.ledger.past_settled(past)
-
-    def _lost(self, link: _Link) -> None:
-        if not link.is_lost:
-            link.is_lost = True
-            if self._inline is not None:
-                self._inline.lost()
-            self.ledger.lost(is_drained=self._inline is not None)
-
-    def _owing(self) -> frozenset[str]:
-        return self.ledger.owing - {self._link.agent if self._link is not None else ""}
-
-    async def _settle_elsewhere(self) -> None:
-        """Ask the agents that were used before about slots that they have not given back."""
-        try:
-            while self._owing():
-                for address in self._addresses:
-                    if self._owing():
-                        await self._settle_at(address)
-                await asyncio.sleep(_AGAIN_S)
-        finally:
-            self._is_settling = False
-
-    async def _settle_at(self, address: str) -> None:
-        try:
-            connection = await self._connected(address, ())
-        except OstracaError:
-            return
-        welcome = connection.welcome
-        if welcome.agent in self._owing():
-            past = self.ledger.met(welcome.agent, welcome.start_id)
-            if past:
-                with suppress(ConnectError, TimeoutError):
-                    answer = await connection.ask(SettlePast(self._next_request()), _ANSWER_S)
-                    if isinstance(answer, PastSettled):
-                        self.ledger.past_settled(past)
-        connection.abort()
+        return self._links.linked_to
 
     def _spawn(self, asking: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(asking)

@@ -1,0 +1,214 @@
+"""A simulated worker's connections: the agent it keeps to, and those that still owe it slots.
+
+It dials another agent when the one it keeps to is lost, or leaves several operations in a row unanswered.
+Agents that were used before are asked for the slots that they have not given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from tests.simulation.fabric import blocks
+from tests.simulation.fabric.inline import InlineEnd
+
+from ostraca.core.ledger import Ledger
+from ostraca_fabric.connection import ClientConnection, ConnectionSettings, Network, connect
+from ostraca_fabric.errors import ConnectError, OstracaError
+from ostraca_fabric.testing.simulated_transport import SimulatedArenaEnd
+from ostraca_fabric.wire.messages import ArenaOffer, Hello, OpenVolume, PastSettled, SettlePast, VolumeOpened
+
+if TYPE_CHECKING:
+    from ostraca_fabric.connection.client import Aside
+
+_HANDSHAKE_S = 1.0
+_GIVES_UP_AFTER = 3
+"""Operations in a row without an answer, until it looks for another agent."""
+
+FOREVER_S = 3600.0
+_AGAIN_S = 1.0
+_ANSWER_S = 2.0
+CONNECTIONS = ConnectionSettings(handshake_s=_HANDSHAKE_S, drain_s=1.0)
+
+
+@dataclass
+class Link:
+    """A connection to an agent, and the volume open on it."""
+
+    connection: ClientConnection
+    handle: int
+    is_lost: bool = False
+
+    @property
+    def agent(self) -> str:
+        return self.connection.welcome.agent
+
+    @property
+    def start_id(self) -> bytes:
+        return self.connection.welcome.start_id
+
+
+class Links:
+    """One worker's. *hello* is said to every agent, with the arena where that is offered."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        addresses: list[str],
+        *,
+        network: Network,
+        arena: InlineEnd | SimulatedArenaEnd,
+        ledger: Ledger,
+        on_aside: Callable[[list[ClientConnection], Aside], None],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        next_request: Callable[[], int],
+    ) -> None:
+        self._hello = hello
+        self._addresses = addresses
+        self._network = network
+        self._arena = arena
+        self._ledger = ledger
+        self._on_aside = on_aside
+        self._spawn = spawn
+        self._next_request = next_request
+        self._link: Link | None = None
+        self._linking = asyncio.Lock()
+        self._first = 0
+        self._unanswered = 0
+        self._is_settling = False
+
+    def count(self, *, is_heard: bool) -> None:
+        """Count an operation that has ended, and whether the agent said anything meanwhile."""
+        self._unanswered = 0 if is_heard else self._unanswered + 1
+
+    @property
+    def linked_to(self) -> tuple[str, bytes] | None:
+        """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
+        link = self._link
+        will_dial = link is None or link.is_lost or self._unanswered >= _GIVES_UP_AFTER
+        return None if link is None or will_dial else (link.agent, link.start_id)
+
+    async def linked(self, until_s: float) -> Link | None:
+        """Return a connection that seems to live; dial another where it does not."""
+        if self._link is not None and not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
+            return self._link
+        try:
+            async with asyncio.timeout_at(until_s), self._linking:
+                return await self._dial()
+        except (TimeoutError, OstracaError):
+            return None
+
+    async def _dial(self) -> Link | None:
+        if self._link is not None:
+            if not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
+                return self._link
+            self._link.connection.abort()
+            self.lost(self._link)
+            self._link = None
+        if self._ledger.is_stranded:
+            self._arena.renew()
+        for _ in self._addresses:
+            address = self._addresses[self._first % len(self._addresses)]
+            try:
+                return await self._dial_one(address)
+            except OstracaError:
+                self._first += 1
+            except BaseException:
+                self._first += 1  # out of time: another one the next time
+                raise
+        return None
+
+    async def _dial_one(self, address: str) -> Link:
+        connection = await self._connected(address, (self._arena.offer(),))
+        link, opened = Link(connection, 0), None
+        try:
+            past = self._ledger.met(link.agent, link.start_id)
+            if past:
+                self._spawn(self._settle_past(link, past))
+            opened = await connection.ask(
+                OpenVolume(
+                    self._next_request(), blocks.VOLUME, blocks.LAYOUT, blocks.BLOCK_BYTES, create=True
+                ),
+                _HANDSHAKE_S,
+            )
+        except TimeoutError:
+            opened = None
+        finally:
+            if opened is None:
+                connection.abort()
+        if not isinstance(opened, VolumeOpened):
+            connection.abort()
+            message = f"no volume: {opened}"
+            raise ConnectError(message)
+        link.handle = opened.handle
+        self._link, self._unanswered = link, 0
+        self._spawn(self._watch(link))
+        if not self._is_settling and self._owing():
+            self._is_settling = True
+            self._spawn(self._settle_elsewhere())
+        return link
+
+    async def _connected(self, address: str, arenas: tuple[ArenaOffer, ...]) -> ClientConnection:
+        hello = msgspec.structs.replace(self._hello, arenas=arenas)
+        made: list[ClientConnection] = []
+        on_aside = partial(self._on_aside, made)
+        connection = await connect(
+            address, hello, settings=CONNECTIONS, on_aside=on_aside, network=self._network
+        )
+        made.append(connection)
+        if isinstance(self._arena, InlineEnd):
+            self._arena.connected(connection)
+        return connection
+
+    async def _watch(self, link: Link) -> None:
+        await link.connection.wait_closed()
+        self.lost(link)
+
+    async def _settle_past(self, link: Link, past: tuple[int, ...]) -> None:
+        try:
+            answer = await link.connection.ask(SettlePast(self._next_request()), FOREVER_S)
+        except (ConnectError, TimeoutError):
+            return
+        if isinstance(answer, PastSettled):
+            self._ledger.past_settled(past)
+
+    def lost(self, link: Link) -> None:
+        if not link.is_lost:
+            link.is_lost = True
+            if isinstance(self._arena, InlineEnd):
+                self._arena.lost()
+            self._ledger.lost(is_drained=isinstance(self._arena, InlineEnd))
+
+    def _owing(self) -> frozenset[str]:
+        return self._ledger.owing - {self._link.agent if self._link is not None else ""}
+
+    async def _settle_elsewhere(self) -> None:
+        """Ask the agents that were used before about slots that they have not given back."""
+        try:
+            while self._owing():
+                for address in self._addresses:
+                    if self._owing():
+                        await self._settle_at(address)
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._is_settling = False
+
+    async def _settle_at(self, address: str) -> None:
+        try:
+            connection = await self._connected(address, ())
+        except OstracaError:
+            return
+        welcome = connection.welcome
+        if welcome.agent in self._owing():
+            past = self._ledger.met(welcome.agent, welcome.start_id)
+            if past:
+                with suppress(ConnectError, TimeoutError):
+                    answer = await connection.ask(SettlePast(self._next_request()), _ANSWER_S)
+                    if isinstance(answer, PastSettled):
+                        self._ledger.past_settled(past)
+        connection.abort()
