@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 DOTS_MAX = 200
 OURS, LIMITS = "#0b6e99", "#9a9a9a"
 _PANEL_INCHES = (3.0, 3.2)
+_TITLE_CHARACTERS = 38
 
 
 def draw(figures: Sequence[Figure], path: Path) -> None:
@@ -58,5 +60,6 @@ def _panel(panel: Axes, figure: Figure) -> None:
     wanted = figure.target.text(figure.unit)
     is_ratio = figure.target.value_at_most is None
     of_limit = f"{found.ratio:.2f} of the limit, " if is_ratio else ""
-    panel.set_title(f"{figure.row}\n{figure.what}\n{of_limit}target {wanted}", fontsize="medium")
+    what = textwrap.fill(figure.what, _TITLE_CHARACTERS)
+    panel.set_title(f"{figure.row}\n{what}\n{of_limit}target {wanted}", fontsize="medium")
     panel.spines[["top", "right"]].set_visible(False)
