@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
 from tests.agent.assembly import (
     SETTINGS,
     SLOT_BYTES,
@@ -95,3 +98,23 @@ async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
         await until(lambda: fabric.shard.core.counts().reservations == 0)
         await fabric.at_rest()
         assert fabric.mover.staging.held_bytes == 0
+
+
+async def test_memory_of_a_group_is_in_use_until_its_last_transfer_has_ended_also_where_a_check_crashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled(GROUPED) as fabric:
+        worker, staging = fabric.worker(), fabric.mover.staging
+        worker.peer.is_held = True
+
+        async def crash(_check: object) -> NDArray[np.bool_]:
+            raise AssertionError("a bug")
+
+        monkeypatch.setattr(fabric.mover, "checked", crash)
+        putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
+        await until(lambda: len(worker.peer.held) == 4)
+        worker.peer.held.pop(0)()
+        assert put_states(await putting) == [PutState.LATE] * 4
+        assert staging.held_bytes == 4 * SLOT_BYTES, "three waves may land yet"
+        worker.peer.let_go()
+        await until(lambda: staging.held_bytes == 0)
