@@ -6,7 +6,7 @@ Grants are not in it: only a shard's owner and its successor look at those.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ShardId,
         StartId,
     )
+    from ostraca_fabric.target import Target
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -58,6 +59,9 @@ class ShardRecord:
     block_bytes_max: int = BLOCK_BYTES_MAX
     """The largest block that its segments hold: the size of their data areas."""
 
+    usable_bytes: int = 0
+    """What its weight is while it takes blocks; 0: as its weight."""
+
 
 class EnclosureState(Enum):
     """Where an enclosure is in its life."""
@@ -68,10 +72,16 @@ class EnclosureState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DriveRecord:
-    """How to reach a drive: for a file-backed enclosure, the file's path."""
+    """How to reach a drive: by the same path on every agent's machine, or as a namespace of its enclosure's
+    target, wherever that turns up.
+    """
 
     id: DriveId
-    path: str
+    path: str = ""
+    """Empty: the namespace with ``nguid``."""
+
+    nguid: str = ""
+    """32 hexadecimal digits. Devices' names change with each connection; this does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,20 @@ class EnclosureRecord:
     drives: tuple[DriveRecord, ...]
     shards: tuple[ShardRecord, ...]
     state: EnclosureState = EnclosureState.READY
+    target: Target | None = None
+    """What to connect to; None where its drives have paths."""
+
+    def drained(self) -> EnclosureRecord:
+        """Return it as it takes no new blocks; those it has are still got."""
+        shards = tuple(
+            replace(shard, weight=0, usable_bytes=shard.usable_bytes or shard.weight) for shard in self.shards
+        )
+        return replace(self, shards=shards, state=EnclosureState.DRAINING)
+
+    def undrained(self) -> EnclosureRecord:
+        """Return it as it takes blocks again."""
+        shards = tuple(replace(shard, weight=shard.usable_bytes or shard.weight) for shard in self.shards)
+        return replace(self, shards=shards, state=EnclosureState.READY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ostraca_fabric.errors import BlocksTooLargeError, PlacementBusyError
+from ostraca_fabric.errors import BlocksTooLargeError, ChangedError, PlacementBusyError
 from ostraca_fabric.fabric_map import (
     EARLIER_PLACEMENTS_MAX,
     AgentRecord,
     Claim,
     DriveRecord,
     EnclosureRecord,
+    EnclosureState,
     Grant,
     PlacementRecord,
     ShardRecord,
@@ -278,6 +279,55 @@ class MembershipContract:
         await store.put_enclosures([enclosure("more")], force=True)
         after = [record.epoch for record in store.map.earlier_placements]
         assert after == [before.placement_epoch, *epochs[:-1]]
+
+    async def test_a_drained_enclosure_takes_nothing_new_until_it_is_used_again(
+        self, store: Membership
+    ) -> None:
+        both = [enclosure("a"), enclosure("b")]
+        await store.put_enclosures(both)
+        drained = both[0].drained()
+        await store.put_enclosures([drained])
+        assert weights_of(store.map.enclosures.values()) == weights_of([both[1]])
+        assert store.map.enclosures[both[0].id].state is EnclosureState.DRAINING
+        await store.put_enclosures([store.map.enclosures[both[0].id].undrained()])
+        assert weights_of(store.map.enclosures.values()) == weights_of(both)
+
+    async def test_an_enclosure_that_is_removed_is_looked_up_while_its_placement_is(
+        self, store: Membership
+    ) -> None:
+        both = [enclosure("a"), enclosure("b")]
+        await store.put_enclosures(both)
+        before = store.map.placement_epoch
+        await store.put_enclosures([], removed=[both[0].id])
+        assert set(store.map.enclosures) == {both[1].id}
+        assert store.map.placement_epoch == before + 1
+        assert store.map.earlier_placements[0].weights == weights_of(both)
+        after = store.map.placement_epoch
+        await store.put_enclosures([], removed=[both[0].id])  # it is gone
+        assert store.map.placement_epoch == after
+
+    async def test_one_that_is_removed_and_one_that_is_put_make_one_placement_epoch(
+        self, store: Membership
+    ) -> None:
+        await store.put_enclosures([enclosure("a")])
+        before = store.map.placement_epoch
+        await store.put_enclosures([enclosure("b")], removed=[EnclosureId("a")])
+        assert set(store.map.enclosures) == {EnclosureId("b")}
+        assert store.map.placement_epoch == before + 1
+
+    async def test_a_change_that_was_decided_on_what_is_not_so_any_more_is_not_made(
+        self, store: Membership
+    ) -> None:
+        first = enclosure("a")
+        await store.put_enclosures([first], seen={first.id: None})
+        await store.put_enclosures([first.drained()], seen={first.id: first})
+        before = store.map
+        for put, removed in (([first], []), ([enclosure("b")], []), ([], [first.id])):
+            with pytest.raises(ChangedError, match="enclosure a was changed meanwhile"):
+                await store.put_enclosures(put, removed=removed, seen={first.id: first})
+        with pytest.raises(ChangedError):
+            await store.put_enclosures([first], seen={first.id: None})
+        assert store.map.enclosures == before.enclosures
 
     async def test_a_watcher_sees_the_newest_map(self, store: Membership) -> None:
         changes = store.changes()

@@ -25,8 +25,10 @@ from ostraca_fabric.ids import (
     drive_id,
     shard_id,
 )
+from ostraca_fabric.inventory import DriveReport, DriveWear, EnclosureReport
 from ostraca_fabric.keys import fabric_key_check
 from ostraca_fabric.layout import KvGroup, Layout
+from ostraca_fabric.target import Controller, Target, Transport
 from ostraca_fabric.volume import VolumeRecord
 
 FABRIC = FabricId(bytes(range(16)))
@@ -37,10 +39,36 @@ DRIVE = drive_id(SHELF, "nvme0")
 SHARD = shard_id(DRIVE, 0)
 
 AGENT = AgentRecord(HOST, NOW, ("tls://host-1:7420",))
+NGUID = "36344630528001050025384100000001"
+NQN = "nqn.2025-01.io.ostraca:shelf-1"
+CONTROLLERS = (Controller(Transport.RDMA, "10.0.8.1", 4420), Controller(Transport.TCP, "10.0.9.1", 4420))
 ENCLOSURE = EnclosureRecord(
     SHELF,
-    (DriveRecord(DRIVE, "/srv/shelf-1/nvme0"),),
-    (ShardRecord(SHARD, DRIVE, offset=0, size_bytes=1 << 40, weight=1 << 40),),
+    (DriveRecord(DRIVE, nguid=NGUID),),
+    (ShardRecord(SHARD, DRIVE, offset=0, size_bytes=1 << 40, weight=1 << 40, usable_bytes=1 << 40),),
+    target=Target(NQN, CONTROLLERS, secret="shelf-1"),
+)
+REPORT = EnclosureReport(
+    SHELF,
+    BEFORE,
+    NQN,
+    CONTROLLERS,
+    (
+        DriveReport(
+            "nvme0n1",
+            NGUID,
+            size_bytes=1 << 40,
+            lba_bytes=4096,
+            model="Example 1T",
+            serial="S1",
+            firmware="1.0",
+            is_exported=True,
+            wear=DriveWear(3, 100, 10, 0, 41, 12 << 40, 30 << 40, 9000),
+        ),
+    ),
+    hosts=("nqn.2025-01.io.ostraca:host-1",),
+    sentence="I export 1 drive and have nothing to change.",
+    unix_s=1767225600.0,
 )
 EPOCH = PlacementEpoch(8)
 EARLIER = PlacementRecord(PlacementEpoch(7), {SHELF: {SHARD: 1 << 39}})
@@ -68,6 +96,7 @@ def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
         keys.claim(SHARD): records.encode_claim(SHARD, CLAIM),
         keys.grants(SHARD): records.encode_grants(GRANTS),
         keys.volume(VOLUME.tenant, VOLUME.name): records.encode_volume(VOLUME),
+        keys.report(SHELF): records.encode_report(REPORT),
     }
     return sorted(made.items())
 

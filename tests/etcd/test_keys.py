@@ -36,6 +36,7 @@ def test_the_reference_page_says_of_each_key_what_the_code_says() -> None:
         "claims/<shard>": _doc("claim"),
         "grants/<shard>": _doc("grants"),
         "volumes/<tenant>/<name>": _doc("volume"),
+        "reports/<enclosure>": _doc("report"),
     }
     assert {row.partition("/")[0] for row in rows} == {kind.value for kind in Kind}
 
@@ -66,6 +67,7 @@ def test_records_come_back_as_they_were() -> None:
         sample.CLAIM,
     )
     assert records.decode_grants(records.encode_grants(sample.GRANTS)) == sample.GRANTS
+    assert records.decode_report(records.encode_report(sample.REPORT)) == sample.REPORT
     assert records.decode_volume(records.encode_volume(sample.VOLUME)) == sample.VOLUME
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import PlacementBusyError
+from ostraca_fabric.errors import ChangedError, PlacementBusyError
 from ostraca_fabric.fabric_map import EARLIER_PLACEMENTS_MAX, Claim, Grant, PlacementRecord, weights_of
 from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import EnclosureRecord
-    from ostraca_fabric.ids import AgentId, StartId
+    from ostraca_fabric.ids import AgentId, EnclosureId, StartId
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +97,21 @@ class Placements:
                 f"until epoch {earlier[-1].epoch} is passed over, or force it, and its blocks are lost"
             )
         return Placements(PlacementEpoch(self.epoch + 1), earlier[:EARLIER_PLACEMENTS_MAX])
+
+
+def enclosures_after(
+    before: Mapping[EnclosureId, EnclosureRecord],
+    enclosures: Iterable[EnclosureRecord],
+    *,
+    removed: Collection[EnclosureId],
+    seen: Mapping[EnclosureId, EnclosureRecord | None] | None,
+) -> dict[EnclosureId, EnclosureRecord]:
+    """Return what enclosures there are once these are put and those *removed* are gone.
+
+    Raises ChangedError when one of those *seen* is not as it was.
+    """
+    for enclosure, record in (seen or {}).items():
+        if before.get(enclosure) != record:
+            raise ChangedError(f"enclosure {enclosure} was changed meanwhile: look at it again")
+    after = {**before, **{enclosure.id: enclosure for enclosure in enclosures}}
+    return {enclosure: record for enclosure, record in after.items() if enclosure not in removed}

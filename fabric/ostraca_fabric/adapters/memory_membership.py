@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from ostraca_fabric.adapters.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap
     from ostraca_fabric.ids import (
         AgentId,
+        EnclosureId,
         FabricId,
         OwnerEpoch,
         PlacementEpoch,
@@ -74,9 +75,16 @@ class MemoryMembership:
         """Say whether an agent's record stands."""
         return self.store.has(agent, start)
 
-    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
-        """Add or replace enclosures; the placement epoch rises when shards or weights change."""
-        self.store.put_enclosures(enclosures, force=force)
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Add, replace and remove enclosures; the placement epoch rises when shards or weights change."""
+        self.store.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
         self._say_changed()
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants
+from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, enclosures_after
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord, check_blocks_fit
 from ostraca_fabric.ids import PlacementEpoch
 from ostraca_fabric.ports.membership import Claimed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
     from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, OwnerEpoch, ShardId, StartId, TenantId
@@ -66,10 +66,17 @@ class MemoryStore:
         known = self.map.agents.get(agent)
         return known is not None and known.start == start
 
-    def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
-        """Add or replace enclosures."""
+    def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Add, replace and remove enclosures."""
         before = self.map.enclosures
-        after = {**before, **{enclosure.id: enclosure for enclosure in enclosures}}
+        after = enclosures_after(before, enclosures, removed=removed, seen=seen)
         check_blocks_fit(self.volumes.values(), after.values())
         placements = Placements(self.map.placement_epoch, self.map.earlier_placements)
         placements = placements.after(before.values(), after.values(), force=force)

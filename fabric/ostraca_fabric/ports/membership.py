@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, Grant
-    from ostraca_fabric.ids import AgentId, OwnerEpoch, PlacementEpoch, ShardId, StartId, TenantId
+    from ostraca_fabric.ids import (
+        AgentId,
+        EnclosureId,
+        OwnerEpoch,
+        PlacementEpoch,
+        ShardId,
+        StartId,
+        TenantId,
+    )
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -69,9 +77,20 @@ class Membership(Protocol):
         every claim that the agent has not given back.
         """
 
-    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
-        """Add or replace enclosures with their shards, all at once. A change of shards or weights makes one
-        new placement epoch; the one before is asked for a while longer.
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Add or replace enclosures with their shards, and take those *removed* out of the map, all at once.
+        A change of shards or weights makes one new placement epoch; the one before is asked for a while
+        longer. Claims of shards that are gone are given back by who holds them; grants stay.
+
+        *seen* says what enclosures were when the change was decided, None of one that was not there: raises
+        ChangedError when one of them is not so any more.
 
         Raises PlacementBusyError when as many epochs as may be are still asked, and this would be one more;
         with *force* the oldest is asked no longer. Raises BlocksTooLargeError when a shard that something is

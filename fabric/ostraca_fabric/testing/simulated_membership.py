@@ -23,11 +23,12 @@ from ostraca_fabric.testing.virtual_hosts import outside
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap
     from ostraca_fabric.ids import (
         AgentId,
+        EnclosureId,
         FabricId,
         OwnerEpoch,
         PlacementEpoch,
@@ -232,9 +233,18 @@ class SimulatedMembership:
         """Ask whether an agent's record stands."""
         return await self._ask(lambda store: store.memory.has(agent, start))
 
-    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
         """Add or replace enclosures."""
-        await self._ask(lambda store: store.memory.put_enclosures(enclosures, force=force))
+        await self._ask(
+            lambda store: store.memory.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+        )
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:
         """Let an earlier placement epoch be asked no longer."""

@@ -28,6 +28,7 @@ class Kind(Enum):
     CLAIM = "claims"
     GRANTS = "grants"
     VOLUME = "volumes"
+    REPORT = "reports"
 
 
 class Keys:
@@ -90,6 +91,14 @@ class Keys:
     def volumes(self) -> bytes:
         """What the keys of all volumes begin with."""
         return self._under(Kind.VOLUME, "")
+
+    def report(self, enclosure: EnclosureId) -> bytes:
+        """What an enclosure's daemon says of it: drives, health and wear. Bound to that daemon's lease."""
+        return self._under(Kind.REPORT, enclosure)
+
+    def reports(self) -> bytes:
+        """What the keys of all enclosures' reports begin with."""
+        return self._under(Kind.REPORT, "")
 
     def kind(self, key: bytes) -> Kind | None:
         """Return what lies at a key under this prefix, None for what this release does not know."""

@@ -27,19 +27,20 @@ from ostraca_fabric.adapters.etcd.lease import Lease, LeaseKeeper
 from ostraca_fabric.adapters.etcd.store import EtcdStore, Read
 from ostraca_fabric.adapters.etcd.transactions import delete, put
 from ostraca_fabric.adapters.etcd.view import FIRST_PLACEMENT
-from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants
+from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, enclosures_after
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
 from ostraca_fabric.fabric_map import Claim, check_blocks_fit
 from ostraca_fabric.ports.membership import Claimed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from ostraca_fabric.adapters.etcd.backoff import Dice
     from ostraca_fabric.adapters.etcd.settings import EtcdSettings
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord, FabricMap
     from ostraca_fabric.ids import (
         AgentId,
+        EnclosureId,
         FabricId,
         OwnerEpoch,
         PlacementEpoch,
@@ -187,10 +188,16 @@ class EtcdMembership:
         """Ask etcd whether an agent's record stands."""
         return _has(await self._store.read(self._keys.agent(agent)), self._keys.agent(agent), start)
 
-    async def put_enclosures(self, enclosures: Sequence[EnclosureRecord], *, force: bool = False) -> None:
-        """Add or replace enclosures; the placement epoch rises when shards or weights change."""
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Add, replace and remove enclosures; the placement epoch rises when shards or weights change."""
         keys = self._keys
-        wanted = {keys.enclosure(each.id): records.encode_enclosure(each) for each in enclosures}
         tries = self._store.tries("put enclosures")
         while True:
             read = await self._store.read(
@@ -198,13 +205,17 @@ class EtcdMembership:
             )
             before = _placements(read, keys)
             found = {entry.key: entry.value for entry in read.below(keys.enclosures())}
-            enclosures_after = [records.decode_enclosure(value) for value in {**found, **wanted}.values()]
+            known = {record.id: record for record in map(records.decode_enclosure, found.values())}
+            wanted = enclosures_after(known, enclosures, removed=removed, seen=seen)
             volumes = records.decode_readable(read.below(keys.volumes()), records.decode_volume)
-            check_blocks_fit(volumes, enclosures_after)
-            after = before.after(
-                [records.decode_enclosure(value) for value in found.values()], enclosures_after, force=force
-            )
-            changes = [put(key, value) for key, value in wanted.items() if found.get(key) != value]
+            check_blocks_fit(volumes, wanted.values())
+            after = before.after(known.values(), wanted.values(), force=force)
+            changes = [
+                put(keys.enclosure(each.id), records.encode_enclosure(each))
+                for each in enclosures
+                if known.get(each.id) != each and each.id in wanted
+            ]
+            changes += [delete(keys.enclosure(each)) for each in known if each not in wanted]
             if after != before:
                 changes.append(put(keys.placement(), records.encode_placement(after.epoch)))
             changes += [
@@ -219,8 +230,12 @@ class EtcdMembership:
             ]
             if not changes:
                 return await self._follower.until_told(max(entry.modified for entry in read.entries.values()))
+            touched = {*(each.id for each in enclosures), *removed, *(seen or ())}
             done = await self._store.write(
-                read, changes, unchanged=[keys.placement(), *wanted], unchanged_below=[keys.volumes()]
+                read,
+                changes,
+                unchanged=[keys.placement(), *map(keys.enclosure, sorted(touched))],
+                unchanged_below=[keys.volumes()],
             )
             if done is not None:
                 return await self._follower.until_told(done)

@@ -35,7 +35,9 @@ from ostraca_fabric.ids import (
     StartId,
     TenantId,
 )
+from ostraca_fabric.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.layout import Layout
+from ostraca_fabric.target import Target, parse_controller
 from ostraca_fabric.volume import VolumeRecord
 
 if TYPE_CHECKING:
@@ -63,26 +65,47 @@ class _Agent(msgspec.Struct, frozen=True):
     leaving: bool = False
 
 
-class _Drive(msgspec.Struct, frozen=True):
+class _Drive(msgspec.Struct, frozen=True, omit_defaults=True):
     drive: str
     path: str
+    nguid: str = ""
 
 
-class _Shard(msgspec.Struct, frozen=True):
+class _Shard(msgspec.Struct, frozen=True, omit_defaults=True):
     shard: str
     drive: str
     offset: int
     size_bytes: int
     weight: int
     block_bytes_max: int
+    usable_bytes: int = 0
 
 
-class _Enclosure(msgspec.Struct, frozen=True):
+class _Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    nqn: str
+    controllers: tuple[str, ...]
+    secret: str = ""
+
+
+class _Enclosure(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     enclosure: str
     state: EnclosureState
     drives: tuple[_Drive, ...]
     shards: tuple[_Shard, ...]
+    target: _Target | None = None
+
+
+class _Report(msgspec.Struct, frozen=True):
+    version: int
+    enclosure: str
+    start: str
+    nqn: str
+    controllers: tuple[str, ...]
+    drives: tuple[DriveReport, ...]
+    hosts: tuple[str, ...]
+    sentence: str
+    unix_s: float
 
 
 class _Placement(msgspec.Struct, frozen=True):
@@ -173,12 +196,21 @@ def decode_agent(data: bytes) -> AgentRecord:
 
 def encode_enclosure(record: EnclosureRecord) -> bytes:
     """Describe an enclosure with its drives and shards."""
-    drives = tuple(_Drive(drive.id, drive.path) for drive in record.drives)
+    drives = tuple(_Drive(drive.id, drive.path, drive.nguid) for drive in record.drives)
     shards = tuple(
-        _Shard(shard.id, shard.drive, shard.offset, shard.size_bytes, shard.weight, shard.block_bytes_max)
+        _Shard(
+            shard.id,
+            shard.drive,
+            shard.offset,
+            shard.size_bytes,
+            shard.weight,
+            shard.block_bytes_max,
+            shard.usable_bytes,
+        )
         for shard in record.shards
     )
-    return msgspec.json.encode(_Enclosure(VERSION, record.id, record.state, drives, shards))
+    target = None if record.target is None else _encoded_target(record.target)
+    return msgspec.json.encode(_Enclosure(VERSION, record.id, record.state, drives, shards, target))
 
 
 def decode_enclosure(data: bytes) -> EnclosureRecord:
@@ -188,7 +220,7 @@ def decode_enclosure(data: bytes) -> EnclosureRecord:
         _Enclosure,
         lambda read: EnclosureRecord(
             EnclosureId(read.enclosure),
-            tuple(DriveRecord(DriveId(drive.drive), drive.path) for drive in read.drives),
+            tuple(DriveRecord(DriveId(drive.drive), drive.path, drive.nguid) for drive in read.drives),
             tuple(
                 ShardRecord(
                     ShardId(shard.shard),
@@ -197,12 +229,57 @@ def decode_enclosure(data: bytes) -> EnclosureRecord:
                     shard.size_bytes,
                     shard.weight,
                     shard.block_bytes_max,
+                    shard.usable_bytes,
                 )
                 for shard in read.shards
             ),
             read.state,
+            None if read.target is None else _decoded_target(read.target),
         ),
     )
+
+
+def encode_report(report: EnclosureReport) -> bytes:
+    """Say what an enclosure says of itself."""
+    return msgspec.json.encode(
+        _Report(
+            VERSION,
+            report.id,
+            report.start.hex(),
+            report.nqn,
+            tuple(map(str, report.controllers)),
+            report.drives,
+            report.hosts,
+            report.sentence,
+            report.unix_s,
+        )
+    )
+
+
+def decode_report(data: bytes) -> EnclosureReport:
+    """Return what an enclosure says of itself."""
+    return _decoded(
+        data,
+        _Report,
+        lambda read: EnclosureReport(
+            EnclosureId(read.enclosure),
+            _start_of(read.start),
+            read.nqn,
+            tuple(map(parse_controller, read.controllers)),
+            read.drives,
+            read.hosts,
+            read.sentence,
+            read.unix_s,
+        ),
+    )
+
+
+def _encoded_target(target: Target) -> _Target:
+    return _Target(target.nqn, tuple(map(str, target.controllers)), target.secret)
+
+
+def _decoded_target(read: _Target) -> Target:
+    return Target(read.nqn, tuple(map(parse_controller, read.controllers)), read.secret)
 
 
 def encode_placement(epoch: PlacementEpoch) -> bytes:

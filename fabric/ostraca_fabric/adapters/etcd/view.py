@@ -99,7 +99,7 @@ class View:
             case Changed(changes):
                 if any(change.key == self._keys.meta() for change in changes):
                     self._make()
-                self._touched |= {self._take(change) for change in changes} - {Kind.GRANTS}
+                self._touched |= {self._take(change) for change in changes} - {Kind.GRANTS, Kind.REPORT}
             case _:
                 assert_never(told)
         self.revision = told.revision
@@ -132,7 +132,7 @@ class View:
                 volume = self._read(change, decode_volume)
                 created = change.created if isinstance(change, Entry) else 0
                 _keep(records.volumes, change.key, None if volume is None else (created, volume))
-            case Kind.GRANTS | None:
+            case Kind.GRANTS | Kind.REPORT | None:  # for those who ask for them
                 pass
             case _:
                 assert_never(kind)

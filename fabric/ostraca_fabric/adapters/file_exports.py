@@ -1,0 +1,121 @@
+"""What an enclosure on files exports, and to whom: ``exports.json`` in its directory.
+
+It stands for what an NVMe-oF target answers to a host that connects: who may, with which secret, and which
+namespaces there are. Whoever can read the directory can read the drives, so its refusals keep mistakes away,
+and nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ostraca_fabric.adapters.whole_files import write_whole
+from ostraca_fabric.errors import FormatError
+from ostraca_fabric.target import check_nguid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+EXPORTS_FILE = "exports.json"
+_VERSION = 1
+_SALT_BYTES = 16
+
+
+class _Namespace(msgspec.Struct, frozen=True):
+    nguid: str
+    path: str
+
+
+class _Exports(msgspec.Struct, frozen=True):
+    version: int
+    nqn: str
+    salt: str
+    hosts: dict[str, str]
+    """By NQN: what the host's secret is told by, empty where it has none. No host: every one may connect."""
+
+    namespaces: tuple[_Namespace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileExports:
+    """What an enclosure on files exports."""
+
+    nqn: str
+    namespaces: Mapping[str, Path]
+    """By NGUID: the drive's file."""
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """By NQN: the secret that the host shows, empty for none. No host: every one may connect."""
+
+
+def write_exports(directory: Path, exports: FileExports) -> None:
+    """Export from now on what *exports* says. Files lie in *directory*. Raises OSError."""
+    salt = secrets.token_bytes(_SALT_BYTES)
+    record = _Exports(
+        _VERSION,
+        exports.nqn,
+        salt.hex(),
+        {host: _digest(salt, secret) for host, secret in sorted(exports.hosts.items())},
+        tuple(_Namespace(nguid, path.name) for nguid, path in sorted(exports.namespaces.items())),
+    )
+    write_whole(directory / EXPORTS_FILE, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+class FoundExports:
+    """What a directory was found to export."""
+
+    def __init__(self, directory: Path, record: _Exports) -> None:
+        """Use ``read_exports``."""
+        self.nqn = record.nqn
+        self.namespaces = {each.nguid: directory / each.path for each in record.namespaces}
+        """By NGUID: the drive's file."""
+
+        self._salt = bytes.fromhex(record.salt)
+        self._hosts = record.hosts
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """NQNs of the hosts that may connect; none: every host may."""
+        return frozenset(self._hosts)
+
+    def knows(self, host: str) -> bool:
+        """Say whether a host may connect, if it has the right secret."""
+        return not self._hosts or host in self._hosts
+
+    def is_secret(self, host: str, secret: str) -> bool:
+        """Say whether *secret* is what the host has to show."""
+        wanted = self._hosts.get(host, "")
+        return hmac.compare_digest(wanted, _digest(self._salt, secret) if wanted else "")
+
+
+def read_exports(directory: Path) -> FoundExports | None:
+    """Return what *directory* exports; None when nothing does. Raises FormatError, and OSError."""
+    file = directory / EXPORTS_FILE
+    try:
+        record = msgspec.json.decode(file.read_bytes(), type=_Exports)
+        if record.version != _VERSION:
+            raise FormatError(
+                f"{file} has version {record.version}, and this release reads {_VERSION}: upgrade it"
+            )
+        for each in record.namespaces:
+            check_nguid(each.nguid)
+            if "/" in each.path or each.path in ("", ".", ".."):
+                raise FormatError(f"{file} names {each.path!r}, which is not a file of that directory")
+        return FoundExports(directory, record)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise FormatError(f"{file} is damaged ({error}): start the enclosure's daemon again") from error
+
+
+def _digest(salt: bytes, secret: str) -> str:
+    if not secret:
+        return ""
+    return hashlib.blake2b(secret.encode(), key=salt, digest_size=32).hexdigest()
