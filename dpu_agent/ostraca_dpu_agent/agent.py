@@ -21,8 +21,10 @@ from ostraca_dpu_agent.mover.routes import Routes
 from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.shard_status import shard_status
+from ostraca_dpu_agent.steward.attaching import Opening, path_of
 from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
@@ -42,6 +44,7 @@ from ostraca_fabric.wire.messages import ConnectionLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostraca_dpu_agent.paths.keeper import PathKeeper
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.connection import Network, Server
     from ostraca_fabric.fabric_map import Claim, DriveRecord, FabricMap
@@ -73,10 +76,15 @@ class Agent:
         transports: Mapping[str, Transport],
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
+        close_drive: Callable[[DriveId], None] = lambda _: None,
+        keeper: PathKeeper | None = None,
         network: Network = SOCKETS,
         reached_at: Sequence[str] | None = None,
     ) -> None:
         """Make the parts; memory is mapped here, nothing is reachable before ``start``.
+
+        *open_drive* opens a drive that *keeper* has a path to, or one with a path of its own, and raises
+        OstracaError; *close_drive* lets one go, and returns at once.
 
         *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens,
         and *reached_at* what others are told of that: *addresses*, unless there is more to say.
@@ -121,6 +129,7 @@ class Agent:
             volumes=volumes,
             transports=transports,
             status=self.status,
+            flash=None if keeper is None else FlashWorker(keeper, lambda: membership.map),
         )
         record = AgentRecord(agent, self.start_id, tuple(addresses if reached_at is None else reached_at))
         self._record = record
@@ -130,9 +139,10 @@ class Agent:
             membership=membership,
             owner=self._owner,
             drives=self._drives,
-            open_drive=self._open_guarded,
+            opening=Opening(self._open_guarded, close_drive, path_of if keeper is None else keeper.device_of),
             clock=clock,
         )
+        self._keeper = keeper
         self._retiring = Retiring(
             agent,
             membership=membership,
@@ -165,6 +175,8 @@ class Agent:
         """
         for transport in self._transports.values():
             transport.register(self._staging.memory.view, chunk_bytes=self._settings.memory.chunk_bytes)
+        if self._keeper is not None:
+            await self._keeper.found(self._membership.map, within_s=self._settings.nvme.found_within_s)
         await self._steward.turn()
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
@@ -222,6 +234,8 @@ class Agent:
         Returns whether every summary write has ended. While the store is away, the lease has to run out.
         """
         await self._loops.stop()
+        if self._keeper is not None:
+            await self._keeper.stop()
         has_ended = await self._steward.close()
         self._owners.unregister(self.id)
         try:
@@ -280,6 +294,7 @@ class Agent:
             peers=self._owners.peers(),
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
+            paths=() if self._keeper is None else self._keeper.status(),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
@@ -293,6 +308,8 @@ class Agent:
 
     def _on_map(self, fabric_map: FabricMap) -> None:
         self._owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
+        if self._keeper is not None:
+            self._keeper.see(fabric_map)
         before = self._routes
         if fabric_map.revision != before.map.revision:
             self._handed_over.on_map(before.map, fabric_map)

@@ -23,6 +23,8 @@ from ostraca_fabric.wire.messages import (
     EndSession,
     Explain,
     Explained,
+    FlashWork,
+    FlashWorked,
     Get,
     Inspect,
     Lookup,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.neighbours import Neighbours
+    from ostraca_dpu_agent.paths.flash_work import FlashWorker
     from ostraca_dpu_agent.settings import RequestSettings
     from ostraca_dpu_agent.volumes import ServedVolume, Volumes
     from ostraca_fabric.connection import ServerConnection
@@ -54,16 +57,18 @@ if TYPE_CHECKING:
         AgentAnswer,
         AgentRequest,
         AnswerToAgent,
+        AnswerToOperator,
         GetProgress,
         Hello,
+        OperatorRequest,
         OwnerNotice,
         Settled,
         WorkerNotice,
         WorkerRequest,
     )
 
-    Request = WorkerRequest | AgentRequest
-    Answer = AgentAnswer | AnswerToAgent
+    Request = WorkerRequest | AgentRequest | OperatorRequest
+    Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
     BlockRequest = Lookup | Get | Put | Prefetch
 
 log = logging.getLogger(__name__)
@@ -148,14 +153,18 @@ class Sessions:
         volumes: Volumes,
         transports: Mapping[str, Transport],
         status: Callable[[], AgentStatus],
+        flash: FlashWorker | None,
     ) -> None:
-        """Serve workers through *mover*, agents through *neighbours*."""
+        """Serve workers through *mover*, agents through *neighbours*, operators through *flash*; None where
+        this host has no paths of its own.
+        """
         self._settings = settings
         self._mover = mover
         self._neighbours = neighbours
         self._volumes = volumes
         self._transports = transports
         self._status = status
+        self._flash = flash
         self._sessions: dict[ServerConnection, Session] = {}
         self._gone: list[Session] = []
         """Those whose connection is gone and whose transfers, when it went, were not."""
@@ -198,6 +207,8 @@ class Sessions:
                 return self._neighbours.prefetch(request, connection.cancelled(request.request))
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
+            case FlashWork():
+                return self._flash_worked(request)
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain():
                 return self._of_worker(self._sessions[connection], request)
             case SettlePast():
@@ -246,6 +257,12 @@ class Sessions:
             waiting: list[asyncio.Future[Any]] = [*moving, stopped]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return PastSettled(request.request)
+
+    async def _flash_worked(self, request: FlashWork) -> FlashWorked:
+        if self._flash is None:
+            raise RefusedError("no_paths", "this agent keeps no paths: its drives are those of `ostraca up`")
+        answer = await self._flash.answer(request.body, request.deadline_s)
+        return FlashWorked(request.request, msgspec.msgpack.encode(answer))
 
     async def _of_worker(self, session: Session, request: OpenVolume | Explain | BlockRequest) -> AgentAnswer:
         with labelled(label_of(session.worker, request.request)):

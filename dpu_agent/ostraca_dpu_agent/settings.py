@@ -15,6 +15,7 @@ from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.target import check_nqn
 
 MIB = 1 << 20
 BLOCKS_PER_SHARD_LEAST = 1024
@@ -187,6 +188,37 @@ class RequestSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NvmeSettings:
+    """How this host reaches enclosures."""
+
+    host_nqn: str = ""
+    """The NQN by which enclosures know this host; empty: one made of the agent's name. Enclosures list it
+    among the hosts that they let in."""
+
+    secrets_dir: str = "/etc/ostraca/nvme-secrets"
+    """Where DH-HMAC-CHAP secrets lie, a file each, by the name that an enclosure was registered with. Nobody
+    else may read them."""
+
+    turn_s: float = 2.0
+    """How often the paths to each enclosure are looked at. A path that was lost is the kernel's to bring
+    back; a drive that turns up elsewhere is opened there after so long."""
+
+    found_within_s: float = 20.0
+    """How long an agent that starts waits for its paths before it serves what it has."""
+
+    hold_s: float = 300.0
+    """How long an enclosure that was looked at, and is not in the map, stays connected."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work."""
+        if self.host_nqn:
+            check_nqn(self.host_nqn)
+        if min(self.turn_s, self.found_within_s, self.hold_s) <= 0:
+            message = "turn_s, found_within_s and hold_s are times above 0"
+            raise UsageError(message)
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of one agent."""
 
@@ -199,6 +231,7 @@ class AgentSettings:
     """Of each drive."""
 
     http: HttpSettings = field(default_factory=HttpSettings)
+    nvme: NvmeSettings = field(default_factory=NvmeSettings)
 
     events_max: int = 65_536
     """Events that `ostraca explain` can tell of, 59 bytes each: 3.9 MB. An event is one block looked up, got,

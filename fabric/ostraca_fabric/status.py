@@ -144,6 +144,26 @@ class DriveStatus(msgspec.Struct, frozen=True):
     """Submitted and not ended."""
 
 
+class PathStatus(msgspec.Struct, frozen=True):
+    """One controller of an enclosure, as one agent's host reaches it."""
+
+    controller: str
+    is_live: bool
+    detail: str = ""
+
+
+class EnclosurePathStatus(msgspec.Struct, frozen=True):
+    """An enclosure of the map, as one agent's host reaches it."""
+
+    enclosure: str
+    drives: int
+    """Those that can be opened."""
+
+    paths: tuple[PathStatus, ...] = ()
+    trouble: str = ""
+    """Why nothing of it can be reached, as a clause; empty while something can."""
+
+
 class AskCounters(msgspec.Struct):
     """How requests to another agent ended. Those that their askers gave up are in none of the counts."""
 
@@ -300,3 +320,5 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     membership: MembershipStatus = MembershipStatus()
     claims: ClaimCounters = msgspec.field(default_factory=ClaimCounters)
+    paths: tuple[EnclosurePathStatus, ...] = ()
+    """Every enclosure that is reached by NVMe-oF, or as files with a target."""

@@ -19,6 +19,7 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.owner.core import ShardCore, ShardSettings
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
+from ostraca_dpu_agent.steward.attaching import Opening
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.file_drive import FileDrive
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
@@ -131,7 +132,7 @@ async def test_an_owner_says_what_its_index_had_no_room_for(
         membership=membership,
         owner=owner,
         drives=drives,
-        open_drive=lambda _: drive,
+        opening=Opening(lambda _: drive),
         clock=lambda: 0.0,
     )
     try:

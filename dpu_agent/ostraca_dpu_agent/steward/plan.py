@@ -59,6 +59,12 @@ class Observed:
     held_off: frozenset[DriveId] = frozenset()
     """Drives whose reads are held off for now. Nothing that lies there is claimed, nor room kept for it."""
 
+    waiting: frozenset[DriveId] = frozenset()
+    """Drives that are not to be attached yet: there is no path to them."""
+
+    moved: frozenset[DriveId] = frozenset()
+    """Drives that are attached, and that the map has no longer, or has elsewhere."""
+
     unowned_s: Mapping[ShardId, float] = field(default_factory=dict)
     """How long each shard has been without an owner, as far as this agent has watched."""
 
@@ -86,6 +92,13 @@ class Attach:
     """Open the path to a drive, so that this agent's mover reads and writes it."""
 
     drive: DriveRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Let a drive go that the map has no longer, or that turned up elsewhere."""
+
+    drive: DriveId
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ class HandOver:
     shard: ShardId
 
 
-Step = Join | Attach | Serve | Reclaim | Stop | GiveBack | HandOver
+Step = Join | Attach | Detach | Serve | Reclaim | Stop | GiveBack | HandOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +171,10 @@ def plan(observed: Observed) -> Plan:
         Attach(drive)
         for enclosure in fabric_map.enclosures.values()
         for drive in enclosure.drives
-        if drive.id not in observed.attached
+        if drive.id not in observed.attached | observed.waiting
     ]
-    reachable = (observed.attached | {step.drive.id for step in attach}) - observed.broken
+    attached = observed.attached | {step.drive.id for step in attach}
+    reachable = attached - observed.broken - observed.moved
     readable = reachable - observed.held_off
     stop = list(_to_stop(observed))
     stopped = frozenset(step.shard for step in stop)
@@ -180,7 +194,9 @@ def plan(observed: Observed) -> Plan:
     serve = [step for step in own if isinstance(step, Serve)]
     serve = sorted([*serve, *_fall_to_us(observed, free, owned)], key=lambda step: step.shard.id)
     hand_over = [] if stop or serve or reclaim else list(_to_hand_over(observed, owned))
-    steps: tuple[Step, ...] = (*stop, *give_back, *reclaim, *attach, *serve, *hand_over)
+    in_use = {drive_of(shard) for shard in observed.served | observed.leaving}
+    detach = [Detach(drive) for drive in sorted(observed.moved - in_use)]
+    steps: tuple[Step, ...] = (*stop, *give_back, *reclaim, *detach, *attach, *serve, *hand_over)
     return Plan(steps, _sentence(observed, steps))
 
 
@@ -198,10 +214,11 @@ def _with_own(
 
 
 def _to_stop(observed: Observed) -> Iterator[Stop]:
+    known = {shard.id for shard in observed.map.shards()}
     for shard in sorted(observed.served):
         if observed.map.owner(shard) is not None and not _is_ours(observed, shard):
             yield Stop(shard)
-        elif drive_of(shard) in observed.broken:
+        elif drive_of(shard) in observed.broken | observed.moved or shard not in known:
             yield Stop(shard, gives_back=True)
 
 
@@ -266,6 +283,8 @@ def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
     failed = f"; {len(observed.failed)} could not be opened" if observed.failed else ""
     if observed.broken:
         failed += f"; I leave {len(observed.broken)} drives alone that have failed"
+    if observed.waiting:
+        failed += f"; I have no path to {len(observed.waiting)} drives"
     if not steps:
         served = len(observed.served)
         return f"I serve {served} of the fabric's {shards} shards and have nothing to change{failed}."
@@ -274,9 +293,10 @@ def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
     )
     words = {
         "Stop": "stop serving {} shards that another agent owns",
-        "give back": "stop serving {} shards whose drives have failed",
+        "give back": "stop serving {} shards whose drives have failed or are gone",
         "GiveBack": "give back {} shards that I can't serve",
         "Reclaim": "claim {} shards again that I serve and whose claims ran out with my lease",
+        "Detach": "let {} drives go that are no longer there",
         "Attach": "attach {} drives that are new in the map",
         "Serve": "claim {} shards that nobody owns and that fall to me",
         "HandOver": "hand over {} shard, because I own more than my share",

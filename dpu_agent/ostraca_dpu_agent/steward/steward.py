@@ -11,9 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
+from ostraca_dpu_agent.steward.attaching import Attaching, Opening
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
+    Detach,
     GiveBack,
     HandOver,
     Join,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.steward.plan import Step
     from ostraca_fabric.adapters.guarded_drive import GuardedDrive
-    from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, FabricMap, ShardRecord
+    from ostraca_fabric.fabric_map import AgentRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.membership import Claimed, Membership
 
@@ -68,18 +70,16 @@ class Steward:
         membership: Membership,
         owner: OwnerService,
         drives: dict[DriveId, GuardedDrive],
-        open_drive: Callable[[DriveRecord], GuardedDrive],
+        opening: Opening,
         clock: Callable[[], float],
     ) -> None:
-        """Fill *drives* and ``owner.shards``; *open_drive* opens the path to a drive and raises
-        OstracaError.
-        """
+        """Fill *drives* and ``owner.shards``."""
         self._agent = agent
         self._settings = settings
         self._membership = membership
         self._owner = owner
         self._drives = drives
-        self._open_drive = open_drive
+        self._attaching = Attaching(agent.id, drives, opening, clock=clock, again_s=settings.open_again_s)
         self._clock = clock
         self._failed: dict[ShardId, tuple[int, float]] = {}
         """The placement epoch in which a shard could not be opened, and when to try again in it."""
@@ -169,6 +169,8 @@ class Steward:
                 drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
             ),
             held_off=frozenset(drive.id for drive in self._drives.values() if drive.refuses_reads),
+            waiting=self._attaching.waiting(fabric_map),
+            moved=self._attaching.moved(fabric_map),
             unowned_s={shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
             is_busy=bool(self._recoveries or self._handing_over),
         )
@@ -221,6 +223,12 @@ class Steward:
         fabric_map = self._membership.map
         others = set(fabric_map.agents) - {self._agent.id}
         return not others or all(fabric_map.owner(shard) in others for shard in shards)
+
+    async def _stop_as(self, step: Stop) -> None:
+        if not step.gives_back:
+            self.standing.lost(step.shard)
+        if await self._stop(step.shard) and step.gives_back:
+            await self._released(step.shard)
 
     def _until_next_turn_s(self) -> float:
         """Look sooner while it may soon be our turn to claim what nobody owns."""
@@ -293,28 +301,21 @@ class Steward:
                 self.standing.joining()
                 await self._membership.join(self._agent)
             case Attach(drive):
-                self._attach(drive)
+                await self._attaching.attach(drive, self._membership.map)
+            case Detach(drive_id):
+                self._attaching.detach(drive_id)
             case Serve(shard):
                 await self._serve(shard)
             case Reclaim(shard_id):
                 await self._reclaim(shard_id)
-            case Stop(shard_id, gives_back=gives_back):
-                if not gives_back:
-                    self.standing.lost(shard_id)
-                if await self._stop(shard_id) and gives_back:
-                    await self._released(shard_id)
+            case Stop():
+                await self._stop_as(step)
             case GiveBack(shard_id):
                 await self._released(shard_id)
             case HandOver(shard_id):
                 self._tasks.spawn(self._hand_over(shard_id))
             case _:
                 assert_never(step)
-
-    def _attach(self, drive: DriveRecord) -> None:
-        try:
-            self._drives[drive.id] = self._open_drive(drive)
-        except OstracaError as error:
-            log.warning("%s can't attach drive %s: %s", self._agent.id, drive.id, error)
 
     async def _serve(self, record: ShardRecord) -> None:
         """Claim a shard and begin to recover it. Blocks can be got as soon as their summaries are read."""

@@ -109,7 +109,7 @@ class GuardedDrive:
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make everything written before durable, as the port says; not while writes are held off."""
-        number = self.health.begin(self._clock(), Kind.WRITE, 0)
+        number = None if self._is_closed else self.health.begin(self._clock(), Kind.WRITE, 0)
         if number is None:
             return _refused(False)  # noqa: FBT003 - the result
         flushed = self._drive.submit_flush()
@@ -147,13 +147,15 @@ class GuardedDrive:
         self._drive.close()
 
     def unwatch(self) -> None:
-        """Watch no more, and leave the drive open: somebody else closes it."""
+        """Watch no more, begin nothing any more, and leave the drive open: somebody else closes it."""
         self._is_closed = True
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
 
     def _begin(self, kind: Kind, pieces: Pieces) -> int | None:
+        if self._is_closed:
+            return None
         return self.health.begin(self._clock(), kind, int(pieces.lengths.sum(dtype=np.int64)))
 
     def _watched(

@@ -25,10 +25,12 @@ from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
     AnswerToAgent,
+    AnswerToOperator,
     Cancel,
     Fetch,
     GetProgress,
     Hello,
+    OperatorRequest,
     OwnerNotice,
     Refused,
     Settled,
@@ -39,8 +41,8 @@ from ostraca_fabric.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | AgentRequest
-Answer = AgentAnswer | AnswerToAgent
+Request = WorkerRequest | AgentRequest | OperatorRequest
+Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
 Aside = GetProgress | Settled | Fetch
 """What an agent says about a request beside its answer."""
 

@@ -48,11 +48,13 @@ from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
     AnswerToAgent,
+    AnswerToOperator,
     Cancel,
     Damage,
     EndSession,
     Failed,
     Hello,
+    OperatorRequest,
     OwnerNotice,
     Ping,
     Pong,
@@ -66,9 +68,9 @@ from ostraca_fabric.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | AgentRequest
+Request = WorkerRequest | AgentRequest | OperatorRequest
 Notice = WorkerNotice | OwnerNotice
-Answer = AgentAnswer | AnswerToAgent
+Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
 
 _ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
     WORKER: codec.FROM_WORKER,

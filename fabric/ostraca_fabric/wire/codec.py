@@ -17,13 +17,14 @@ from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
     AnswerToAgent,
+    AnswerToOperator,
     AnyMessage,
     Cancel,
-    Failed,
     Fetch,
     GetProgress,
     Hello,
     Message,
+    OperatorRequest,
     OwnerNotice,
     Ping,
     Pong,
@@ -86,8 +87,8 @@ FROM_WORKER: MessageDecoder[WorkerRequest | WorkerNotice | Cancel] = MessageDeco
 FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
     AgentRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"
 )
-FROM_OPERATOR: MessageDecoder[Ping | Status | Cancel] = MessageDecoder(
-    Ping | Status | Cancel, sender="an operator"
+FROM_OPERATOR: MessageDecoder[OperatorRequest | Cancel] = MessageDecoder(
+    OperatorRequest | Cancel, sender="an operator"
 )
 
 HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
@@ -101,8 +102,8 @@ TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Refused]
 TO_AGENT: MessageDecoder[AnswerToAgent | Pong | StatusDone | Refused] = MessageDecoder(
     AnswerToAgent | Pong | StatusDone | Refused, sender="an agent that was asked by an agent"
 )
-TO_OPERATOR: MessageDecoder[Pong | StatusDone | Failed | Refused] = MessageDecoder(
-    Pong | StatusDone | Failed | Refused, sender="an agent that was asked by an operator"
+TO_OPERATOR: MessageDecoder[AnswerToOperator | Refused] = MessageDecoder(
+    AnswerToOperator | Refused, sender="an agent that was asked by an operator"
 )
 
 

@@ -593,6 +593,27 @@ class PrefetchFor(Message, frozen=True, tag=50):
     label: str = ""
 
 
+# --- operator to agent
+# --------------------------------------------------------------------------------------------------
+
+
+class FlashWork(Message, frozen=True, tag=54):
+    """Do something with drives that are not in the map yet. ``body``: a ``FlashAsk`` as msgpack
+    (``ostraca_fabric.wire.flash_work``).
+    """
+
+    request: int
+    deadline_s: float
+    body: bytes
+
+
+class FlashWorked(Message, frozen=True, tag=55):
+    """``body``: a ``FlashAnswer`` as msgpack."""
+
+    request: int
+    body: bytes
+
+
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | Status | Explain
 WorkerNotice = EndSession
 AgentAnswer = (
@@ -612,6 +633,8 @@ OwnerAnswer = Resolved | Reserved | Committed | Inspected | ShardsPassed | Faile
 OwnerNotice = Release | Damage | SessionEnded
 AgentRequest = OwnerRequest | PrefetchFor
 AnswerToAgent = OwnerAnswer | PrefetchDone
+OperatorRequest = Ping | Status | FlashWork
+AnswerToOperator = Pong | StatusDone | FlashWorked | Failed
 
 AnyMessage = (
     Hello
@@ -627,4 +650,6 @@ AnyMessage = (
     | AgentRequest
     | OwnerAnswer
     | OwnerNotice
+    | FlashWork
+    | FlashWorked
 )

@@ -17,6 +17,7 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
+from ostraca_dpu_agent.steward.attaching import Opening
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
@@ -105,7 +106,7 @@ class Stewarded:
             membership=self.membership,
             owner=self.owner,
             drives=self.drives,
-            open_drive=self._open,
+            opening=Opening(self._open),
             clock=clock,
         )
 
