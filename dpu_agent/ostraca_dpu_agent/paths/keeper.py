@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.ports.paths import PathError
 from ostraca_fabric.status import EnclosurePathStatus, PathStatus
 from ostraca_fabric.tasks import Tasks
@@ -49,14 +50,14 @@ class PathKeeper:
         paths: Paths,
         *,
         secret_of: Callable[[str], str],
-        is_open: Callable[[Target, Mapping[str, Namespace]], bool],
+        is_open: Callable[[Mapping[str, Namespace]], bool],
         clock: Callable[[], float],
         turn_s: float,
         hold_s: float,
     ) -> None:
         """Look at each enclosure every *turn_s*. *secret_of* returns the secret of a name, and raises
-        OstracaError; *is_open* says whether this agent has one of these drives open. Whoever was looked at is
-        left alone for *hold_s* after that.
+        OstracaError; *is_open* says whether one of these drives, by NGUID, is open here. Whoever was looked
+        at is left alone for *hold_s* after that.
         """
         self.paths = paths
         self.secret_of = secret_of
@@ -136,7 +137,7 @@ class PathKeeper:
         try:
             found = await self.paths.connect(kept.target, self.secret_of(kept.target.secret))
             kept.namespaces = {each.nguid: each for each in found}
-        except PathError as error:
+        except OstracaError as error:  # its secret may be lacking as well
             trouble = str(error)
         if not trouble and not kept.namespaces:
             trouble = "it lets this host in, and shows no drive: does its daemon run?"
@@ -152,7 +153,7 @@ class PathKeeper:
 
     async def _leave(self, kept: _Kept) -> None:
         """Disconnect once nothing of it is open here, and nobody looks at it."""
-        while self._is_open(kept.target, kept.namespaces) or self._is_held(kept.target):
+        while self._is_open(kept.namespaces) or self._is_held(kept.target):
             await asyncio.sleep(self._turn_s)
             if any(other.target.nqn == kept.target.nqn for other in self._kept.values()):
                 return

@@ -130,8 +130,8 @@ class Formatted(msgspec.Struct, frozen=True, tag="formatted"):
 FlashAsk = Look | Probe | Format
 FlashAnswer = Looked | Probed | Formatted
 
-_ask = msgspec.msgpack.Decoder(FlashAsk)
-_answer = msgspec.msgpack.Decoder(FlashAnswer)
+_ask: msgspec.msgpack.Decoder[FlashAsk] = msgspec.msgpack.Decoder(FlashAsk)
+_answer: msgspec.msgpack.Decoder[FlashAnswer] = msgspec.msgpack.Decoder(FlashAnswer)
 
 
 def read_ask(body: bytes) -> FlashAsk:

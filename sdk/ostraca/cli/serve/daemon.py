@@ -8,20 +8,24 @@ import asyncio
 import logging
 import os
 import random
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostraca.cli.serve.secret_files import read_access, read_fabric_key
+from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_nvme_secret
 from ostraca.cli.serve.store import opened, patiently
 from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.adapters.file_paths import FilePaths as TargetPaths
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.network_owners import NetworkOwners
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
-from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.errors import DriveError, FormatError, MembershipError
+from ostraca_fabric.target import NQN_PREFIX
 from ostraca_fabric.tls import Tls, TlsFiles
 from ostraca_fabric.wire.address import TcpAddress, TlsAddress, parse_address
 
@@ -60,6 +64,18 @@ class AgentDaemon:
         self._owners: NetworkOwners | None = None
         self._transports: dict[str, Transport] = {}
         self._drives: dict[DriveId, Drive] = {}
+        self._nguids: dict[DriveId, str] = {}
+        """Of the drives that are open."""
+
+        nvme = settings.nvme
+        self._keeper = PathKeeper(
+            TargetPaths(nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"),
+            secret_of=lambda name: read_nvme_secret(Path(nvme.secrets_dir), name),
+            is_open=lambda namespaces: not namespaces.keys().isdisjoint(self._nguids.values()),
+            clock=time.monotonic,
+            turn_s=nvme.turn_s,
+            hold_s=nvme.hold_s,
+        )
         self.agent: Agent | None = None
 
     @property
@@ -112,6 +128,8 @@ class AgentDaemon:
             owners=self._owners,
             transports=self._transports,
             open_drive=self._open_drive,
+            close_drive=self._close_drive,
+            keeper=self._keeper,
             clock=time.monotonic,
             network=self._network,
             reached_at=self.reached_at,
@@ -188,8 +206,18 @@ class AgentDaemon:
     def _open_drive(self, record: DriveRecord) -> Drive:
         if record.id not in self._drives:
             settings = DriveSettings(has_volatile_cache=True if self._settings.flushes else None)
-            self._drives[record.id] = FileDrive.open(record.id, record.path, settings)
+            device = self._keeper.device_of(record)
+            if not device:
+                raise DriveError(f"this host has no path to drive {record.id}, which is {record.nguid}")
+            self._drives[record.id] = FileDrive.open(record.id, device, settings)
+            self._nguids[record.id] = record.nguid
         return self._drives[record.id]
+
+    def _close_drive(self, drive: DriveId) -> None:
+        """Let a drive go. What it still has to do may never end, so nobody waits for that."""
+        self._nguids.pop(drive, None)
+        if (opened := self._drives.pop(drive, None)) is not None:
+            threading.Thread(target=opened.close, name=f"closes-{drive}", daemon=True).start()
 
 
 def _address_of(membership: EtcdMembership, agent: AgentId) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ SECRET_BYTES_MAX = 1 << 20
 TOKEN_CHARACTERS_LEAST = 16
 """Shorter ones can be guessed."""
 
+_DHCHAP = "DHHC-1:"
+"""What a secret begins with: NVMe TCP transport specification, "NVMe-oF in-band authentication"."""
+
 _GROUPS = ("fabric", "tokens", "users")
 
 
@@ -62,6 +65,20 @@ def read_fabric_key(path: Path) -> bytes:
             "fabric was made with"
         )
     return key
+
+
+def read_nvme_secret(directory: Path, name: str) -> str:
+    """Return the DH-HMAC-CHAP secret that an enclosure was registered with the *name* of; empty for none.
+
+    Raises FormatError and UsageError.
+    """
+    if not name:
+        return ""
+    path = directory / checked_name("secret", name)
+    secret = read_secret(path).decode(errors="replace").strip()
+    if not secret.startswith(_DHCHAP) or not secret.endswith(":") or not secret.isascii() or " " in secret:
+        raise FormatError(f"{path} holds no DH-HMAC-CHAP secret: one is made by `nvme gen-dhchap-key`")
+    return secret
 
 
 def read_access(path: Path, own_uid: int) -> Access:
