@@ -290,7 +290,10 @@ class Agent:
                 if agent.addresses
             ),
             operations=self._mover.counters.operations(),
-            drives=tuple(drive.status() for _, drive in sorted(self._drives.items())),
+            drives=tuple(
+                msgspec.structs.replace(drive.status(), hits=self._mover.counters.hits_on[name])
+                for name, drive in sorted(self._drives.items())
+            ),
             peers=self._owners.peers(),
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),

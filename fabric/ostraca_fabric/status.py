@@ -143,6 +143,9 @@ class DriveStatus(msgspec.Struct, frozen=True):
     queued_blocks: int = 0
     """Submitted and not ended."""
 
+    hits: int = 0
+    """Blocks that gets of this agent's workers found there."""
+
 
 class PathStatus(msgspec.Struct, frozen=True):
     """One controller of an enclosure, as one agent's host reaches it."""

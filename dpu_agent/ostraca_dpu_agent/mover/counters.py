@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ostraca_fabric.ids import DriveId
     from ostraca_fabric.status import EstimateCounters, PrefetchCounters
 
 
@@ -36,6 +38,9 @@ class Counters:
         self._estimates = estimates
         self.tallies = {operation: Tally(operation) for operation in STATES}
         self.get_hits_from_cache = 0
+        self.hits_on: Counter[DriveId] = Counter()
+        """Blocks that gets found on each drive."""
+
         self.damaged = 0
         """Blocks read from flash that failed their tag."""
 

@@ -293,7 +293,8 @@ class GetRun:
             if is_good.any():
                 arrived = positions[is_good]
                 tags = located.tags[arrived].tobytes()
-                await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags)
+                if await self._deliver(arrived, lease.offsets[is_good], lease.slot_bytes, tags):
+                    mover.counters.hits_on[drive_id] += len(arrived)
         finally:
             self._leases.discard(lease)
             mover.release(lease, reads, keep=keep)

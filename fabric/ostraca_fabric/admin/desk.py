@@ -1,0 +1,403 @@
+"""Takes changes: checks them against what is kept, writes them down with who made them, begins long work.
+
+Each change is one write of records that compares what it was decided on, with its audit entry beside it: two
+admins that decide at once are told apart by the store. Nothing here waits for flash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from ostraca_fabric import record_keys
+from ostraca_fabric.admin.errors import ConflictError, NotFoundError, PreconditionError
+from ostraca_fabric.admin.model import (
+    VERSION,
+    AuditEntry,
+    DriveUse,
+    EnclosureSpec,
+    EnclosureStatus,
+    Kind,
+    Operation,
+    Phase,
+    State,
+    Step,
+    decode,
+    encode,
+)
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.ids import EnclosureId, checked_name
+from ostraca_fabric.ports.records import ABSENT, Written
+from ostraca_fabric.target import check_nguid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostraca_fabric.ports.records import Record, Records
+
+_Kept = TypeVar("_Kept", bound=msgspec.Struct)
+
+STEPS = {
+    Kind.ONBOARD: (
+        "reachable",
+        "authenticated",
+        "identified",
+        "preflight",
+        "formatted",
+        "probed",
+        "in the map",
+    ),
+    Kind.DRAIN: ("takes nothing new", "passed over"),
+    Kind.UNDRAIN: ("takes blocks again",),
+    Kind.REPLACE: ("identified", "preflight", "formatted", "probed", "in the map"),
+    Kind.RETIRE: ("out of the map", "forgotten"),
+}
+"""Of each kind of long work, in order."""
+
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks for a change."""
+
+    name: str
+    role: str
+    action: str
+    """What was asked, as it came: ``PUT /v1/enclosures/shelf-1``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A registered enclosure as it is kept."""
+
+    spec: EnclosureSpec
+    spec_revision: int
+    status: EnclosureStatus
+    status_revision: int
+    operation: Operation
+    operation_revision: int
+
+
+class Desk:
+    """One admin's."""
+
+    def __init__(self, records: Records, *, unix_s: Callable[[], float], new_id: Callable[[], str]) -> None:
+        """Keep everything in *records*. *unix_s* tells the time, for people; *new_id* makes ids that begin
+        with it, so that they are in order.
+        """
+        self._records = records
+        self._unix_s = unix_s
+        self._new_id = new_id
+
+    # ------------------------------------------------------------------------------------------- enclosures
+
+    async def register(
+        self, spec: EnclosureSpec, caller: Caller, *, if_match: int | None = None
+    ) -> tuple[Kept, bool]:
+        """Register an enclosure, or change how it is reached; the same again changes nothing, and begins its
+        onboarding anew where that has failed. Return what is kept, and whether it is new.
+
+        Raises UsageError, PreconditionError, and ConflictError: another is registered under this name, one of
+        its drives is another's, or long work on it runs.
+        """
+        check_spec(spec)
+        enclosure = EnclosureId(spec.name)
+        for _ in range(_TRIES):
+            known = await self.kept(enclosure)
+            _check_match(if_match, None if known is None else known.spec_revision)
+            if known is not None and known.spec == spec and known.operation.state is not State.FAILED:
+                return known, False
+            if known is not None:
+                _check_changeable(known, spec)
+            if await self._registered(spec, known, caller):
+                kept = await self.kept(enclosure)
+                if kept is not None:
+                    return kept, known is None
+        raise ConflictError(f"others change enclosure {enclosure} all the time: ask again")
+
+    async def _registered(self, spec: EnclosureSpec, known: Kept | None, caller: Caller) -> bool:
+        enclosure = EnclosureId(spec.name)
+        named = {record_keys.nguid(nguid): nguid for nguid in spec.drives}
+        uses = await self._records.get_many(list(named))
+        for key, nguid in named.items():
+            if key in uses and (other := decode(uses[key].value, DriveUse)).enclosure != enclosure:
+                raise ConflictError(
+                    f"drive {nguid} is one of enclosure {other.enclosure}: retire it there first, or "
+                    "leave it out"
+                )
+        use = encode(DriveUse(VERSION, enclosure, ""))
+        changes = [Written(record_keys.spec(enclosure), encode(spec))]
+        changes += [Written(key, use) for key in named if key not in uses]
+        unchanged = {
+            record_keys.spec(enclosure): ABSENT if known is None else known.spec_revision,
+            **{key: uses[key].revision if key in uses else ABSENT for key in named},
+        }
+        is_ready = known is not None and known.status.phase is not Phase.ONBOARDING
+        operation = self._operation(Kind.ONBOARD, enclosure, caller)
+        if is_ready:  # how it is reached has changed: of its steps the last is what is left
+            done = tuple(
+                msgspec.structs.replace(each, state=State.DONE, message="it was onboarded before")
+                if each.name in ("preflight", "formatted", "probed")
+                else each
+                for each in operation.steps
+            )
+            operation = msgspec.structs.replace(operation, steps=done)
+        before = EnclosureStatus(VERSION, Phase.ONBOARDING, "") if known is None else known.status
+        return await self._begin(operation, before, known, changes, unchanged, caller)
+
+    async def drain(
+        self, enclosure: EnclosureId, caller: Caller, *, if_match: int | None = None, force: bool = False
+    ) -> Operation:
+        """Let an enclosure take no new blocks, and wait until nothing of it is looked up.
+
+        With *force* it does so though as many placement epochs as may be are still asked.
+        """
+        return await self._long_work(
+            Kind.DRAIN, enclosure, caller, {Phase.READY, Phase.DRAINING}, if_match=if_match, force=force
+        )
+
+    async def undrain(
+        self, enclosure: EnclosureId, caller: Caller, *, if_match: int | None = None, force: bool = False
+    ) -> Operation:
+        """Let an enclosure that is drained, or being drained, take blocks again."""
+        return await self._long_work(
+            Kind.UNDRAIN, enclosure, caller, {Phase.DRAINING, Phase.DRAINED}, if_match=if_match, force=force
+        )
+
+    async def retire(
+        self, enclosure: EnclosureId, caller: Caller, *, if_match: int | None = None, force: bool = False
+    ) -> Operation:
+        """Take an enclosure out of the fabric: a drained one, one that never came in, or with *force* any,
+        and then its blocks are lost.
+        """
+        phases = set(Phase) if force else {Phase.DRAINED, Phase.ONBOARDING}
+        return await self._long_work(Kind.RETIRE, enclosure, caller, phases, if_match=if_match, force=force)
+
+    async def replace(
+        self,
+        enclosure: EnclosureId,
+        drive: str,
+        caller: Caller,
+        *,
+        replacement: str = "",
+        wipe: Sequence[str] = (),
+        if_match: int | None = None,
+        force: bool = False,
+    ) -> Operation:
+        """Use another drive in one's place; what the old one holds is lost."""
+        for nguid in (*wipe, *([replacement] if replacement else [])):
+            check_nguid(nguid)
+        known = await self._known(enclosure)
+        if not any(each.name == drive for each in known.status.drives):
+            names = ", ".join(each.name for each in known.status.drives)
+            raise NotFoundError(f"enclosure {enclosure} has no drive {drive}: it has {names or 'none yet'}")
+        return await self._long_work(
+            Kind.REPLACE,
+            enclosure,
+            caller,
+            {Phase.READY, Phase.DRAINING, Phase.DRAINED},
+            if_match=if_match,
+            force=force,
+            about=(drive, replacement, tuple(wipe)),
+        )
+
+    async def _long_work(
+        self,
+        kind: Kind,
+        enclosure: EnclosureId,
+        caller: Caller,
+        phases: set[Phase],
+        *,
+        if_match: int | None,
+        force: bool,
+        about: tuple[str, str, tuple[str, ...]] = ("", "", ()),
+    ) -> Operation:
+        drive, replacement, wipe = about
+        for _ in range(_TRIES):
+            known = await self._known(enclosure)
+            _check_match(if_match, known.spec_revision)
+            running = known.operation if known.operation.state is State.RUNNING else None
+            if running is not None and (running.kind, running.drive) == (kind, drive):
+                return running
+            if known.status.phase not in phases:
+                raise ConflictError(_not_now(kind, enclosure, known.status.phase))
+            if running is not None and not _may_cancel(kind, running.kind, force=force):
+                raise ConflictError(
+                    f"{running.kind.value} of enclosure {enclosure} runs (operation {running.id}): wait "
+                    "for it"
+                )
+            operation = msgspec.structs.replace(
+                self._operation(kind, enclosure, caller),
+                drive=drive,
+                replacement=replacement,
+                wipe=wipe,
+                force=force,
+            )
+            changes, unchanged = list[Written](), {record_keys.spec(enclosure): known.spec_revision}
+            if await self._begin(operation, known.status, known, changes, unchanged, caller):
+                return operation
+        raise ConflictError(f"others change enclosure {enclosure} all the time: ask again")
+
+    async def _begin(
+        self,
+        operation: Operation,
+        status: EnclosureStatus,
+        known: Kept | None,
+        changes: list[Written],
+        unchanged: dict[str, int],
+        caller: Caller,
+    ) -> bool:
+        """Write long work down, with the end of what ran before."""
+        enclosure = EnclosureId(operation.enclosure)
+        changes += [
+            Written(
+                record_keys.status(enclosure),
+                encode(msgspec.structs.replace(status, operation=operation.id)),
+            ),
+            Written(record_keys.operation(operation.id), encode(operation)),
+            self._audited(caller, enclosure, f"{operation.kind.value} {operation.id}"),
+        ]
+        unchanged[record_keys.status(enclosure)] = ABSENT if known is None else known.status_revision
+        if known is not None and known.operation.state is State.RUNNING:
+            cancelled = msgspec.structs.replace(
+                known.operation,
+                state=State.CANCELLED,
+                message=f"{operation.kind.value} was asked for ({operation.id})",
+                ended_unix_s=self._unix_s(),
+            )
+            changes.append(Written(record_keys.operation(cancelled.id), encode(cancelled)))
+            unchanged[record_keys.operation(cancelled.id)] = known.operation_revision
+        return await self._records.write(changes, unchanged=unchanged) is not None
+
+    # --------------------------------------------------------------------------------------------- read
+
+    async def kept(self, enclosure: EnclosureId) -> Kept | None:
+        """Return what is kept of an enclosure, None when it is not registered."""
+        at_spec, at_status = record_keys.spec(enclosure), record_keys.status(enclosure)
+        found = await self._records.get_many([at_spec, at_status])
+        if at_spec not in found or at_status not in found:
+            return None
+        status = decode(found[at_status].value, EnclosureStatus)
+        operation = await self._records.get(record_keys.operation(status.operation))
+        if operation is None:  # it was forgotten between the two reads
+            return None
+        return Kept(
+            decode(found[at_spec].value, EnclosureSpec),
+            found[at_spec].revision,
+            status,
+            found[at_status].revision,
+            decode(operation.value, Operation),
+            operation.revision,
+        )
+
+    async def enclosures(self, *, after: str = "", limit: int) -> list[Kept]:
+        """Return registered enclosures by name."""
+        behind = record_keys.spec(EnclosureId(after)) if after else ""
+        listed = await self._records.below(record_keys.SPECS, after=behind, limit=limit)
+        names = (EnclosureId(record.key.removeprefix(record_keys.SPECS)) for record in listed)
+        return [kept for name in names if (kept := await self.kept(name)) is not None]
+
+    async def operation(self, operation: str) -> Operation:
+        """Return long work. Raises NotFoundError."""
+        record = await self._records.get(record_keys.operation(operation))
+        if record is None:
+            raise NotFoundError(f"there is no operation {operation}")
+        return decode(record.value, Operation)
+
+    async def operations(self, *, after: str = "", limit: int) -> list[Operation]:
+        """Return long work, the oldest first."""
+        return await self._listed(record_keys.OPERATIONS, after, limit, Operation)
+
+    async def audit(self, *, after: str = "", limit: int) -> list[AuditEntry]:
+        """Return who changed what, the oldest first."""
+        return await self._listed(record_keys.AUDIT, after, limit, AuditEntry)
+
+    async def _listed(self, prefix: str, after: str, limit: int, kind: type[_Kept]) -> list[_Kept]:
+        behind = f"{prefix}{after}" if after else ""
+        listed: tuple[Record, ...] = await self._records.below(prefix, after=behind, limit=limit)
+        return [decode(record.value, kind) for record in listed]
+
+    async def _known(self, enclosure: EnclosureId) -> Kept:
+        known = await self.kept(enclosure)
+        if known is None:
+            raise NotFoundError(f"no enclosure {enclosure} is registered")
+        return known
+
+    # ------------------------------------------------------------------------------------------- written
+
+    def _operation(self, kind: Kind, enclosure: EnclosureId, caller: Caller) -> Operation:
+        steps = tuple(Step(name) for name in STEPS[kind])
+        return Operation(VERSION, self._new_id(), kind, enclosure, caller.name, self._unix_s(), steps)
+
+    def _audited(self, caller: Caller, subject: str, detail: str) -> Written:
+        entry = AuditEntry(
+            VERSION,
+            self._new_id(),
+            self._unix_s(),
+            caller.name,
+            caller.role,
+            caller.action,
+            subject,
+            detail,
+        )
+        return Written(record_keys.audit(entry.id), encode(entry))
+
+
+def check_spec(spec: EnclosureSpec) -> None:
+    """Refuse what can't be an enclosure. Raises UsageError."""
+    checked_name("enclosure", spec.name)
+    if spec.failure_domain:
+        checked_name("failure domain", spec.failure_domain)
+    if spec.secret:
+        checked_name("secret", spec.secret)
+    for nguid in (*spec.drives, *spec.wipe):
+        check_nguid(nguid)
+    if len({*spec.drives}) != len(spec.drives):
+        message = "a drive is named twice: name each once"
+        raise UsageError(message)
+    spec.target()
+
+
+def _check_match(if_match: int | None, revision: int | None) -> None:
+    if if_match is not None and if_match != (ABSENT if revision is None else revision):
+        message = "it was changed since its ETag was read: read it again, and decide anew"
+        raise PreconditionError(message)
+
+
+def _check_changeable(known: Kept, spec: EnclosureSpec) -> None:
+    """Refuse to make another enclosure of one that is registered, or to change one under way."""
+    if known.operation.state is State.RUNNING:
+        raise ConflictError(
+            f"{known.operation.kind.value} of enclosure {spec.name} runs (operation {known.operation.id}): "
+            "wait for it, or retire it"
+        )
+    if known.status.phase is Phase.ONBOARDING:
+        if known.spec.nqn != spec.nqn and any(drive.shard_bytes for drive in known.status.drives):
+            raise ConflictError(f"drives of {known.spec.nqn} were formatted already: retire it first")
+        return
+    if (known.spec.nqn, known.spec.drives) != (spec.nqn, spec.drives):
+        raise ConflictError(
+            f"enclosure {spec.name} is {known.spec.nqn} with its drives: retire it first, or register this "
+            "one under another name; single drives are replaced"
+        )
+
+
+def _may_cancel(kind: Kind, running: Kind, *, force: bool) -> bool:
+    """Whether long work of a kind ends another that runs."""
+    return (kind is Kind.UNDRAIN and running is Kind.DRAIN) or (
+        kind is Kind.RETIRE and (running is Kind.ONBOARD or force)
+    )
+
+
+def _not_now(kind: Kind, enclosure: EnclosureId, phase: Phase) -> str:
+    what = {
+        Kind.DRAIN: "only one that is ready is drained",
+        Kind.UNDRAIN: "only one that is drained takes blocks again",
+        Kind.RETIRE: "drain it first, or force it, and its blocks are lost",
+        Kind.REPLACE: "its drives are replaced once it is ready",
+        Kind.ONBOARD: "it is in the fabric",
+    }[kind]
+    return f"enclosure {enclosure} is {phase.value}: {what}"

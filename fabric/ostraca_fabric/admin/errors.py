@@ -1,0 +1,27 @@
+"""Why a change is not taken::
+
+AdminError
+├── NotFoundError      there is nothing of that name
+├── ConflictError      it is not so that this could be done: somebody was first, or something runs
+└── PreconditionError  it was changed since its ETag was read
+"""
+
+from __future__ import annotations
+
+from ostraca_fabric.errors import OstracaError
+
+
+class AdminError(OstracaError):
+    """A change was not taken; the message says what to do."""
+
+
+class NotFoundError(AdminError):
+    """There is nothing of that name."""
+
+
+class ConflictError(AdminError):
+    """It is not so that this could be done now."""
+
+
+class PreconditionError(AdminError):
+    """It was changed since it was read: read it again, and decide anew."""
