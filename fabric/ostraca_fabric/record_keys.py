@@ -10,6 +10,7 @@ OPERATIONS = "operations/"
 WORK = "work/"
 NGUIDS = "nguids/"
 AUDIT = "audit/"
+REPORTS = "reports/"
 
 
 def spec(enclosure: EnclosureId) -> str:
@@ -20,6 +21,11 @@ def spec(enclosure: EnclosureId) -> str:
 def status(enclosure: EnclosureId) -> str:
     """Where a registered enclosure is in its life, and which of its drives are used."""
     return f"{STATUSES}{enclosure}"
+
+
+def report(enclosure: EnclosureId) -> str:
+    """What an enclosure's daemon says of it: drives, health and wear. Bound to that daemon's lease."""
+    return f"{REPORTS}{enclosure}"
 
 
 def operation(operation: str) -> str:

@@ -6,6 +6,7 @@ admins that decide at once are told apart by the store. Nothing here waits for f
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +58,8 @@ STEPS = {
 """Of each kind of long work, in order."""
 
 _TRIES = 8
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +273,18 @@ class Desk:
             )
             changes.append(Written(record_keys.operation(cancelled.id), encode(cancelled)))
             unchanged[record_keys.operation(cancelled.id)] = known.operation_revision
-        return await self._records.write(changes, unchanged=unchanged) is not None
+        made = await self._records.write(changes, unchanged=unchanged)
+        if made is not None:
+            log.info(
+                "%s (%s) asked for %s of %s: %s, operation %s",
+                caller.name,
+                caller.role,
+                operation.kind.value,
+                enclosure,
+                caller.action,
+                operation.id,
+            )
+        return made is not None
 
     # --------------------------------------------------------------------------------------------- read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from ostraca_fabric.errors import UsageError
@@ -62,6 +63,14 @@ def parse_address(text: str) -> Address:
     raise UsageError(
         f"{text!r} is not an address: write unix:///path/to/socket, tcp://host:port or tls://host:port"
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host by this name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _named(host: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import time
 from contextlib import asynccontextmanager
@@ -51,6 +50,7 @@ async def http_pages(
     from ostraca_dpu_agent.pages import AgentPages, routes_of
     from ostraca_fabric.adapters.http.app import Pages
     from ostraca_fabric.adapters.http.server import HttpServer
+    from ostraca_fabric.wire.address import is_loopback
 
     loop = asyncio.get_running_loop()
     agents = {agent: AgentPages(look, loop, settings, time.monotonic) for agent, look in looks.items()}
@@ -59,7 +59,7 @@ async def http_pages(
     server = HttpServer(Pages(routes), address, settings)
     server.start()
     log.info("Pages are at %s: %s", server.url, " ".join(routes))
-    if not _is_loopback(address.host):
+    if not is_loopback(address.host):
         log.warning("HTTP listens at %s, and asks nobody who they are: keep strangers away", address.host)
     try:
         yield server.url
@@ -85,10 +85,3 @@ def _address(text: str) -> TcpAddress:
         raise UsageError(message) from error
     assert isinstance(address, TcpAddress)
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

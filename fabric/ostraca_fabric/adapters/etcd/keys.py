@@ -1,7 +1,8 @@
 """Where things lie in etcd: one function per key. Nobody else puts keys together.
 
 A fabric is everything under one prefix, which ends with a slash, so that no fabric's prefix begins another's.
-Names are checked where they are given (``ids.checked_name``), and hold no slash of their own.
+Names are checked where they are given (``ids.checked_name``), and hold no slash of their own. Where records
+beside the map lie says ``ostraca_fabric.record_keys``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
+from ostraca_fabric import record_keys
 from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.ids import AgentId, EnclosureId, PlacementEpoch, ShardId, TenantId
 
@@ -29,6 +31,12 @@ class Kind(Enum):
     GRANTS = "grants"
     VOLUME = "volumes"
     REPORT = "reports"
+    SPEC = "specs"
+    STATUS = "statuses"
+    OPERATION = "operations"
+    WORK = "work"
+    NGUID = "nguids"
+    AUDIT = "audit"
 
 
 class Keys:
@@ -94,11 +102,7 @@ class Keys:
 
     def report(self, enclosure: EnclosureId) -> bytes:
         """What an enclosure's daemon says of it: drives, health and wear. Bound to that daemon's lease."""
-        return self._under(Kind.REPORT, enclosure)
-
-    def reports(self) -> bytes:
-        """What the keys of all enclosures' reports begin with."""
-        return self._under(Kind.REPORT, "")
+        return self.prefix + record_keys.report(enclosure).encode()
 
     def kind(self, key: bytes) -> Kind | None:
         """Return what lies at a key under this prefix, None for what this release does not know."""

@@ -32,6 +32,18 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import FabricId, ShardId
     from ostraca_fabric.volume import VolumeRecord
 
+_IN_THE_MAP: frozenset[Kind | None] = frozenset(
+    {
+        Kind.META,
+        Kind.AGENT,
+        Kind.ENCLOSURE,
+        Kind.PLACEMENT,
+        Kind.EARLIER_PLACEMENT,
+        Kind.CLAIM,
+        Kind.VOLUME,
+    }
+)
+
 FIRST_PLACEMENT = PlacementEpoch(1)
 """Before any enclosure was put."""
 
@@ -99,7 +111,7 @@ class View:
             case Changed(changes):
                 if any(change.key == self._keys.meta() for change in changes):
                     self._make()
-                self._touched |= {self._take(change) for change in changes} - {Kind.GRANTS, Kind.REPORT}
+                self._touched |= {self._take(change) for change in changes} & _IN_THE_MAP
             case _:
                 assert_never(told)
         self.revision = told.revision
@@ -132,10 +144,8 @@ class View:
                 volume = self._read(change, decode_volume)
                 created = change.created if isinstance(change, Entry) else 0
                 _keep(records.volumes, change.key, None if volume is None else (created, volume))
-            case Kind.GRANTS | Kind.REPORT | None:  # for those who ask for them
+            case _:  # for those who ask for them
                 pass
-            case _:
-                assert_never(kind)
         return kind
 
     def _read(self, change: Entry | Deleted, decode: Callable[[bytes], Any]) -> Any:  # noqa: ANN401

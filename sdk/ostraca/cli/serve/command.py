@@ -1,4 +1,5 @@
-"""``ostraca serve``: the daemons of a fabric. ``serve agent`` is the one that a host runs.
+"""``ostraca serve``: the daemons of a fabric. ``serve agent`` is the one that a host runs; the others are in
+modules of their own.
 
 Exactly one line goes to stdout, when the agent is ready. Logs go to stderr. The first Ctrl-C or SIGTERM
 leaves the shards to other agents and ends in order; a second one leaves at once.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from ostraca.cli.command import Command
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.logs import add_log_options, log_to_stderr
+from ostraca.cli.serve.admin_command import add_admin
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 
 if TYPE_CHECKING:
@@ -66,9 +68,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_etcd_options(agent)
     add_settings_options(agent)
     add_log_options(agent)
+    agent.set_defaults(serve=_run_agent)
+    add_admin(daemons)
 
 
 def _run(options: argparse.Namespace) -> int:
+    code: int = options.serve(options)
+    return code
+
+
+def _run_agent(options: argparse.Namespace) -> int:
     loaded = _loaded(options)
     if options.print_settings:
         print(as_toml(loaded.settings, loaded.origins), end="")
@@ -105,7 +114,7 @@ async def _serve(settings: DaemonSettings) -> bool:
     """Run the agent until a signal; return whether every transfer has ended."""
     from ostraca.cli.serve.daemon import AgentDaemon
     from ostraca.cli.serve.reloading import Reloading
-    from ostraca.cli.serve.signals import stop_on_signals
+    from ostraca.cli.serve.signals import started, stop_on_signals
     from ostraca.cli.serve.state_directory import StateDirectory
 
     with StateDirectory(Path(settings.state_dir), f"agent {settings.agent_id()}") as state:
@@ -116,26 +125,12 @@ async def _serve(settings: DaemonSettings) -> bool:
         )
         stop = stop_on_signals(reloading.look_now)
         try:
-            if await _started(daemon, stop):
+            if await started(daemon.start(), stop):
                 await _until(stop, daemon, settings, reloading)
         finally:
             has_ended = await daemon.stop()
     log.info("Stopped.")
     return has_ended
-
-
-async def _started(daemon: AgentDaemon, stop: asyncio.Event) -> bool:
-    """Start the agent; say whether that was done before a signal came."""
-    starting = asyncio.ensure_future(daemon.start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait([starting])
-        return False
-    starting.result()
-    return True
 
 
 async def _until(

@@ -12,7 +12,8 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
 _LEFT_AT_ONCE = 130
 
@@ -36,3 +37,17 @@ def stop_on_signals(on_hangup: Callable[[], None] | None = None) -> asyncio.Even
     if on_hangup is not None:
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
     return stop
+
+
+async def started(start: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Start a daemon; say whether that was done before a signal came."""
+    starting = asyncio.ensure_future(start)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return False
+    starting.result()
+    return True

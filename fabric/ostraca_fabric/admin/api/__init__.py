@@ -1,0 +1,3 @@
+"""The admin service over HTTP: ``app`` puts it together, ``enclosures``, ``fabric`` and ``history`` are its
+paths, ``forms`` what is sent and answered, ``problems`` how it refuses, ``access`` whom it lets in.
+"""

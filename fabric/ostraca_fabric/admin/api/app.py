@@ -1,0 +1,40 @@
+"""The service put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from ostraca_fabric.admin.api import enclosures, fabric, history
+from ostraca_fabric.admin.api.problems import RESPONSES, tell_problems
+
+if TYPE_CHECKING:
+    from ostraca_fabric.admin.api.context import Context
+
+_DESCRIPTION = """
+Enclosures are onboarded, drained, repaired and retired here. Everything it keeps is in the fabric's etcd: any
+number of these services may run.
+
+Long work is an *operation*: a change answers at once, with its path in `Location`. PUTs may be repeated.
+Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
+"""
+
+
+def made_app(context: Context, *, version: str) -> FastAPI:
+    """Return the service, as ASGI."""
+    app = FastAPI(
+        title="Ostraca admin",
+        version=version,
+        description=_DESCRIPTION,
+        responses=RESPONSES,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        redirect_slashes=False,
+    )
+    app.state.context = context
+    for router in (enclosures.router, fabric.router, history.router):
+        app.include_router(router)
+    tell_problems(app)
+    return app

@@ -1,0 +1,69 @@
+"""Bodies of requests have a length, and one that is longer is not read to its end. ASGI."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.admin.api.problems import MEDIA_TYPE
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class _TooLongError(Exception):
+    """The body goes on beyond the limit."""
+
+
+class BodyLimit:
+    """Answers 413 to a body of more than *body_bytes_max*."""
+
+    def __init__(self, app: ASGIApp, *, body_bytes_max: int) -> None:
+        """Stand before *app*."""
+        self._app = app
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received, has_answered = 0, False
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._body_bytes_max:
+                raise _TooLongError
+            return message
+
+        async def sent(message: Message) -> None:
+            nonlocal has_answered
+            has_answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, sent)
+        except _TooLongError:
+            if not has_answered:
+                await self._refuse(scope, send)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        detail = f"a body has {self._body_bytes_max} bytes at most"
+        body = json.dumps(
+            {
+                "type": "about:blank",
+                "title": "Content Too Large",
+                "status": 413,
+                "detail": detail,
+                "instance": scope["path"],
+            }
+        ).encode()
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
