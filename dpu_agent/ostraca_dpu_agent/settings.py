@@ -44,7 +44,8 @@ class MemorySettings:
     little for what will be used again soon. Raise it where few prefixes serve nearly all requests."""
 
     chunk_bytes: int = 32 * MIB
-    """Unit in which slot sizes share the memory; at least the largest block."""
+    """No block lies in two chunks, so take at least the largest block; what is left at the end of each is for
+    smaller ones. A chunk is filled with slots of one size where there are chunks enough."""
 
     put_share: float = 0.5
     """The part of staging that puts may hold, so that gets never wait behind writes."""

@@ -24,7 +24,7 @@ hears no more silence than one turn's.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -58,12 +58,20 @@ class HealthSettings:
 
     overdue_s: float = 0.2
     """How long a drive that has reads to do, and no writes, may end nothing. Healthy flash answers within a
-    few ms; a get that waits longer than this for its first byte is seldom worth it. Raise it for drives that
-    spin."""
+    few ms; a get that waits longer than this for its first byte is seldom worth it. Drives that are files
+    have ``file_overdue_s``."""
 
     write_overdue_s: float = 1.0
     """The same while it has writes to do: flash that collects garbage, and file systems that write their
     journal, are silent for longer, and nobody waits for a write as long as for a read."""
+
+    file_overdue_s: float = 1.0
+    """``overdue_s`` of a drive that is a file, unless that is longer. It shares its disk with whatever else
+    the machine does: a disk that writes a few GB back can leave reads unanswered for a few tenths of a
+    second, and is well. Raise it where files lie on disks that spin."""
+
+    file_write_overdue_s: float = 2.0
+    """``write_overdue_s`` of a drive that is a file, unless that is longer."""
 
     slow_bytes_s: float = 50e6
     """What an operation moves adds to both at this rate, bytes in a second. A drive slower than that is as
@@ -95,9 +103,21 @@ class HealthSettings:
                 "is at least 1, and the second no smaller"
             )
             raise UsageError(message)
-        if min(self.overdue_s, self.write_overdue_s, self.slow_bytes_s, self.stuck_s) <= 0:
-            message = "overdue_s, write_overdue_s, slow_bytes_s and stuck_s are times and a rate above 0"
+        silences = self.overdue_s, self.write_overdue_s, self.file_overdue_s, self.file_write_overdue_s
+        if min(*silences, self.slow_bytes_s, self.stuck_s) <= 0:
+            message = (
+                "overdue_s, write_overdue_s, file_overdue_s, file_write_overdue_s, slow_bytes_s and stuck_s "
+                "are times and a rate above 0"
+            )
             raise UsageError(message)
+
+    def for_files(self) -> HealthSettings:
+        """Return what holds for a drive that is a file: the longer patience of each pair."""
+        return replace(
+            self,
+            overdue_s=max(self.overdue_s, self.file_overdue_s),
+            write_overdue_s=max(self.write_overdue_s, self.file_write_overdue_s),
+        )
 
 
 @dataclass(slots=True)

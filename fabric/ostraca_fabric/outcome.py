@@ -76,7 +76,8 @@ class Reason(IntEnum):
     NO_OWNER = 10
     """No agent owns the shard, or its owner can't be reached."""
     QUARANTINED = 11
-    """Too much memory is held by transfers not known to have ended."""
+    """Too much memory is held by transfers not known to have ended, or what they hold leaves no place for
+    blocks of this size."""
     TOO_SLOW = 12
     """Loading would have taken longer than recomputing."""
     DISCONNECTED = 13

@@ -1,18 +1,23 @@
 """Slots of one piece of memory: who may write to which bytes, and since when they are free again.
 
-Memory is cut into chunks, and each chunk into slots of one size while any of them is in use; a chunk without
-slots in use takes any size again. A slot is *free*, *taken*, or in *quarantine*: under a transfer that is not
-known to have ended. Only the word that the transfer has ended brings a slot back from quarantine; no time
-ever does (architecture §6)::
+Memory is cut into chunks. A slot of any size lies within one chunk, at a multiple of its size from where the
+chunk begins: that is a *place* for it, and it is free when all of its pages are. So slots of several sizes
+may share a chunk, and no slot keeps more from another size than the places it overlaps: less than its own
+bytes and two slots of that size together. Chunks are filled size by size while there are enough of them.
+
+A slot is *free*, *taken*, *kept* (nobody uses it, and it is dropped when others need it), or in *quarantine*:
+under a transfer that is not known to have ended. Only the word that the transfer has ended brings a slot back
+from quarantine; no time ever does (architecture §6)::
 
     free --take--> taken --quarantine(holder)--> quarantine
-      ^              |                               |
-      +-----give-----+           settle(holder)      |
-      +----------------------------------------------+
+      ^             |  |                             |
+      +----give-----+  +--keep--> kept --use--> taken
+      +----------------------drop--+                 |
+      +-----------------------settle(holder)---------+
 
 Pure bookkeeping: it knows offsets, never addresses, and touches no memory. Not thread-safe; its user holds
-the lock. The state of every slot is a byte in one array, addressed by chunk and slot, and a call for a batch
-of slots is one into C (``native/slots.c``).
+the lock. The state of every page is a byte in one array, and a call for a batch of slots is one into C
+(``native/slots.c``).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_FREE, _TAKEN, _QUARANTINE = 0, 1, 2
+_FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
 
 
 class _Pool(ctypes.Structure):
@@ -38,11 +43,11 @@ class _Pool(ctypes.Structure):
 
     _fields_ = (
         ("state", ctypes.c_void_p),
-        ("slot_bytes", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("cut_for", ctypes.c_void_p),
         ("used", ctypes.c_void_p),
         ("chunks", ctypes.c_int64),
         ("width", ctypes.c_int64),
-        ("chunk_bytes", ctypes.c_int64),
     )
 
 
@@ -56,8 +61,8 @@ def slot_numbers(offsets: NDArray[np.int64], *, chunk_bytes: int, slot_bytes: in
 class SlotPool:
     """The slots of ``memory_bytes`` bytes. Sizes and offsets are multiples of 4096.
 
-    Giving or quarantining what is not taken, and settling a holder that holds nothing, are broken invariants:
-    AssertionError, and nothing has changed.
+    Giving, keeping or quarantining what is not taken, dropping what is not kept, and settling a holder that
+    holds nothing, are broken invariants: AssertionError, and nothing has changed.
     """
 
     def __init__(self, memory_bytes: int, chunk_bytes: int) -> None:
@@ -68,20 +73,22 @@ class SlotPool:
         self.memory_bytes = memory_bytes
         self.chunk_bytes = chunk_bytes
         self.taken_bytes = 0
+        self.kept_bytes = 0
         self.quarantined_bytes = 0
-        chunks = memory_bytes // chunk_bytes
-        self._state = np.zeros((chunks, chunk_bytes // PAGE_BYTES), np.uint8)
-        self._slot_bytes = np.zeros(chunks, np.int64)  # 0: the chunk has no slot in use
-        self._used = np.zeros(chunks, np.int64)  # slots not free
+        chunks, width = memory_bytes // chunk_bytes, chunk_bytes // PAGE_BYTES
+        self._state = np.zeros((chunks, width), np.uint8)  # of each page: its slot's
+        self._pages = np.zeros((chunks, width), np.int32)  # of the slot that begins with each page
+        self._cut_for = np.zeros(chunks, np.int64)  # pages of a slot; 0: the chunk has no slot in use
+        self._used = np.zeros(chunks, np.int64)  # pages not free
         self._held: dict[Hashable, list[NDArray[np.int64]]] = {}
-        width = self._state.shape[1]
-        self._pool = _Pool(at(self._state), at(self._slot_bytes), at(self._used), chunks, width, chunk_bytes)
+        arrays = (self._state, self._pages, self._cut_for, self._used)
+        self._pool = _Pool(*(at(array) for array in arrays), chunks, width)
         self._at_pool = ctypes.addressof(self._pool)
 
     @property
     def free_bytes(self) -> int:
         """Bytes in no slot in use. Not all of them need fit a slot of a given size."""
-        return self.memory_bytes - self.taken_bytes - self.quarantined_bytes
+        return self.memory_bytes - self.taken_bytes - self.kept_bytes - self.quarantined_bytes
 
     @property
     def holders(self) -> frozenset[Hashable]:
@@ -91,21 +98,46 @@ class SlotPool:
     def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
         """Take *count* free slots and return their offsets; None when there are not as many.
 
-        Chunks already cut into this size are filled first, the fullest before the others, so that empty ones
-        stay free for other sizes; slots of one call are adjacent as far as that allows.
+        Chunks first cut for this size are filled first, the fullest before the others, so that empty ones
+        stay free for other sizes; then empty ones are cut; what others have left comes last. Slots of one
+        call are adjacent as far as that allows.
         """
         assert count >= 0
-        assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
-        assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"
+        self._assert_size(slot_bytes)
         offsets = np.empty(count, np.int64)
         if not library.ostraca_slots_take(self._at_pool, slot_bytes, at(offsets), count):
             return None
         self.taken_bytes += count * slot_bytes
         return offsets
 
+    def has_room(self, count: int, slot_bytes: int, *, if_taken_were_given: bool = False) -> bool:
+        """Tell whether *count* slots could be taken if all that is kept were dropped.
+
+        *if_taken_were_given*: and all that is taken given, so that only what is in quarantine is in the way.
+        """
+        self._assert_size(slot_bytes)
+        most = _TAKEN if if_taken_were_given else _KEPT
+        return int(library.ostraca_slots_fit(self._at_pool, slot_bytes, count, most)) >= count
+
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Give taken slots back; they may be of several sizes."""
         self.taken_bytes -= self._move(offsets, _TAKEN, _FREE)
+
+    def keep(self, offsets: NDArray[np.int64]) -> None:
+        """Say that taken slots may be dropped from now on."""
+        moved_bytes = self._move(offsets, _TAKEN, _KEPT)
+        self.taken_bytes -= moved_bytes
+        self.kept_bytes += moved_bytes
+
+    def use(self, offsets: NDArray[np.int64]) -> None:
+        """Say that kept slots must not be dropped: they are taken again."""
+        moved_bytes = self._move(offsets, _KEPT, _TAKEN)
+        self.kept_bytes -= moved_bytes
+        self.taken_bytes += moved_bytes
+
+    def drop(self, offsets: NDArray[np.int64]) -> None:
+        """Free kept slots; they may be of several sizes."""
+        self.kept_bytes -= self._move(offsets, _KEPT, _FREE)
 
     def quarantine(self, holder: Hashable, offsets: NDArray[np.int64]) -> None:
         """Keep taken slots from everybody until *holder* is settled. A holder may get more slots later."""
@@ -126,20 +158,32 @@ class SlotPool:
 
     def check(self) -> None:
         """Assert that the books agree with each other."""
-        in_use = self._state != _FREE
-        assert np.array_equal(in_use.sum(axis=1), self._used)
-        assert np.array_equal(self._slot_bytes > 0, self._used > 0)
-        for chunk in np.flatnonzero(self._used):
-            assert not in_use[chunk, self.chunk_bytes // self._slot_bytes[chunk] :].any()
-        sizes = self._slot_bytes[:, None]
-        assert self.taken_bytes == int(((self._state == _TAKEN) * sizes).sum())
-        assert self.quarantined_bytes == int(((self._state == _QUARANTINE) * sizes).sum())
+        state, pages = self._state.ravel(), self._pages.ravel()
+        begins = np.flatnonzero(pages)
+        covered = np.concatenate(
+            [np.empty(0, np.int64), *(first + np.arange(pages[first]) for first in begins)]
+        )
+        assert np.array_equal(covered, np.flatnonzero(state)), "each page in use is one slot's"
+        assert np.array_equal(np.repeat(state[begins], pages[begins]), state[covered])
+        width = self._state.shape[1]
+        assert not (begins % width % pages[begins]).any()
+        assert (begins % width + pages[begins] <= width).all()
+        assert np.array_equal((self._state != _FREE).sum(axis=1), self._used)
+        assert np.array_equal(self._cut_for > 0, self._used > 0)
+        counted = np.bincount(state, minlength=_QUARANTINE + 1) * PAGE_BYTES
+        assert counted.tolist() == [
+            self.free_bytes,
+            self.kept_bytes,
+            self.taken_bytes,
+            self.quarantined_bytes,
+        ]
         held = [offsets for parts in self._held.values() for offsets in parts]
-        assert sum(len(offsets) for offsets in held) == int((self._state == _QUARANTINE).sum())
-        for offset in np.concatenate([np.empty(0, np.int64), *held]).tolist():
-            chunk, within = divmod(offset, self.chunk_bytes)
-            slot, rest = divmod(within, int(self._slot_bytes[chunk]))
-            assert (int(self._state[chunk, slot]), rest) == (_QUARANTINE, 0)
+        quarantined = begins[state[begins] == _QUARANTINE] * PAGE_BYTES
+        assert np.array_equal(np.sort(np.concatenate([np.empty(0, np.int64), *held])), quarantined)
+
+    def _assert_size(self, slot_bytes: int) -> None:
+        assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
+        assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"
 
     def _move(self, offsets: NDArray[np.int64], before: int, after: int) -> int:
         """Give slots, which must be distinct and all in one state, another one; return their bytes."""

@@ -25,8 +25,8 @@ class ClientSettings:
     chunks."""
 
     chunk_bytes: int = 32 * MIB
-    """The arena is cut into slots of one size per chunk. Lower it for a client with volumes of many block
-    sizes and a small arena. No block may be larger."""
+    """No slot lies in two chunks of the arena, and no block may be larger than one. Lower it for a small
+    arena."""
 
     prefault: bool = False
     """Whether the arena's pages are made present at connect (about 0.1 s for 256 MiB) rather than at first

@@ -362,7 +362,7 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.peer.held) == 2)
         assert staging.cache.held_blocks == 4
-        staging._pool.give(staging.cache.shrink(0))
+        staging._pool.drop(staging.cache.shrink(0))
         assert len(staging.cache) == 4
         reader.peer.let_go()
         assert get_states(await getting) == [BlockState.HIT] * 10

@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 from tests.agent.assembly import (
+    BLOCK_BYTES,
     ENCLOSURE,
     FAR_S,
+    LAYOUT,
     SETTINGS,
     SHARD,
     Assembly,
@@ -26,11 +28,13 @@ from tests.agent.assembly import (
 )
 from tests.stalls import Stopwatch
 
+from ostraca_dpu_agent.mover.staging import Staging
+from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.breaker import BreakerSettings
 from ostraca_fabric.drive_health import HealthSettings
-from ostraca_fabric.ids import drive_id
+from ostraca_fabric.ids import TenantId, drive_id
 from ostraca_fabric.outcome import BlockState, PutState, Reason
-from ostraca_fabric.wire.messages import Lookup, Prefetch
+from ostraca_fabric.wire.messages import Lookup, OpenVolume, Prefetch
 
 HASTY = replace(
     SETTINGS,
@@ -47,6 +51,11 @@ NUMBERS = range(24)
 @pytest.fixture
 def other() -> HeldDrive:
     return HeldDrive(drive=drive_id(ENCLOSURE, "other"))
+
+
+def pinned(staging: Staging) -> list[int]:
+    """Where the slots in quarantine begin."""
+    return [offset for parts in staging._pool._held.values() for part in parts for offset in part.tolist()]
 
 
 async def lies_on_first(fabric: Assembly) -> list[bool]:
@@ -150,13 +159,49 @@ async def test_a_put_commits_on_the_other_drive_while_one_hangs_and_declines_the
         assert set(put_states(again)) <= {PutState.COMMITTED, PutState.DECLINED}
 
 
+async def test_a_drive_that_hangs_keeps_no_memory_from_another_tenant_s_blocks_of_another_size(
+    other: HeldDrive,
+) -> None:
+    """What it holds lies in every chunk, in slots of four sizes that are all smaller."""
+    async with assembled(HASTY, others=[other]) as fabric:
+        theirs = await Volumes(fabric.membership, bytes(32)).open(
+            TenantId("another"), OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True)
+        )
+        another = replace(fabric, volume=theirs)
+        worker = fabric.worker()
+        assert set(put_states(await another.put(worker, NUMBERS))) == {PutState.COMMITTED}
+        on_first = await lies_on_first(another)
+        fabric.drive.holds_writes = True
+        sizes = (45_000, 30_000, 15_000, 7_000)
+        numbers = [range(begin, begin + 8) for begin in range(100, 132, 8)]
+        workers = [fabric.worker() for _ in sizes]
+        messages = [
+            fabric.put_message(writer, its, length=length)
+            for writer, its, length in zip(workers, numbers, sizes, strict=True)
+        ]
+        puts = zip(workers, messages, strict=True)
+        await asyncio.gather(*(fabric.mover.put(writer, fabric.volume, put) for writer, put in puts))
+        staging = fabric.mover.staging
+        assert staging.held_bytes == staging.quarantined_bytes > 0
+        chunks = {offset // HASTY.memory.chunk_bytes for offset in pinned(staging)}
+        assert len(chunks) == 4, "of which there are four"
+        watch = Stopwatch()
+        done = await another.get(worker, NUMBERS, deadline_s=3.0)
+        assert watch.took_s < 2.0, "a deadline is not what ended it"
+        for state, is_on_first in zip(get_states(done), on_first, strict=True):
+            assert is_on_first or state is BlockState.HIT
+        fabric.drive.let_go()
+        await until(lambda: staging.held_bytes == 0)
+        staging._pool.check()
+
+
 async def test_a_prefetch_brings_what_the_other_drive_has(other: HeldDrive) -> None:
     settings = replace(HASTY, memory=replace(HASTY.memory, cache_bytes=6 << 20))
     async with assembled(settings, others=[other]) as fabric:
         worker = fabric.worker()
         await fabric.put(worker, NUMBERS)
         on_first = await lies_on_first(fabric)
-        fabric.mover.staging._pool.give(fabric.mover.staging.cache.shrink(0))
+        fabric.mover.staging._pool.drop(fabric.mover.staging.cache.shrink(0))
         fabric.drive.holds_reads = True
         done = await fabric.mover.prefetch(worker, fabric.volume, Prefetch(9, 0, FAR_S, chain_of(NUMBERS)))
         states = [BlockState(state) for state in done.states]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.stalls import Stopwatch
 
 from ostraca_dpu_agent.mover.cache import Offer
 from ostraca_dpu_agent.mover.staging import Lease, NoRoom, Purpose, Staging
@@ -120,3 +122,110 @@ async def test_a_cache_of_small_slots_gives_way_to_large_ones() -> None:
     for _ in range(4):
         await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=0)
     assert staging.held_bytes == 8 * MIB
+
+
+SIZES = (4096, 28_672, 65_536, MIB)
+
+
+async def scattered(staging: Staging, slot_bytes: int) -> list[Lease]:
+    """Fill staging with slots of a size; leave one of them in each chunk, in quarantine."""
+    per_chunk = SETTINGS.chunk_bytes // slot_bytes
+    leases = []
+    while True:
+        lease = await staging.lease(1, slot_bytes, Purpose.GET, holder=None, within_s=0)
+        if isinstance(lease, NoRoom):
+            break
+        leases.append(lease)
+    assert len(leases) == 4 * per_chunk
+    left = leases[per_chunk // 3 :: per_chunk]
+    for lease in leases:
+        if lease in left:
+            staging.quarantine(lease)
+        else:
+            staging.release(lease)
+    assert len(left) == 4
+    return left
+
+
+@pytest.mark.parametrize("slot_bytes", SIZES)
+async def test_what_is_in_quarantine_in_every_chunk_keeps_no_size_out(slot_bytes: int) -> None:
+    staging = Staging(replace(SETTINGS, quarantine_share=1.0))
+    left = await scattered(staging, slot_bytes)
+    for size in SIZES:
+        lease = await staging.lease(4, size, Purpose.GET, holder="another", within_s=0)
+        assert isinstance(lease, Lease), size
+        staging.release(lease)
+    for lease in left:
+        staging.release(lease)
+    staging._pool.check()
+    assert staging._pool.free_bytes == 8 * MIB
+
+
+async def cached(staging: Staging, numbers: range, slot_bytes: int) -> None:
+    for number in numbers:
+        lease = await staging.lease(1, slot_bytes, Purpose.GET, holder=None, within_s=0)
+        assert isinstance(lease, Lease)
+        staging.release(lease, keep=offered(number, slot_bytes))
+
+
+async def test_the_cache_keeps_what_would_go_for_nothing() -> None:
+    staging = Staging(replace(SETTINGS, quarantine_share=1.0))
+    await scattered(staging, MIB)
+    await cached(staging, range(64), 65_536)
+    assert await staging.lease(1, 2 * MIB, Purpose.GET, holder="another", within_s=0) is NoRoom.QUARANTINED
+    assert len(staging.cache) == 64, "quarantine is in the way"
+    held = await staging.lease(3, MIB, Purpose.GET, holder="another", within_s=0)
+    assert isinstance(held, Lease)
+    assert len(staging.cache) == 16
+    assert await staging.lease(2, MIB, Purpose.GET, holder="another", within_s=0) is NoRoom.DEADLINE
+    assert len(staging.cache) == 16, "and then so are other leases"
+
+
+async def test_a_lease_that_quarantine_keeps_out_is_refused_at_once_and_those_behind_it_go_on() -> None:
+    staging = Staging(replace(SETTINGS, quarantine_share=1.0))
+    left = await scattered(staging, 4096)
+    all_else = await staging.lease(7, MIB, Purpose.GET, holder=None, within_s=0)
+    assert all_else is NoRoom.QUARANTINED, "of eight places four are pinned"
+    watch = Stopwatch()
+    assert await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=60) is NoRoom.QUARANTINED
+    assert watch.took_s < 1.0
+    for lease in left:
+        staging.release(lease)
+    await leased(staging, 4)
+
+
+async def test_waiters_are_refused_when_quarantine_comes_to_keep_them_out() -> None:
+    staging = Staging(replace(SETTINGS, quarantine_share=1.0))
+    held = [await leased(staging, 2) for _ in range(4)]
+    large = asyncio.create_task(staging.lease(4, 2 * MIB, Purpose.GET, holder="large", within_s=60))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(staging.lease(1, MIB, Purpose.GET, holder="small", within_s=60))
+    await asyncio.sleep(0)
+    staging.quarantine(held[0])
+    assert await large is NoRoom.QUARANTINED
+    assert not small.done()
+    staging.release(held[1])
+    assert isinstance(await small, Lease)
+
+
+async def test_cached_blocks_in_quarantine_hold_their_places_until_the_last_is_released() -> None:
+    staging = Staging(replace(SETTINGS, quarantine_share=1.0))
+    await cached(staging, range(4), MIB)
+    _, rows = staging.cache.find(np.concatenate([key(n) for n in range(4)]), np.full(4, MIB, np.uint32))
+    readers = []
+    for chosen in (rows[:3], rows[1:]):
+        reader = await staging.lease(len(chosen), MIB, Purpose.CACHED, holder=None, within_s=0)
+        assert isinstance(reader, Lease)
+        staging.hold(reader, chosen)
+        staging.quarantine(reader)
+        readers.append(reader)
+    assert staging._pool.taken_bytes == 4 * MIB
+    staging.release(readers[0])
+    assert staging._pool.taken_bytes == 3 * MIB
+    assert await staging.lease(4, 2 * MIB, Purpose.GET, holder="another", within_s=0) is NoRoom.DEADLINE
+    assert len(staging.cache) == 4, "to drop one would not have helped"
+    staging.release(readers[1])
+    assert staging._pool.kept_bytes == 4 * MIB
+    await leased(staging, 8)
+    staging._pool.check()
+    staging.cache.check()

@@ -106,6 +106,11 @@ class TestGuardedDrive(DriveContract):
         made.close()
 
 
+async def test_a_file_drive_says_that_it_is_a_file(file_drive: FileDrive) -> None:
+    assert file_drive.is_file
+    assert not file_drive.has_volatile_cache
+
+
 def test_a_file_drive_works_on_uvloop_too(path: Path) -> None:
     async def scenario() -> bool:
         drive = opened(path)
@@ -197,6 +202,7 @@ async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -
         os.open("/dev/full", os.O_RDWR),
         size_bytes=DRIVE_BYTES,
         has_volatile_cache=False,
+        is_file=False,
         settings=DriveSettings(),
     )
     assert await written(full, pieces(pages(2), [0, 1], [0, 4])) == [False, False]

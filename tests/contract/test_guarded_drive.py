@@ -57,6 +57,25 @@ async def test_a_drive_that_hangs_gives_up_what_it_has_and_is_asked_nothing_more
     assert (probes, len(held.held) - 1) == (1, 1), "a probe that hangs is the only one"
 
 
+async def test_a_file_is_waited_for_while_a_drive_of_flash_is_given_up(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.holds_reads = True
+    file = HeldDrive()
+    file.is_file = file.holds_reads = True
+    patient = GuardedDrive(file, HASTY, time.monotonic)
+    assert patient.is_file
+    waiting, given_up = patient.submit_read(at_page(pages(1), 0)), drive.given_up
+    drive.submit_read(at_page(pages(1), 0))
+    await given_up  # by now, the file has been silent for as long
+    assert not patient.refuses_reads
+    held.let_go()
+    file.let_go()
+    assert (await waiting).tolist() == [True]
+    assert patient.health.counted["silences"] == 0
+    patient.unwatch()
+
+
 async def test_a_drive_that_answers_again_is_asked_again(drive: GuardedDrive, held: HeldDrive) -> None:
     held.holds_reads = True
     reading = drive.submit_read(at_page(pages(1), 0))

@@ -45,10 +45,12 @@ class FaultyDrive:
     refuses_writes = False
     given_up = None
 
-    def __init__(self, drive: Drive) -> None:
+    def __init__(self, drive: Drive, *, is_file: bool = False) -> None:
+        """*is_file*: whether the fabric is to know that it is one; else it stands for flash."""
         self.id = drive.id
         self.size_bytes = drive.size_bytes
         self.has_volatile_cache = True
+        self.is_file = is_file
         self.fault = Fault.NONE
         self._drive = drive
         self._held: list[Callable[[], None]] = []

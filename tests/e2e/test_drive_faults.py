@@ -7,8 +7,10 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,10 +109,17 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
+    with hosted(tmp_path, is_file=False) as ready:
+        yield ready
+
+
+@contextmanager
+def hosted(tmp_path: Path, *, is_file: bool) -> Iterator[Host]:
+    """A host; *is_file*: whether its drives are taken for the files that they are, or stand for flash."""
     made: list[FaultyDrive] = []
 
     def faulty(drive: Drive) -> FaultyDrive:
-        made.append(FaultyDrive(drive))
+        made.append(FaultyDrive(drive, is_file=is_file))
         return made[-1]
 
     with FabricThread(small_plan(tmp_path / "fabric"), wrap_drive=faulty) as fabric:
@@ -121,6 +130,33 @@ def host(tmp_path: Path) -> Iterator[Host]:
                 yield ready
             finally:
                 ready.mend()
+
+
+def test_a_file_on_a_disk_that_is_busy_for_half_a_second_is_waited_for(tmp_path: Path) -> None:
+    with hosted(tmp_path, is_file=True) as host:
+        assert set(host.put(1).states) == {PutState.COMMITTED}
+
+        def hang_for_a_while() -> None:
+            host.drive.fault = Fault.READ_HANGS
+            asyncio.get_running_loop().call_later(0.5, host.drive.mend)
+
+        host.fabric.soon(hang_for_a_while)
+        assert set(host.get(1).states) == {HIT}
+        assert host.status().silences == 0
+
+
+def test_a_file_that_never_answers_is_given_up_by_the_deadline_and_held_off_after_it(tmp_path: Path) -> None:
+    with hosted(tmp_path, is_file=True) as host:
+        assert set(host.put(1).states) == {PutState.COMMITTED}
+        host.set(Fault.READ_HANGS)
+        watch = Stopwatch()
+        into: NDArray[np.uint8] = empty(BLOCKS, BLOCK_BYTES)
+        got = host.volume.get(host.chain(1), into=into, deadline_s=0.7)
+        assert watch.took_s < 1.0, "the deadline ended it, and not the drive's silence"
+        assert set(got.states) == {HIT, BlockState.LATE}
+        host.until(lambda: host.status().reads_held_off)
+        assert set(host.get(1).states) == {HIT, MISS}
+        host.recovers(2)
 
 
 @pytest.mark.parametrize("fault", [Fault.READ_FAILS, Fault.READ_IS_SHORT, Fault.READ_HANGS])

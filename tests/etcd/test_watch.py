@@ -85,8 +85,8 @@ async def write(client: EtcdClient, value: bytes) -> None:
     await client.txn([is_unchanged(ONE, before)], [put(ONE, value)])
 
 
-async def test_what_one_transaction_did_is_told_at_once(etcd: Cluster, client_of: ClientOf) -> None:
-    client, prefix = client_of(etcd), b"/w1/"
+async def test_what_one_transaction_did_is_told_at_once(fresh_etcd: Cluster, client_of: ClientOf) -> None:
+    client, prefix = client_of(fresh_etcd), b"/w1/"  # where no lease of another test ends in between
     async with reading(client, prefix) as reader:
         await client.txn([], [put(prefix + b"a", b"1"), put(prefix + b"b", b"2")])
         await reader.told_of(prefix + b"b", b"2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,12 @@ def test_a_drive_with_writes_to_do_may_be_silent_for_longer_and_for_what_they_mo
     watched.pass_s(0.15)
     assert watched.refuses_reads()
     assert watched.health.refuses_writes(watched.now_s)
+
+
+def test_a_drive_that_is_a_file_is_given_more_time_unless_all_drives_are() -> None:
+    assert SETTINGS.for_files() == replace(SETTINGS, overdue_s=1.0, write_overdue_s=2.0)
+    spinning = replace(SETTINGS, overdue_s=3.0, write_overdue_s=5.0)
+    assert spinning.for_files() == spinning
 
 
 def test_one_operation_that_hangs_while_others_end_is_noticed_too() -> None:
@@ -249,6 +256,10 @@ def test_settings_that_cannot_work_are_refused() -> None:
         HealthSettings(suspect_faults=9, failed_faults=8)
     with pytest.raises(UsageError, match="above 0"):
         HealthSettings(overdue_s=0)
+    with pytest.raises(UsageError, match="above 0"):
+        HealthSettings(file_overdue_s=0)
+    with pytest.raises(UsageError, match="above 0"):
+        HealthSettings(file_write_overdue_s=-1)
 
 
 @given(st.integers(0, 2**32))

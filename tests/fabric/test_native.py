@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (5, "d371e5fb2ec2424d")
+KNOWN = (6, "e1769ef26ad937a5")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.etcd.nodes import HERE, Cluster, Place, free_ports
+from tests.pod.work import SMALL
 
 import ostraca
 from ostraca.cli.status import ask
-from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import OstracaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from ostraca.settings import ClientSettings
     from ostraca_fabric.status import AgentStatus
 
-MIB = 1 << 20
 UP_WITHIN_S = 40.0
 TTL_S = 2.0
 GRANT_S = 2.0
@@ -52,10 +52,10 @@ SHORT = (
 )
 """Settings with which waits are short."""
 
-SMALL = ClientSettings(arena_bytes=16 * MIB, chunk_bytes=4 * MIB, transports=("inline",))
 
-
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def command(
+    *words: str | Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run ``ostraca`` with these words, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ostraca.cli", *map(str, words)],
@@ -63,6 +63,7 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         timeout=60,
+        env=environment,
     )
 
 
@@ -76,7 +77,9 @@ def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -
 
 
 class AgentProcess:
-    """``ostraca serve agent`` as a process. It is started again under the same name and directory."""
+    """``ostraca serve agent`` as a process. It is started again under the same name and directory, and may be
+    of another release then: that of its ``environment``, or this one where that is None.
+    """
 
     def __init__(
         self,
@@ -86,8 +89,10 @@ class AgentProcess:
         *options: str,
         scheme: str = "tcp",
         place: Place = HERE,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self.environment = environment
         self.reached_at = f"{scheme}://{place.address}:{port}"
         self.address = f"unix://{folder}/{name}.sock"
         self.log = folder / f"{name}.log"
@@ -106,7 +111,12 @@ class AgentProcess:
         """Begin to start; ``await_ready`` comes next, or ``ended``."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [*self._command, *more], stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+                [*self._command, *more],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                process_group=0,
+                env=self.environment,
             )
 
     def await_ready(self) -> None:
@@ -177,12 +187,19 @@ class Pod:
         self.agents: list[AgentProcess] = []
 
     def create(
-        self, *, enclosures: int = 2, drives: int = 2, capacity: str = "260MiB", segment: str = "1MiB"
+        self,
+        *,
+        enclosures: int = 2,
+        drives: int = 2,
+        capacity: str = "260MiB",
+        segment: str = "1MiB",
+        environment: Mapping[str, str] | None = None,
     ) -> str:
         done = command(
             *("fabric", "create", *self.where, *self.also, "--files", str(self.files)),
             *("--enclosures", str(enclosures), "--drives", str(drives)),
             *("--capacity", capacity, "--segment", segment),
+            environment=environment,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -194,6 +211,7 @@ class Pod:
         transport: str = "inline",
         scheme: str = "tcp",
         place: Place = HERE,
+        environment: Mapping[str, str] | None = None,
     ) -> AgentProcess:
         """Describe an agent; nothing is started."""
         (port,) = free_ports(1)
@@ -206,6 +224,7 @@ class Pod:
             *(*self.where, *self.also, *secrets, *short, "--transport", transport, *more),
             scheme=scheme,
             place=place,
+            environment=environment,
         )
         self.agents.append(made)
         return made

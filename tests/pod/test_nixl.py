@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.pod.processes import SMALL, Pod, until
-from tests.pod.work import CHAINS, await_puts, missing, put
+from tests.pod.processes import Pod, until
+from tests.pod.work import CHAINS, SMALL, await_puts, missing, put
 
 import ostraca
 

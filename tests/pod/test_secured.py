@@ -16,8 +16,8 @@ import pytest
 from tests.contract.certificates import Authority
 from tests.e2e.fabric_host import hashes
 from tests.etcd.nodes import Cluster, Secured, program
-from tests.pod.processes import SMALL, AgentProcess, Pod, command, until
-from tests.pod.work import CHAINS, await_puts, missing, put
+from tests.pod.processes import AgentProcess, Pod, command, until
+from tests.pod.work import CHAINS, SMALL, await_puts, missing, put
 
 import ostraca
 from ostraca_fabric.tls import TlsFiles

@@ -1,4 +1,8 @@
-"""What workers do in these tests: chains of blocks, put at one agent and got at another."""
+"""What workers do in these tests: chains of blocks, put at one agent and got at another.
+
+It uses nothing of Ostraca but what ``ostraca`` offers to everyone, and nothing of other tests: workers of the
+release before (``release_before``) do the same with the SDK that they have.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.e2e.fabric_host import LAYOUT, empty, hashes
-from tests.e2e.fabric_host import content as content_of
 
-from ostraca import Ack, BlockState, PutState, Reason
+from ostraca import Ack, BlockState, ClientSettings, Layout, PutState, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     import ostraca
 
+MIB = 1 << 20
+SMALL = ClientSettings(arena_bytes=16 * MIB, chunk_bytes=4 * MIB, transports=("inline",))
+LAYOUT = Layout(model="test-model", dtype="bf16", page_tokens=16)
 BLOCK_BYTES = 64 << 10
 BLOCKS = 2
 """Of each chain: chains are short, so that many shards have some."""
@@ -32,8 +37,15 @@ def volume_of(client: ostraca.Client) -> ostraca.Volume:
     return client.volume("v", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
 
 
+def hashes(seed: int) -> list[bytes]:
+    """Make the engine hashes of a chain, which come from its number alone."""
+    rng = np.random.default_rng(seed)
+    return [rng.bytes(32) for _ in range(BLOCKS)]
+
+
 def content(seed: int) -> NDArray[np.uint8]:
-    return content_of(BLOCKS, seed, BLOCK_BYTES)
+    """Make a chain's blocks, which come from its number alone: shape (BLOCKS, BLOCK_BYTES)."""
+    return np.random.default_rng(seed + 1000).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
 
 
 def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 5.0) -> list[int]:
@@ -41,7 +53,7 @@ def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: f
     volume, done = volume_of(client), []
     for seed in chains:
         result = volume.put(
-            volume.chain(hashes(BLOCKS, seed)),
+            volume.chain(hashes(seed)),
             source=content(seed),
             deadline_s=deadline_s,
             ack=Ack.COMMITTED,
@@ -57,7 +69,7 @@ def declined(client: ostraca.Client, chains: Iterable[int]) -> Counter[Reason | 
     reasons: Counter[Reason | None] = Counter()
     for seed in chains:
         result = volume.put(
-            volume.chain(hashes(BLOCKS, seed)),
+            volume.chain(hashes(seed)),
             source=content(seed),
             deadline_s=2.0,
             ack=Ack.COMMITTED,
@@ -89,8 +101,8 @@ def missing(
     """
     volume, gone = volume_of(client), []
     for seed in chains:
-        into = empty(BLOCKS, BLOCK_BYTES)
-        result = volume.get(volume.chain(hashes(BLOCKS, seed)), into=into, deadline_s=deadline_s)
+        into = np.full((BLOCKS, BLOCK_BYTES), 0xEE, np.uint8)
+        result = volume.get(volume.chain(hashes(seed)), into=into, deadline_s=deadline_s)
         expected = content(seed)
         for number, state in enumerate(result.states):
             if state is BlockState.HIT:
@@ -102,3 +114,15 @@ def missing(
             if reasons is not None:
                 reasons.update(result.reasons)
     return gone
+
+
+def not_found(
+    client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 2.0
+) -> list[int]:
+    """Look chains up, and ask that they be kept for a second; return those that are not there whole."""
+    volume = volume_of(client)
+    return [
+        seed
+        for seed in chains
+        if volume.lookup(volume.chain(hashes(seed)), deadline_s=deadline_s, pin_s=1.0).prefix < BLOCKS
+    ]

@@ -6,9 +6,12 @@ lease whose request is over before that is in *quarantine* meanwhile: counted, l
 
 Leases wait in order of arrival, up to their deadline. Puts hold at most their share, so that gets never wait
 for flash writes; each worker holds at most its share, so that one that has stopped can't use staging up, and
-each drive, so that one that hangs can't; cached blocks make room when staging needs it. A transfer out of the
-cache leases the blocks it reads: they stay where they are, and count for its worker's share and in quarantine
-as slots do, because nobody else can have their memory meanwhile.
+each drive, so that one that hangs can't; cached blocks make room when staging needs it and when that helps.
+A transfer out of the cache leases the blocks it reads: they stay where they are, and count for its worker's
+share and in quarantine as slots do, because nobody else can have their memory meanwhile.
+
+Blocks of all sizes share the memory, and what is in quarantine lies wherever it was leased. A lease whose
+slots nothing but quarantine keeps from it does not wait: it is refused, and those behind it go on.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ class NoRoom(Enum):
     """It would not fit even an empty staging."""
 
     QUARANTINED = auto()
-    """Too much is held by transfers not known to have ended."""
+    """Too much is held by transfers not known to have ended, or what they hold lies in every place for slots
+    of this size."""
 
     GIVEN_UP = auto()
     """The drive fell silent meanwhile."""
@@ -99,7 +103,7 @@ class _Waiter:
     purpose: Purpose
     holder: Hashable
     drive: Hashable
-    given: asyncio.Future[Lease]
+    given: asyncio.Future[Lease | NoRoom]
 
 
 class Staging:
@@ -124,6 +128,8 @@ class Staging:
         self.quarantined_cached_blocks = 0
         """Blocks of the cache under transfers not known to have ended, counted for each transfer."""
         self.quarantined_cached_bytes = 0
+        self._stuck: set[Lease] = set()
+        """Leases of cached blocks in quarantine."""
         self._waiting: dict[Purpose, deque[_Waiter]] = {purpose: deque() for purpose in Purpose}
 
     @property
@@ -163,21 +169,28 @@ class Staging:
             return NoRoom.TOO_LARGE
         if self._is_too_much_quarantined(holder, count * slot_bytes):
             return NoRoom.QUARANTINED
-        given = asyncio.get_running_loop().create_future()
+        given: asyncio.Future[Lease | NoRoom] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(count, slot_bytes, purpose, holder, drive, given)
         if all(self._is_at_its_share(earlier) for earlier in self._waiting[purpose]):
             lease = self._take(waiter)
             if lease is not None:
                 return lease
+        if self._is_kept_out(waiter):
+            return NoRoom.QUARANTINED
+        return await self._wait(waiter, within_s, given_up)
+
+    async def _wait(
+        self, waiter: _Waiter, within_s: float, given_up: asyncio.Future[None] | None
+    ) -> Lease | NoRoom:
         if within_s <= 0:
             return NoRoom.DEADLINE
-        self._waiting[purpose].append(waiter)
+        self._waiting[waiter.purpose].append(waiter)
         until: set[asyncio.Future[Any]] = {waiter.given} if given_up is None else {waiter.given, given_up}
         await asyncio.wait(until, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if waiter.given.done():
             return waiter.given.result()
         waiter.given.cancel()
-        self._waiting[purpose].remove(waiter)
+        self._waiting[waiter.purpose].remove(waiter)
         self._serve_waiters()
         return NoRoom.DEADLINE if given_up is None or not given_up.done() else NoRoom.GIVEN_UP
 
@@ -196,8 +209,11 @@ class Staging:
         if lease.purpose is Purpose.CACHED:
             self.quarantined_cached_blocks += len(lease.rows)
             self.quarantined_cached_bytes += lease.held_bytes
+            self._pool.use(self.cache.offsets[self._rows_it_alone_holds_up(lease)])
+            self._stuck.add(lease)
         else:
             self._pool.quarantine(lease, lease.offsets)
+        self._serve_waiters()
 
     def onto_drive(self, lease: Lease, drive: Hashable) -> None:
         """Count a lease for the drive that reads or writes its slots from now on."""
@@ -234,17 +250,25 @@ class Staging:
         elif keep is None or self.cache.limit_bytes == 0:
             self._pool.give(lease.offsets)
         else:
-            self._pool.give(self.cache.put(keep, lease.offsets, lease.slot_bytes))
+            self._pool.keep(lease.offsets)
+            self._pool.drop(self.cache.put(keep, lease.offsets, lease.slot_bytes))
         self.off_drive(lease)
         self._count(lease, -lease.held_bytes)
         lease.offsets = lease.rows = NO_ROWS
         self._serve_waiters()
 
     def _give_back(self, lease: Lease) -> None:
-        self.cache.give_back(lease.rows)
         if lease.is_quarantined:
             self.quarantined_cached_blocks -= len(lease.rows)
             self.quarantined_cached_bytes -= lease.held_bytes
+            self._stuck.remove(lease)
+            self._pool.keep(self.cache.offsets[self._rows_it_alone_holds_up(lease)])
+        self.cache.give_back(lease.rows)
+
+    def _rows_it_alone_holds_up(self, lease: Lease) -> NDArray[np.int64]:
+        """Which of a lease's cached blocks no other one in quarantine holds."""
+        others = [other.rows for other in self._stuck]
+        return np.setdiff1d(lease.rows, np.concatenate((NO_ROWS, *others)))
 
     def _count(self, lease: Lease, more_bytes: int) -> None:
         if more_bytes:
@@ -297,14 +321,26 @@ class Staging:
         if self.held_bytes + wanted > self._settings.staging_bytes:
             return None
         offsets = self._pool.take(count, slot_bytes)
-        while offsets is None and self.cache.used_bytes:
+        while offsets is None and self._may_the_cache_help(count, slot_bytes):
             before = self.cache.used_bytes
             freed = self.cache.shrink(max(0, before - wanted))
             if not len(freed):
                 break
-            self._pool.give(freed)
+            self._pool.drop(freed)
             offsets = self._pool.take(count, slot_bytes)
         return offsets
+
+    def _may_the_cache_help(self, count: int, slot_bytes: int) -> bool:
+        """Whether there would be room without the cache. Of blocks in use, those in quarantine are known to
+        stay; others are let go of soon.
+        """
+        return self.cache.used_bytes > 0 and self._pool.has_room(count, slot_bytes)
+
+    def _is_kept_out(self, waiter: _Waiter) -> bool:
+        """Whether what is in quarantine leaves too few places for its slots, whatever else is given back."""
+        if waiter.purpose is Purpose.CACHED or not self._pool.quarantined_bytes:
+            return False
+        return not self._pool.has_room(waiter.count, waiter.slot_bytes, if_taken_were_given=True)
 
     def _serve_waiters(self) -> None:
         """Serve waiters in order; those whose holder is at its share let others go before them."""
@@ -313,10 +349,10 @@ class Staging:
                 if self._is_at_its_share(waiter):
                     continue
                 lease = self._take(waiter)
-                if lease is None:
+                if lease is None and not self._is_kept_out(waiter):
                     break
                 waiting.remove(waiter)
-                waiter.given.set_result(lease)
+                waiter.given.set_result(NoRoom.QUARANTINED if lease is None else lease)
 
 
 def _subtract(counted: Counter[Hashable], holder: Hashable, held_bytes: int) -> None:

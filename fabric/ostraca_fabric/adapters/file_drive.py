@@ -87,11 +87,13 @@ class FileDrive:
         *,
         size_bytes: int,
         has_volatile_cache: bool,
+        is_file: bool,
         settings: DriveSettings,
     ) -> None:
         self.id = drive
         self.size_bytes = size_bytes
         self.has_volatile_cache = has_volatile_cache
+        self.is_file = is_file
         self.failures = 0
         """Operations that have failed since the drive was opened."""
 
@@ -124,7 +126,14 @@ class FileDrive:
         volatile = chosen.has_volatile_cache
         if volatile is None:
             volatile = is_device and _device_caches_writes(descriptor)
-        return cls(drive, descriptor, size_bytes=size_bytes, has_volatile_cache=volatile, settings=chosen)
+        return cls(
+            drive,
+            descriptor,
+            size_bytes=size_bytes,
+            has_volatile_cache=volatile,
+            is_file=not is_device,
+            settings=chosen,
+        )
 
     @property
     def queued(self) -> int:

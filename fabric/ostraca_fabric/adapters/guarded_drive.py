@@ -45,7 +45,8 @@ class GuardedDrive:
         """Watch *drive*; *clock* is monotonic, in seconds, and of the event loop's time."""
         self.id = drive.id
         self.size_bytes = drive.size_bytes
-        self.health = DriveHealth(settings)
+        self.is_file = drive.is_file
+        self.health = DriveHealth(settings.for_files() if drive.is_file else settings)
         self._drive = drive
         self._clock = clock
         self._turn: asyncio.TimerHandle | None = None

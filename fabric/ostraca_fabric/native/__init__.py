@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 5
+INTERFACE = 6
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 
@@ -69,6 +69,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_variates": (None, [_at, _at, _count]),
     # pool, bytes of a slot, offsets taken, how many
     "ostraca_slots_take": (_count, [_at, c_int64, _at, _count]),
+    # pool, bytes of a slot, how many, the highest state that a page of them may be in
+    "ostraca_slots_fit": (_count, [_at, c_int64, _count, c_int]),
     # pool, offsets, how many, state before, state after
     "ostraca_slots_move": (_count, [_at, _at, _count, c_int, c_int]),
     # slots, mask, keys by row, keys wanted, rows found, how many

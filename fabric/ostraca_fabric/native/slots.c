@@ -1,68 +1,120 @@
-/* Slots of chunked memory: what `slots.SlotPool` says, a byte of state for each slot. */
+/* Slots of chunked memory: what `slots.SlotPool` says, a byte of state for each page. */
+
+#include <string.h>
 
 #include "ostraca.h"
 
-enum { FREE, TAKEN, QUARANTINE, NAMED }; /* NAMED: within one call only, to find a slot that is named twice */
+/* In the order of how much it takes to have a page. NAMED: within one call only, to find a slot named twice. */
+enum { FREE, KEPT, TAKEN, QUARANTINE, NAMED };
+
+enum { PAGE_BYTES = 4096 };
 
 struct pool {
-    uint8_t *state; /* `width` for each chunk, of which the chunk's slots use the first ones */
-    int64_t *slot_bytes; /* of each chunk, 0 when no slot of it is in use */
-    int64_t *used; /* slots of each chunk that are not free */
+    uint8_t *state; /* of each page: that of the slot it belongs to */
+    int32_t *pages; /* of the slot in use that begins with this page; 0 where none does */
+    int64_t *cut_for; /* of each chunk, the pages of slots it was first cut for; 0 when no slot of it is in use */
+    int64_t *used; /* pages of each chunk that are not free */
     int64_t chunks;
-    int64_t width;
-    int64_t chunk_bytes;
+    int64_t width; /* pages of a chunk */
 };
 
-/* The chunk to take from next: of those cut into this size the fullest that has room, else an empty one; -1 when
- * there is none. */
-static int64_t best_chunk(const struct pool *pool, int64_t slot_bytes)
+/* Whether none of these pages is in a state above `most`. */
+static int is_to_be_had(const uint8_t *state, int64_t pages, uint8_t most)
 {
-    int64_t best = -1, empty = -1, slots = pool->chunk_bytes / slot_bytes;
+    uint8_t highest = state[0];
+    if (highest > most)
+        return 0;
+    for (int64_t page = 1; page < pages; page++)
+        highest = state[page] > highest ? state[page] : highest;
+    return highest <= most;
+}
+
+/* Where a chunk comes in the order in which chunks are taken from: those first cut for this size, then empty ones,
+ * then others; among alike the fuller first. No two chunks come at one place. */
+static int64_t place_of(const struct pool *pool, int64_t chunk, int64_t pages)
+{
+    int64_t kind = pool->cut_for[chunk] == pages ? 0 : pool->cut_for[chunk] == 0 ? 1 : 2;
+    return (kind * (pool->width + 1) + pool->width - pool->used[chunk]) * pool->chunks + chunk;
+}
+
+/* The chunk to take from after the one that came at `last`, -1 when there is none. */
+static int64_t next_chunk(const struct pool *pool, int64_t pages, int64_t last)
+{
+    int64_t best = -1, best_place = INT64_MAX;
     for (int64_t chunk = 0; chunk < pool->chunks; chunk++) {
-        if (pool->slot_bytes[chunk] == 0) {
-            if (empty < 0)
-                empty = chunk;
-        } else if (pool->slot_bytes[chunk] == slot_bytes && pool->used[chunk] < slots &&
-                   (best < 0 || pool->used[chunk] > pool->used[best])) {
+        int64_t place = place_of(pool, chunk, pages);
+        if (pool->width - pool->used[chunk] >= pages && place > last && place < best_place) {
             best = chunk;
+            best_place = place;
         }
     }
-    return best < 0 ? empty : best;
+    return best;
+}
+
+/* Gives the slot that begins with this page another state; returns its pages. */
+static int64_t move(const struct pool *pool, int64_t first, uint8_t to)
+{
+    int64_t chunk = first / pool->width, pages = pool->pages[first];
+    memset(pool->state + first, to, (size_t)pages);
+    if (to == FREE) {
+        pool->pages[first] = 0;
+        pool->used[chunk] -= pages;
+        if (pool->used[chunk] == 0)
+            pool->cut_for[chunk] = 0;
+    }
+    return pages;
 }
 
 /* Takes `count` slots, writing where each begins; returns 0, and has changed nothing, when there are not as many. */
 PUBLIC int64_t ostraca_slots_take(const struct pool *pool, int64_t slot_bytes, int64_t *offsets, int64_t count)
 {
-    int64_t slots = pool->chunk_bytes / slot_bytes, room = 0, taken = 0;
-    for (int64_t chunk = 0; chunk < pool->chunks && room < count; chunk++)
-        if (pool->slot_bytes[chunk] == 0 || pool->slot_bytes[chunk] == slot_bytes)
-            room += slots - pool->used[chunk];
-    if (room < count)
+    int64_t pages = slot_bytes / PAGE_BYTES, free = 0, taken = 0, last = -1;
+    for (int64_t chunk = 0; chunk < pool->chunks && free < count * pages; chunk++)
+        free += pool->width - pool->used[chunk];
+    if (free < count * pages)
         return 0;
     while (taken < count) {
-        int64_t chunk = best_chunk(pool, slot_bytes);
-        uint8_t *state = pool->state + chunk * pool->width;
-        pool->slot_bytes[chunk] = slot_bytes;
-        for (int64_t slot = 0; slot < slots && taken < count; slot++) {
-            if (state[slot] != FREE)
+        int64_t chunk = next_chunk(pool, pages, last);
+        if (chunk < 0)
+            break;
+        last = place_of(pool, chunk, pages); /* what is taken from it brings it forward: it never comes again */
+        int64_t first = chunk * pool->width, end = first + pool->width;
+        for (; first + pages <= end && taken < count; first += pages) {
+            if (!is_to_be_had(pool->state + first, pages, FREE))
                 continue;
-            state[slot] = TAKEN;
-            pool->used[chunk]++;
-            offsets[taken++] = chunk * pool->chunk_bytes + slot * slot_bytes;
+            memset(pool->state + first, TAKEN, (size_t)pages);
+            pool->pages[first] = (int32_t)pages;
+            pool->used[chunk] += pages;
+            if (pool->cut_for[chunk] == 0)
+                pool->cut_for[chunk] = pages;
+            offsets[taken++] = first * PAGE_BYTES;
         }
     }
-    return 1;
+    if (taken == count)
+        return 1;
+    while (taken > 0)
+        move(pool, offsets[--taken] / PAGE_BYTES, FREE);
+    return 0;
 }
 
-/* The state of the slot that begins there, if the pool has such a slot in use; else NULL. */
-static uint8_t *state_at(const struct pool *pool, int64_t offset)
+/* Counts the places for slots of a size, up to `count`, of which no page is in a state above `most`. */
+PUBLIC int64_t ostraca_slots_fit(const struct pool *pool, int64_t slot_bytes, int64_t count, int32_t most)
 {
-    if (offset < 0 || offset >= pool->chunks * pool->chunk_bytes)
-        return NULL;
-    int64_t chunk = offset / pool->chunk_bytes, within = offset % pool->chunk_bytes;
-    if (pool->slot_bytes[chunk] == 0 || within % pool->slot_bytes[chunk])
-        return NULL;
-    return pool->state + chunk * pool->width + within / pool->slot_bytes[chunk];
+    int64_t pages = slot_bytes / PAGE_BYTES, found = 0;
+    for (int64_t chunk = 0; chunk < pool->chunks; chunk++) {
+        const uint8_t *state = pool->state + chunk * pool->width;
+        for (int64_t page = 0; page + pages <= pool->width && found < count; page += pages)
+            found += is_to_be_had(state + page, pages, (uint8_t)most);
+    }
+    return found;
+}
+
+/* The page that a slot in use begins with, if one begins at this offset; else -1. */
+static int64_t first_page(const struct pool *pool, int64_t offset)
+{
+    if (offset < 0 || offset % PAGE_BYTES || offset / PAGE_BYTES >= pool->chunks * pool->width)
+        return -1;
+    return pool->pages[offset / PAGE_BYTES] ? offset / PAGE_BYTES : -1;
 }
 
 /* Moves slots from one state to another. Returns their bytes; or -1 - the first that is not a slot in that state, or
@@ -72,25 +124,16 @@ PUBLIC int64_t ostraca_slots_move(const struct pool *pool, const int64_t *offset
 {
     int64_t moved = 0, each;
     for (each = 0; each < count; each++) {
-        uint8_t *state = state_at(pool, offsets[each]);
-        if (state == NULL || *state != from)
+        int64_t first = first_page(pool, offsets[each]);
+        if (first < 0 || pool->state[first] != from)
             break;
-        *state = NAMED;
+        pool->state[first] = NAMED;
     }
     for (int64_t undone = 0; each < count && undone < each; undone++)
-        *state_at(pool, offsets[undone]) = (uint8_t)from;
+        pool->state[offsets[undone] / PAGE_BYTES] = (uint8_t)from;
     if (each < count)
         return -1 - each;
-    for (each = 0; each < count; each++) {
-        int64_t chunk = offsets[each] / pool->chunk_bytes;
-        moved += pool->slot_bytes[chunk];
-        *state_at(pool, offsets[each]) = (uint8_t)to;
-    }
-    /* Afterwards, because a chunk's last slot takes its slots' size with it. */
-    for (each = 0; to == FREE && each < count; each++) {
-        int64_t chunk = offsets[each] / pool->chunk_bytes;
-        if (--pool->used[chunk] == 0)
-            pool->slot_bytes[chunk] = 0;
-    }
-    return moved;
+    for (each = 0; each < count; each++)
+        moved += move(pool, offsets[each] / PAGE_BYTES, (uint8_t)to);
+    return moved * PAGE_BYTES;
 }

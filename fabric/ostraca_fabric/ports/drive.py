@@ -73,6 +73,10 @@ class Drive(Protocol):
     def has_volatile_cache(self) -> bool:
         """Whether written pages can be lost at a power cut until ``flush`` has ended."""
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, which may be held up by what else is done on its disk."""
+
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
     ) -> asyncio.Future[NDArray[np.bool_]]:

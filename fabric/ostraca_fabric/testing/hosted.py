@@ -52,6 +52,11 @@ class HostedDrive:
         return self.path.has_volatile_cache
 
     @property
+    def is_file(self) -> bool:
+        """As in the port."""
+        return self.path.is_file
+
+    @property
     def queued(self) -> int:
         """As in the port."""
         return self._submitted

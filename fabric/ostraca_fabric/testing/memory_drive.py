@@ -52,6 +52,7 @@ class MemoryDrive:
         self.id = drive
         self.size_bytes = size_bytes
         self.has_volatile_cache = has_volatile_cache
+        self.is_file = False
         self.bytes = bytearray(size_bytes)
         """What lies on the drive. Change it at will: that is what bit rot does."""
 

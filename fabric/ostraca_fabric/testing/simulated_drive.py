@@ -60,6 +60,7 @@ class SimulatedDrive:
         self.flash = flash
         self.size_bytes = flash.size_bytes
         self.has_volatile_cache = flash.has_volatile_cache and admits_its_cache
+        self.is_file = False
         self.is_alive = True
         self._pieces_queued_max = pieces_queued_max
         self._queued = 0

@@ -1,4 +1,4 @@
-"""Keeps leases alive in a thread with an event loop of its own, whatever the loop that serves is busy with.
+"""Keeps leases alive in the process's thread for that, whatever the loop that serves is busy with.
 
 A lease is *lost* when etcd says that it has ended, and at no other time: while etcd has no leader no lease
 ends, and a new leader gives all of them their full time again. How long etcd has not answered is another
@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.lease_thread import lease_thread
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.threads import show_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -55,12 +55,16 @@ class LeaseKeeper:
     """Begins leases and keeps them alive until they are ended or lost, or until it is closed."""
 
     def __init__(self, settings: EtcdSettings, *, dice: Dice) -> None:
-        """Start the thread; ``close`` ends it. A process that ends takes it along."""
-        self._loop = asyncio.new_event_loop()
-        self._renewals: dict[int, asyncio.Task[None]] = {}
-        self._thread = threading.Thread(target=self._run, name="etcd-lease", daemon=True)
+        """Use the process's thread for leases, until ``close``. A process that ends takes it along."""
         self._client = EtcdClient(settings, dice=dice)
-        self._thread.start()
+        self._renewals: dict[int, asyncio.Task[None]] = {}
+        self._asked: set[asyncio.Task[Any]] = set()
+        """What callers wait for. Of the thread's loop, as are the renewals."""
+
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._thread = lease_thread()
+        self._thread.enter()
 
     async def begin(self, ttl_s: float, on_lost: Callable[[], None]) -> Lease:
         """Begin a lease; *on_lost* is called in the caller's loop when etcd says that it has ended.
@@ -81,33 +85,39 @@ class LeaseKeeper:
         await self._over_there(self._end(lease))
 
     def close(self) -> None:
-        """Stop renewing, and end the thread; nobody may wait for it any more. Leases that were not ended run
-        out.
+        """Stop renewing, and give up what is under way; nobody may wait for it any more. Leases that were not
+        ended run out.
         """
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        with self._closing:
+            if not self._thread.is_alive or self._is_closed:
+                return
+            self._is_closed = True
+        self._thread.submit(self._stop()).result()
+        self._thread.leave()
 
     async def _over_there(self, work: Coroutine[Any, Any, _Given]) -> _Given:
-        if not self._thread.is_alive():
-            work.close()
-            raise MembershipError("leases are no longer kept: the membership was closed")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        with self._closing:  # so that what is submitted is begun before ``_stop``, which gives it up
+            if self._is_closed or not self._thread.is_alive:
+                work.close()
+                raise MembershipError("leases are no longer kept: the membership was closed")
+            done = self._thread.submit(self._kept(work))
+        return await asyncio.wrap_future(done)
 
-    def _run(self) -> None:
-        show_name("etcd-lease")
-        asyncio.set_event_loop(self._loop)
+    async def _kept(self, work: Coroutine[Any, Any, _Given]) -> _Given:
+        """Do what a caller waits for, where ``_stop`` can give it up."""
+        task = asyncio.current_task()
+        assert task is not None, "it is a task of the thread's loop"
+        self._asked.add(task)
         try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._stop())
+            return await work
         finally:
-            self._loop.close()
+            self._asked.discard(task)
 
     async def _stop(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        mine = {*self._asked, *self._renewals.values()}
+        for task in mine:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*mine, return_exceptions=True)
         await self._client.close()
 
     async def _begin(self, ttl_s: float, tell: Callable[[], None]) -> Lease:
