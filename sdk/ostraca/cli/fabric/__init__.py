@@ -43,7 +43,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--files", type=directory_argument, required=True, metavar="DIR", help="where they lie"
     )
     create.add_argument(
-        "--enclosures", type=count_argument, default=1, metavar="N", help="enclosures (default: 1)"
+        "--enclosures",
+        type=_none_or_count,
+        default=1,
+        metavar="N",
+        help="enclosures on files; 0 for none, as others come by `ostraca enclosure add` (default: 1)",
     )
     create.add_argument(
         "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
@@ -113,6 +117,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     rebuild.add_argument(
         "--dry-run", action="store_true", help="say what was found and what would be done; write nothing"
     )
+
+
+def _none_or_count(text: str) -> int:
+    return 0 if text == "0" else count_argument(text)
 
 
 def _fabric_argument(text: str) -> FabricId:
