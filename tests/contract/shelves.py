@@ -59,8 +59,14 @@ class FileShelf:
 class NvmeShelf:
     """An enclosure over NVMe-oF, and a host, whose kernel is simulated."""
 
-    def __init__(self, directory: Path, transport: Transport = Transport.TCP) -> None:
-        self.kernel = SimulatedNvme(directory)
+    def __init__(
+        self,
+        directory: Path,
+        transport: Transport = Transport.TCP,
+        *,
+        kernel: SimulatedNvme | None = None,
+    ) -> None:
+        self.kernel = kernel or SimulatedNvme(directory)
         self.controllers = (
             Controller(transport, "192.0.2.1", 4420),
             Controller(Transport.TCP, "fd00::1", 4421),

@@ -75,6 +75,9 @@ class SimulatedNvme:
         """Options of each controller that was asked for."""
 
         self.is_log_readable = True
+        self.noise: tuple[str, ...] = ()
+        """What the log says meanwhile of others."""
+
         self._controllers: dict[str, _Controller] = {}
         self._count = 0
         parameters = self.sysfs / "module" / "nvme_core" / "parameters"
@@ -183,7 +186,7 @@ class SimulatedNvme:
         return subsystem
 
     def _error(self, code: int, said: str) -> KernelError:
-        return KernelError(code, "connect", (said,) if self.is_log_readable else ())
+        return KernelError(code, "connect", (*self.noise, said, *self.noise) if self.is_log_readable else ())
 
     def _make(self, name: str, wanted: Mapping[str, str], subsystem: Subsystem) -> None:
         directory = self.sysfs / "devices" / "virtual" / "nvme-fabrics" / "ctl" / name

@@ -179,7 +179,8 @@ async def test_connecting_waits_until_the_drives_have_their_names(
     shelf: NvmeShelf, kernel: SimulatedNvme
 ) -> None:
     kernel.scan_s = 0.1
-    assert len(await shelf.paths(HOST).connect(target(shelf), "")) == len(NGUIDS)
+    paths = shelf.paths(HOST, PathSettings(attach_s=300))
+    assert len(await paths.connect(target(shelf), "")) == len(NGUIDS)
 
 
 async def test_drives_that_are_never_named_are_waited_for_a_while_only(
@@ -283,6 +284,29 @@ async def test_connecting_several_times_at_once_makes_one_path(
     found = await asyncio.gather(*(paths.connect(target(shelf), "") for _ in range(4)))
     assert {len(each) for each in found} == {len(NGUIDS)}
     assert len(kernel.written) == 1
+
+
+async def test_a_path_that_somebody_makes_at_the_same_time_is_as_good(tmp_path: Path) -> None:
+    class Overtaken(SimulatedNvme):
+        async def connect(self, options: str, within_s: float) -> str:
+            await super().connect(options, within_s)
+            return await super().connect(options, within_s)
+
+    shelf = NvmeShelf(tmp_path / "shelf", kernel=Overtaken(tmp_path / "host"))
+    assert len(await shelf.paths(HOST).connect(target(shelf), "")) == len(NGUIDS)
+
+
+async def test_what_the_log_says_of_other_controllers_meanwhile_is_not_taken_for_an_answer(
+    shelf: NvmeShelf, kernel: SimulatedNvme
+) -> None:
+    kernel.ports[shelf.port].append(Subsystem(OTHER_NQN, {}))
+    paths = shelf.paths(HOST)
+    assert await paths.connect(target(shelf, OTHER_NQN), "") == ()
+    kernel.noise = ("nvme nvme0: qid 0: authentication failed, error 16785",)
+    del kernel.ports[shelf.port]
+    with pytest.raises(PathError, match="nothing listens there") as caught:
+        await paths.connect(target(shelf), "")
+    assert caught.value.stage is Stage.REACH
 
 
 async def test_a_host_without_nvme_over_fabrics_is_told_what_to_load(tmp_path: Path) -> None:

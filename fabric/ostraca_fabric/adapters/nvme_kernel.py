@@ -37,6 +37,13 @@ class KernelError(OstracaError):
         self.log = log
         """What it said of NVMe meanwhile, where this process may know."""
 
+    def without(self, controllers: frozenset[str]) -> KernelError:
+        """Return the same without what was said of other controllers, which try to come back meanwhile."""
+        log = tuple(
+            line for line in self.log if line.removeprefix("nvme ").partition(":")[0] not in controllers
+        )
+        return KernelError(self.code, self.during, log)
+
 
 class Kernel(Protocol):
     """What ``NvmePaths`` needs done. Every method raises KernelError, ETIME past its time."""

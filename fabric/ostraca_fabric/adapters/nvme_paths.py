@@ -215,6 +215,7 @@ class NvmePaths:
             "ctrl_loss_tmo": _FOREVER,
             "fast_io_fail_tmo": settings.fast_io_fail_s,
         } | ({"dhchap_secret": secret} if secret else {})
+        others = await asyncio.to_thread(self._sysfs.names)
         try:
             if secret:
                 await self._check_kernel_knows_secrets()
@@ -225,7 +226,9 @@ class NvmePaths:
         except KernelError as error:
             if error.code == errno.EALREADY:  # somebody has just done it: the next look finds it
                 return ""
-            raise refusal(controller, target.nqn, self._host, error, has_secret=bool(secret)) from error
+            raise refusal(
+                controller, target.nqn, self._host, error.without(others), has_secret=bool(secret)
+            ) from error
 
     async def _attached(self, target: Target, made: list[str]) -> None:
         """Wait until the kernel has named the drives of controllers that were just made."""

@@ -73,6 +73,10 @@ class NvmeSysfs:
         """Return how long a command of a controller that is made now may take."""
         return _number(_text(self._parameter("io_timeout")), IO_TIMEOUT_DEFAULT_S)
 
+    def names(self) -> frozenset[str]:
+        """Return the names of all controllers there are, wherever they lead."""
+        return frozenset(each.name for each in _entries(self._root / "class" / "nvme", _CONTROLLER))
+
     def controllers(self, nqn: str) -> list[FoundController]:
         """Return the controllers that lead to a subsystem over a fabric, in the order of their numbers."""
         found = []
