@@ -277,6 +277,16 @@ async def test_a_controllers_name_stands_for_its_addresses(shelf: NvmeShelf, ker
     assert live(await paths.states(nowhere)) == [False]
 
 
+async def test_an_address_is_the_same_however_it_is_spelt(shelf: NvmeShelf, kernel: SimulatedNvme) -> None:
+    shelf.add_path()
+    kernel.ports["tcp", "FD00::0:1", "4421"] = [shelf.subsystem]
+    await kernel.connect(BY_HAND.replace("192.0.2.1,trsvcid=4420", "FD00::0:1,trsvcid=4421"), 1)
+    paths, second = shelf.paths(HOST), Target(NQN, shelf.controllers[1:])
+    assert len(await paths.connect(second, "")) == len(NGUIDS)
+    assert live(await paths.states(second)) == [True]
+    assert kernel.names() == ["nvme0"]
+
+
 async def test_connecting_several_times_at_once_makes_one_path(
     shelf: NvmeShelf, kernel: SimulatedNvme
 ) -> None:
