@@ -146,6 +146,9 @@ class PathsContract:
         shelf.leave()
         assert live(await paths.states(target(shelf))) == [False]
         assert await paths.namespaces(target(shelf)) == ()
+        with pytest.raises(PathError, match=re.escape(str(shelf.controllers[0]))) as caught:
+            await paths.connect(target(shelf), "")
+        assert caught.value.stage is Stage.REACH
         shelf.come_back()
         assert [each.nguid for each in await paths.connect(target(shelf), "")] == [
             each.nguid for each in found

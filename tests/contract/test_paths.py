@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.contract.paths_contract import DRIVE_BYTES, HOST, NGUIDS, NQN, PathsContract, live
+from tests.contract.paths_contract import HOST, NGUIDS, NQN, PathsContract, Shelf, live
+from tests.contract.shelves import HOST_ID, FileShelf, NvmeShelf
 
 from ostraca_fabric.adapters.file_exports import EXPORTS_FILE, FileExports, write_exports
 from ostraca_fabric.adapters.file_paths import FilePaths
+from ostraca_fabric.adapters.nvme_paths import NvmePaths
+from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.ports.paths import PathError, Stage
-from ostraca_fabric.target import Controller, Target, Transport
+from ostraca_fabric.ports.paths import PathError, Paths, Stage
+from ostraca_fabric.target import Target, Transport
 
 
-class FileShelf:
-    """An enclosure on files; a second directory of it is a second path."""
+class TestNvmePathsOverTcp(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> NvmeShelf:
+        return NvmeShelf(tmp_path)
 
-    def __init__(self, directory: Path) -> None:
-        self._directories = (directory / "a", directory / "b")
-        self.controllers = (
-            Controller(Transport.FILES, str(self._directories[0])),
-            Controller(Transport.FILES, str(self._directories[1])),
-        )
-        self._directories[0].mkdir()
-        self._hosts: Mapping[str, str] = {}
-        self.drives = {nguid: self._directories[0] / f"drive-{nguid[:2]}.img" for nguid in NGUIDS}
-        for path in self.drives.values():
-            with path.open("wb") as file:
-                file.truncate(DRIVE_BYTES)
-        self.come_back()
 
-    @property
-    def exports(self) -> Path:
-        return self._directories[0] / EXPORTS_FILE
+class TestNvmePathsOverRdma(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> NvmeShelf:
+        return NvmeShelf(tmp_path, Transport.RDMA)
 
-    def paths(self, host: str) -> FilePaths:
-        return FilePaths(host)
 
-    def allow(self, hosts: Mapping[str, str]) -> None:
-        self._hosts = hosts
-        self.come_back()
+class AnyFileShelf:
+    """An enclosure on files for hosts that have paths of both kinds."""
 
-    def leave(self) -> None:
-        self.exports.unlink()
+    def __init__(self, shelf: FileShelf) -> None:
+        self._shelf = shelf
+        self.controllers = shelf.controllers
+        self.allow, self.leave = shelf.allow, shelf.leave
+        self.come_back, self.add_path = shelf.come_back, shelf.add_path
 
-    def come_back(self) -> None:
-        write_exports(self._directories[0], FileExports(NQN, self.drives, self._hosts))
+    def paths(self, host: str) -> Paths:
+        return TargetPaths(files=self._shelf.paths(host), nvme=NvmePaths(host, HOST_ID))
 
-    def add_path(self) -> None:
-        self._directories[1].symlink_to(self._directories[0])
+
+class AnyNvmeShelf:
+    """An enclosure over NVMe-oF for hosts that have paths of both kinds."""
+
+    def __init__(self, shelf: NvmeShelf) -> None:
+        self._shelf = shelf
+        self.controllers = shelf.controllers
+        self.allow, self.leave = shelf.allow, shelf.leave
+        self.come_back, self.add_path = shelf.come_back, shelf.add_path
+
+    def paths(self, host: str) -> Paths:
+        return TargetPaths(files=FilePaths(host), nvme=self._shelf.paths(host))
+
+
+class TestTargetPathsOnFiles(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> Shelf:
+        return AnyFileShelf(FileShelf(tmp_path))
+
+
+class TestTargetPathsOverNvme(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> Shelf:
+        return AnyNvmeShelf(NvmeShelf(tmp_path))
 
 
 class TestFilePaths(PathsContract):
