@@ -207,6 +207,21 @@ class NvmeSettings:
     found_within_s: float = 20.0
     """How long an agent that starts waits for its paths before it serves what it has."""
 
+    io_queues: int = 2
+    """Queues to each controller. Every one is a connection at both ends: 288 hosts with two to each of 36
+    enclosures are 31 thousand. Raise it in small pods whose agents are held up by one queue's processor."""
+
+    keep_alive_s: int = 5
+    """How often this host says to an enclosure that it lives, in whole seconds."""
+
+    reconnect_delay_s: int = 2
+    """How long after a path was lost it is tried again, in whole seconds."""
+
+    fast_io_fail_s: int = 15
+    """How long I/O waits for a lost path when there is no other, in whole seconds. Gets are misses by then; a
+    longer wait helps only writes, and makes them later: paths for which that is too late for
+    ``owner.late_write_s`` are not connected."""
+
     hold_s: float = 300.0
     """How long an enclosure that was looked at, and is not in the map, stays connected."""
 
@@ -216,6 +231,9 @@ class NvmeSettings:
             check_nqn(self.host_nqn)
         if min(self.turn_s, self.found_within_s, self.hold_s) <= 0:
             message = "turn_s, found_within_s and hold_s are times above 0"
+            raise UsageError(message)
+        if min(self.io_queues, self.keep_alive_s, self.reconnect_delay_s, self.fast_io_fail_s) < 1:
+            message = "io_queues, keep_alive_s, reconnect_delay_s and fast_io_fail_s are 1 or more"
             raise UsageError(message)
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +21,12 @@ from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
-from ostraca_fabric.adapters.file_paths import FilePaths as TargetPaths
+from ostraca_fabric.adapters.file_paths import FilePaths
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.network_owners import NetworkOwners
+from ostraca_fabric.adapters.nvme_paths import NvmePaths
+from ostraca_fabric.adapters.nvme_timeouts import PathSettings
+from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.errors import DriveError, FormatError, MembershipError
 from ostraca_fabric.target import NQN_PREFIX
@@ -69,7 +73,7 @@ class AgentDaemon:
 
         nvme = settings.nvme
         self._keeper = PathKeeper(
-            TargetPaths(nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"),
+            _paths(settings, nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"),
             secret_of=lambda name: read_nvme_secret(Path(nvme.secrets_dir), name),
             is_open=lambda namespaces: not namespaces.keys().isdisjoint(self._nguids.values()),
             clock=time.monotonic,
@@ -218,6 +222,21 @@ class AgentDaemon:
         self._nguids.pop(drive, None)
         if (opened := self._drives.pop(drive, None)) is not None:
             threading.Thread(target=opened.close, name=f"closes-{drive}", daemon=True).start()
+
+
+def _paths(settings: DaemonSettings, host: str) -> TargetPaths:
+    """Return this host's paths. Its host id follows from its name: enclosures hold the two together."""
+    nvme, owner = settings.nvme, settings.owner
+    asked = PathSettings(
+        late_write_s=owner.late_write_s,
+        pause_max_s=owner.pause_max_s,
+        io_queues=nvme.io_queues,
+        keep_alive_s=nvme.keep_alive_s,
+        reconnect_delay_s=nvme.reconnect_delay_s,
+        fast_io_fail_s=nvme.fast_io_fail_s,
+    )
+    host_id = str(uuid.uuid5(uuid.NAMESPACE_URL, host))
+    return TargetPaths(files=FilePaths(host), nvme=NvmePaths(host, host_id, asked))
 
 
 def _address_of(membership: EtcdMembership, agent: AgentId) -> tuple[str, ...]:
