@@ -98,7 +98,7 @@ format: $(READY) ## Format the code and apply safe lint fixes
 .PHONY: lock
 lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versions)
 	@env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
-	  $(BIN)/uv pip compile pyproject.toml --group dev --extra agent --extra enclosure --extra demo \
+	  $(BIN)/uv pip compile pyproject.toml --group dev --extra agent --extra enclosure --extra admin --extra demo \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	  --quiet --output-file requirements.lock $(LOCK_ARGS)
