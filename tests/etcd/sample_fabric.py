@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd import records
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.membership_rules import ShardGrants
+from ostraca_fabric.admin import model
+from ostraca_fabric.admin.model import (
+    AuditEntry,
+    ChosenDrive,
+    DriveUse,
+    EnclosureSpec,
+    EnclosureStatus,
+    Operation,
+    Phase,
+    State,
+    Step,
+)
 from ostraca_fabric.fabric_map import (
     AgentRecord,
     Claim,
@@ -84,6 +97,34 @@ VOLUME = VolumeRecord(
     TenantId("acme"), "llama-70b", Layout("llama-70b@a1b2c3", "bf16", 16, (KvGroup(80, 8, 128),)), 5 << 20
 )
 
+SPEC = EnclosureSpec(model.VERSION, SHELF, NQN, tuple(map(str, CONTROLLERS)), "shelf-1", "row-7")
+OPERATION = Operation(
+    model.VERSION,
+    "019b76da1000-0a1b2c3d",
+    model.Kind.ONBOARD,
+    SHELF,
+    "alice",
+    1767225600.0,
+    (Step("reachable", State.DONE, "each of 2 agents reaches it", 1767225600.0, 1767225601.0),),
+    State.DONE,
+    "its 1 drives take blocks",
+    1.0,
+    ended_unix_s=1767225609.0,
+)
+CHOSEN = ChosenDrive("nvme0", NGUID, "44" * 16, 1 << 40, "Example 1T", "S1", 1 << 40, 1 << 40, 16 << 20)
+STATUS = EnclosureStatus(model.VERSION, Phase.READY, OPERATION.id, (CHOSEN,), 1)
+AUDIT = AuditEntry(
+    model.VERSION,
+    "019b76da1000-5e6f7a8b",
+    1767225600.0,
+    "alice",
+    "admin",
+    "PUT /v1/enclosures/shelf-1",
+    SHELF,
+    f"onboard {OPERATION.id}",
+)
+DRIVE_USE = DriveUse(model.VERSION, SHELF, "nvme0")
+
 
 def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
     """Return every kind of key with its value, in the order that etcd lists them in."""
@@ -97,6 +138,12 @@ def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
         keys.grants(SHARD): records.encode_grants(GRANTS),
         keys.volume(VOLUME.tenant, VOLUME.name): records.encode_volume(VOLUME),
         keys.report(SHELF): records.encode_report(REPORT),
+        keys.record(record_keys.spec(SHELF)): model.encode(SPEC),
+        keys.record(record_keys.status(SHELF)): model.encode(STATUS),
+        keys.record(record_keys.operation(OPERATION.id)): model.encode(OPERATION),
+        keys.record(record_keys.work(OPERATION.id)): b'{"version":1,"admin":"admin-0"}',
+        keys.record(record_keys.nguid(NGUID)): model.encode(DRIVE_USE),
+        keys.record(record_keys.audit(AUDIT.id)): model.encode(AUDIT),
     }
     return sorted(made.items())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.etcd import sample_fabric as sample
 
+from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd import records
 from ostraca_fabric.adapters.etcd.keys import PREFIX_DEFAULT, Keys, Kind
 from ostraca_fabric.errors import MembershipError
@@ -36,13 +37,23 @@ def test_the_reference_page_says_of_each_key_what_the_code_says() -> None:
         "claims/<shard>": _doc("claim"),
         "grants/<shard>": _doc("grants"),
         "volumes/<tenant>/<name>": _doc("volume"),
-        "reports/<enclosure>": _doc("report"),
+        "reports/<enclosure>": _doc_of(record_keys.report),
+        "specs/<enclosure>": _doc_of(record_keys.spec),
+        "statuses/<enclosure>": _doc_of(record_keys.status),
+        "operations/<operation>": _doc_of(record_keys.operation),
+        "work/<operation>": _doc_of(record_keys.work),
+        "nguids/<nguid>": _doc_of(record_keys.nguid),
+        "audit/<entry>": _doc_of(record_keys.audit),
     }
     assert {row.partition("/")[0] for row in rows} == {kind.value for kind in Kind}
 
 
 def _doc(function: str) -> str:
-    return " ".join((inspect.getdoc(getattr(Keys, function)) or "").split())
+    return _doc_of(getattr(Keys, function))
+
+
+def _doc_of(function: object) -> str:
+    return " ".join((inspect.getdoc(function) or "").split())
 
 
 def test_every_key_lies_under_the_prefix_and_is_known_by_its_kind() -> None:

@@ -135,7 +135,7 @@ class EtcdRecords:
             return self._lease
 
     def _at(self, key: str) -> bytes:
-        return self._keys.prefix + key.encode()
+        return self._keys.record(key)
 
     def _name(self, key: bytes) -> str:
         return key[len(self._keys.prefix) :].decode()

@@ -102,7 +102,11 @@ class Keys:
 
     def report(self, enclosure: EnclosureId) -> bytes:
         """What an enclosure's daemon says of it: drives, health and wear. Bound to that daemon's lease."""
-        return self.prefix + record_keys.report(enclosure).encode()
+        return self.record(record_keys.report(enclosure))
+
+    def record(self, key: str) -> bytes:
+        """A record beside the map: ``ostraca_fabric.record_keys``."""
+        return self.prefix + key.encode()
 
     def kind(self, key: bytes) -> Kind | None:
         """Return what lies at a key under this prefix, None for what this release does not know."""
