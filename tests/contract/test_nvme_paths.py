@@ -287,6 +287,13 @@ async def test_an_address_is_the_same_however_it_is_spelt(shelf: NvmeShelf, kern
     assert kernel.names() == ["nvme0"]
 
 
+async def test_a_path_to_one_address_is_none_to_another_of_the_same_port(shelf: NvmeShelf) -> None:
+    elsewhere = Controller(Transport.TCP, "192.0.2.2", 4420)
+    paths, two = shelf.paths(HOST), Target(NQN, (shelf.controllers[0], elsewhere))
+    await paths.connect(two, "")
+    assert live(await paths.states(two)) == [True, False]
+
+
 async def test_connecting_several_times_at_once_makes_one_path(
     shelf: NvmeShelf, kernel: SimulatedNvme
 ) -> None:
