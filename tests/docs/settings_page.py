@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca.cli.serve.admin_settings import AdminSettings
 from ostraca.cli.serve.daemon_settings import DaemonSettings
 from ostraca.cli.settings.fields import group_of
 from ostraca.cli.settings.values import write_value
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 AGENT_PAGE = _REFERENCE / "settings.md"
 DAEMON_PAGE = _REFERENCE / "daemon-settings.md"
+ADMIN_PAGE = _REFERENCE / "admin-settings.md"
 BEGIN = "<!-- From here on made by `python -m tests.docs.settings_page`. -->\n"
 
 
@@ -43,6 +45,11 @@ def daemon_tables() -> str:
     return "".join(f"\n{_section(group)}" for group in own if group.settings)
 
 
+def admin_tables() -> str:
+    """Return what may be set of `ostraca serve admin`."""
+    return "".join(f"\n{_section(group)}" for group in group_of(AdminSettings).all_groups())
+
+
 def _section(group: Group) -> str:
     title = f"## {group.name}" if group.name else "## In no group"
     head = (title, "", group.doc, "", "| setting | unit | default | what it is for |", "|---|---|---|---|")
@@ -58,3 +65,4 @@ def _row(setting: Setting) -> str:
 if __name__ == "__main__":
     AGENT_PAGE.write_text(page_with(AGENT_PAGE, agent_tables()))
     DAEMON_PAGE.write_text(page_with(DAEMON_PAGE, daemon_tables()))
+    ADMIN_PAGE.write_text(page_with(ADMIN_PAGE, admin_tables()))

@@ -1,9 +1,18 @@
 """The reference pages list every setting as the code has it."""
 
-from tests.docs.settings_page import AGENT_PAGE, DAEMON_PAGE, agent_tables, daemon_tables, page_with
+from tests.docs.settings_page import (
+    ADMIN_PAGE,
+    AGENT_PAGE,
+    DAEMON_PAGE,
+    admin_tables,
+    agent_tables,
+    daemon_tables,
+    page_with,
+)
 
 
 def test_the_pages_are_what_the_settings_say_of_themselves() -> None:
     hint = "run: python -m tests.docs.settings_page"
     assert AGENT_PAGE.read_text() == page_with(AGENT_PAGE, agent_tables()), hint
     assert DAEMON_PAGE.read_text() == page_with(DAEMON_PAGE, daemon_tables()), hint
+    assert ADMIN_PAGE.read_text() == page_with(ADMIN_PAGE, admin_tables()), hint

@@ -64,6 +64,7 @@ def _who(needed: Role) -> Callable[..., Awaitable[Caller]]:
             raise HTTPException(403, f"{person.name} is {person.role.value}, and this takes {needed.value}")
         return Caller(person.name, person.role.value, f"{request.method} {request.url.path}")
 
+    who.role = needed  # type: ignore[attr-defined]  # for ``roles``
     return who
 
 
