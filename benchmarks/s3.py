@@ -24,6 +24,7 @@ from ostraca.cli.bench.workload import MeasureError
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.steward.attaching import Opening
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.file_drive import FileDrive
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
@@ -94,7 +95,7 @@ async def _recovered(shard: BigShard) -> Recovery:
         membership=membership,
         owner=owner,
         drives=drives,
-        open_drive=open_drive,
+        opening=Opening(open_drive),
         clock=time.monotonic,
     )
     beats = _Beats()

@@ -20,6 +20,9 @@ Long work is an *operation*: a change answers at once, with its path in `Locatio
 Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
 """
 
+ROUTERS = (enclosures.router, fabric.router, history.router)
+"""All paths."""
+
 
 def made_app(context: Context, *, version: str) -> FastAPI:
     """Return the service, as ASGI."""
@@ -34,7 +37,7 @@ def made_app(context: Context, *, version: str) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for router in (enclosures.router, fabric.router, history.router):
+    for router in ROUTERS:
         app.include_router(router)
     tell_problems(app)
     return app

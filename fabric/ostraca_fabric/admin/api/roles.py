@@ -9,13 +9,15 @@ from fastapi.routing import APIRoute
 from ostraca_fabric.admin.api.access import Role
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from collections.abc import Iterable
+
+    from fastapi import APIRouter
 
 
-def role_of(app: FastAPI, method: str, path: str) -> Role:
+def role_of(routers: Iterable[APIRouter], method: str, path: str) -> Role:
     """Return the role that a path takes at least."""
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path == path and method in route.methods:
+    for route in (route for router in routers for route in router.routes):
+        if isinstance(route, APIRoute) and route.path == path and method in (route.methods or ()):
             for dependency in route.dependant.dependencies:
                 role = getattr(dependency.call, "role", None)
                 if isinstance(role, Role):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
 import secrets
 import time
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import uvicorn
 
 from ostraca.cli.etcd_place import etcd_keys, etcd_settings
 from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_secret
@@ -22,6 +18,7 @@ from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.asked_agents import AskedAgents
 from ostraca_fabric.adapters.etcd.admin_records import EtcdRecords
 from ostraca_fabric.adapters.etcd.records import decode_report
+from ostraca_fabric.adapters.http.on_loop import LoopServer
 from ostraca_fabric.admin.api.access import Tokens, read_tokens
 from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
@@ -40,7 +37,7 @@ from ostraca_fabric.wire.address import TcpAddress, is_loopback, parse_address
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ostraca.cli.serve.admin_settings import AdminSettings
     from ostraca_fabric.adapters.etcd.membership import EtcdMembership
@@ -69,7 +66,7 @@ class AdminDaemon:
         self._network = self._made_network()
         self._membership: EtcdMembership | None = None
         self._records: EtcdRecords | None = None
-        self._server: _Server | None = None
+        self._server: LoopServer | None = None
         self._tasks = Tasks("the admin service")
         self.url = ""
 
@@ -82,9 +79,11 @@ class AdminDaemon:
         """Read the tokens again, and the certificate. Raises FormatError, and then all stays as it was."""
         people, token = self._read_people(), self._read_token()
         self._tokens, self._token = people, token
-        tls = self._settings.tls
-        if self._server is not None and self._server.config.ssl is not None:
-            self._server.config.ssl.load_cert_chain(tls.cert, tls.key)
+        if self._server is not None:
+            try:
+                self._server.take_certificate()
+            except OSError as error:
+                raise FormatError(f"the certificate can't be used: {error}") from error
 
     async def start(self) -> None:
         """Join the fabric and serve; wait for etcd as long as it is away.
@@ -143,42 +142,26 @@ class AdminDaemon:
     async def stop(self) -> None:
         """Answer what is under way, leave long work to other admins, close everything."""
         if self._server is not None:
-            self._server.should_exit = True
-        await self._tasks.finish(within_s=_GRACE_S) if self._server is None else await self._ended()
+            await self._server.stop()
         await self._tasks.stop()
         if self._records is not None:
             await self._records.close()
         if self._membership is not None:
             await self._membership.close()
 
-    async def _ended(self) -> None:
-        """Wait until the server has answered what it was asked, a few seconds at most."""
-        assert self._server is not None
-        async with asyncio.timeout(2 * _GRACE_S):
-            await self._server.has_ended.wait()
-
     def _serve(self, context: Context, listening: socket.socket) -> None:
         settings, tls = self._settings, self._settings.tls
         scheme = "https" if tls.cert else "http"
         self.url = str(real_address(self._address, listening)).replace("tcp://", f"{scheme}://", 1)
         app = made_app(context, version=version("ostraca"))
-        config = uvicorn.Config(
-            BodyLimit(app, body_bytes_max=settings.limits.body_bytes_max),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=settings.limits.head_bytes_max,
-            limit_concurrency=settings.limits.connections_max,
-            timeout_graceful_shutdown=_GRACE_S,
-            ssl_certfile=tls.cert or None,
-            ssl_keyfile=tls.key or None,
+        self._server = LoopServer(
+            BodyLimit(app, body_bytes_max=settings.limits.body_bytes_max),  # type: ignore[arg-type]  # starlette's ASGI
+            connections_max=settings.limits.connections_max,
+            head_bytes_max=settings.limits.head_bytes_max,
+            grace_s=_GRACE_S,
+            certificate=(Path(tls.cert), Path(tls.key)) if tls.cert else None,
         )
-        self._server = _Server(config)
-        self._tasks.spawn(self._server.served([listening]))
+        self._tasks.spawn(self._server.run(listening))
 
     async def _report_of(self, enclosure: EnclosureId) -> EnclosureReport | None:
         assert self._records is not None
@@ -205,26 +188,6 @@ class AdminDaemon:
             return read_tokens(read_secret(file).decode())
         except (UsageError, UnicodeDecodeError) as error:
             raise FormatError(f"{file} is no file of people: {error}") from error
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever started it."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.has_ended = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
-
-    async def served(self, sockets: list[socket.socket]) -> None:
-        """Serve until ``should_exit`` is set."""
-        try:
-            await self.serve(sockets=sockets)
-        finally:
-            self.has_ended.set()
 
 
 def _new_id() -> str:
