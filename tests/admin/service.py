@@ -31,11 +31,10 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, aclosing, closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from unittest.mock import patch
 
 import uvicorn
 from tests.admin.agents import Agent, AgentsHere, made_agent
@@ -45,14 +44,14 @@ from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd.records import decode_report
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.memory_records import MemoryRecords
-from ostraca_fabric.admin import steps as steps_module
 from ostraca_fabric.admin.api.access import Person, Role, Tokens
 from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
 from ostraca_fabric.admin.api.limits import BodyLimit
+from ostraca_fabric.admin.asking import Asking, AskSettings
 from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.model import Operation, State, decode
-from ostraca_fabric.admin.steps import Steps
+from ostraca_fabric.admin.steps import AgainSettings, Steps
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.fabric_map import AgentRecord, EnclosureState
 from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
@@ -126,24 +125,15 @@ class AdminService:
         self._thread = threading.Thread(target=self._run, name="admin service", daemon=True)
         self._ready: Future[None] = Future()
         self._stop = asyncio.Event()
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(patch.object(steps_module, "_PROBE_S", self._probe_s))
-        self._stack.enter_context(patch.object(steps_module, "_PASSED_AGAIN_S", 0.2))
-        self._stack.enter_context(patch.object(steps_module, "_BUSY_AGAIN_S", 0.5))
         self._thread.start()
-        try:
-            self._ready.result(WITHIN_S)
-        except BaseException:
-            self._stack.close()
-            raise
+        self._ready.result(WITHIN_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(WITHIN_S)
-        self._stack.close()
         assert not self._thread.is_alive()
 
     def do(self, asked: Coroutine[Any, Any, _T]) -> _T:
@@ -267,10 +257,11 @@ class AdminService:
         steps = Steps(
             self.records,
             self.membership,
-            self.hands,
+            Asking(self.membership, self.hands, AskSettings(probe_s=self._probe_s)),
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            again=AgainSettings(busy_s=0.5, passed_s=0.2),
         )
         return Worker(self.records, steps, name="admin-0", unix_s=time.time, look_every_s=0.2)
 

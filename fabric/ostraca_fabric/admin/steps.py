@@ -36,37 +36,37 @@ from ostraca_fabric.admin.model import (
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
     ChangedError,
-    MembershipError,
-    OstracaError,
     PlacementBusyError,
 )
 from ostraca_fabric.fabric_map import EnclosureState
 from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.ports.records import ABSENT, Written
-from ostraca_fabric.wire.flash_work import Content, Format, Formatted, Look, Looked, Probe, Probed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from ostraca_fabric.admin.hands import Hands
+    from ostraca_fabric.admin.asking import Asking
     from ostraca_fabric.admin.judging import Verdict
     from ostraca_fabric.admin.model import ChosenDrive, Operation, Step
     from ostraca_fabric.fabric_map import EnclosureRecord
-    from ostraca_fabric.ids import AgentId
     from ostraca_fabric.inventory import EnclosureReport
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.ports.records import Records
-    from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.volume import VolumeRecord
 
-_LOOK_S = 30.0
-_FORMAT_S = 60.0
-_PROBE_S = 1.5
-_BUSY_AGAIN_S = 5.0
-_PASSED_AGAIN_S = 2.0
-_SOMETHING_ELSE = "the agent answered something else: is it of an older release?"
 _AT_ONCE = 4
 """Drives formatted or measured at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgainSettings:
+    """When a step that waits for something looks again."""
+
+    busy_s: float = 5.0
+    """For another change of the map, or for room for one more placement epoch."""
+
+    passed_s: float = 2.0
+    """For earlier placements to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,18 @@ class Steps:
         self,
         records: Records,
         membership: Membership,
-        hands: Hands,
+        asking: Asking,
         *,
         report_of: Callable[[EnclosureId], Awaitable[EnclosureReport | None]],
         volumes: Callable[[], Awaitable[Sequence[VolumeRecord]]],
         new_format_id: Callable[[], str],
+        again: AgainSettings | None = None,
     ) -> None:
         """*report_of* returns what an enclosure's own daemon says, None where none does."""
         self._records = records
         self._membership = membership
-        self._hands = hands
+        self._asking = asking
+        self._again = again or AgainSettings()
         self._report_of = report_of
         self._volumes = volumes
         self._new_format_id = new_format_id
@@ -152,7 +154,7 @@ class Steps:
         try:
             return await self._by_name[operation.kind, step.name](subject)
         except (PlacementBusyError, ChangedError) as error:
-            return Taken(Again(str(error), _BUSY_AGAIN_S))
+            return Taken(Again(str(error), self._again.busy_s))
         except BlocksTooLargeError as error:
             return Taken(Failed(str(error)))
 
@@ -173,15 +175,15 @@ class Steps:
     # ------------------------------------------------------------------------------------------- onboarding
 
     async def _reachable(self, subject: _Subject) -> Taken:
-        answers = await self._looked(subject.spec)
+        answers = await self._asking.looked(subject.spec)
         return Taken(reached(answers, len(answers)))
 
     async def _authenticated(self, subject: _Subject) -> Taken:
-        answers = await self._looked(subject.spec)
+        answers = await self._asking.looked(subject.spec)
         return Taken(authenticated(answers, len(answers)))
 
     async def _identified(self, subject: _Subject) -> Taken:
-        answers = await self._looked(subject.spec)
+        answers = await self._asking.looked(subject.spec)
         verdict, status = identified(answers, subject.spec, subject.status, self._new_format_id)
         return await self._with_uses(subject, verdict, status)
 
@@ -206,7 +208,7 @@ class Steps:
         return Taken(verdict, subject.writes(status, *changes), {**subject.revisions, **unchanged})
 
     async def _preflight(self, subject: _Subject) -> Taken:
-        seen = seen_by_all(await self._looked(subject.spec))
+        seen = seen_by_all(await self._asking.looked(subject.spec))
         if isinstance(seen, Failed):
             return Taken(seen)
         report = await self._report_of(subject.id)
@@ -225,7 +227,7 @@ class Steps:
         todo = [drive for drive in self._new_drives(subject) if not drive.shard_bytes]
         some = todo[:_AT_ONCE]
         made = await asyncio.gather(
-            *(self._format(subject, drive, wipe=drive.nguid in wipe) for drive in some)
+            *(self._asking.format(subject.spec, drive, wipe=drive.nguid in wipe) for drive in some)
         )
         status = subject.status
         for drive, answer in zip(some, made, strict=True):
@@ -244,20 +246,6 @@ class Steps:
             verdict = Again(f"{left} drives are left", 0.0)
         return Taken(verdict, subject.writes(status), subject.revisions)
 
-    async def _format(self, subject: _Subject, drive: ChosenDrive, *, wipe: bool) -> Formatted:
-        replaces = (Content.BLANK, *((Content.OURS, Content.OTHER, Content.FOREIGN) if wipe else ()))
-        ask = Format(
-            subject.spec.target_text(),
-            drive.nguid,
-            subject.spec.name,
-            drive.name,
-            drive.format_id,
-            replaces,
-            subject.spec.segment_bytes,
-        )
-        answer = await self._hands.ask(self._some_agent(), ask, _FORMAT_S)
-        return answer if isinstance(answer, Formatted) else Formatted(trouble=_SOMETHING_ELSE)
-
     async def _probed(self, subject: _Subject) -> Taken:
         results: dict[str, dict[str, float]] = {}
         drives = self._new_drives(subject)
@@ -265,7 +253,9 @@ class Steps:
         for begin in range(0, len(drives), _AT_ONCE):
             some = drives[begin : begin + _AT_ONCE]
             asked = (
-                self._probe(subject, drive, writes=drive_id(subject.id, drive.name) not in is_in_map)
+                self._asking.probe(
+                    subject.spec, drive, writes=drive_id(subject.id, drive.name) not in is_in_map
+                )
                 for drive in some
             )
             for drive, answer in zip(some, await asyncio.gather(*asked), strict=True):
@@ -280,11 +270,6 @@ class Steps:
         reads = [each["read_bytes_s"] for each in results.values()]
         slowest = min(reads, default=0.0) / 1e6
         return Taken(Done(f"the slowest drive reads {slowest:.0f} MB/s", {"drives": results}))
-
-    async def _probe(self, subject: _Subject, drive: ChosenDrive, *, writes: bool) -> Probed:
-        ask = Probe(subject.spec.target_text(), drive.nguid, _PROBE_S, writes)
-        answer = await self._hands.ask(self._some_agent(), ask, _LOOK_S + _PROBE_S)
-        return answer if isinstance(answer, Probed) else Probed(trouble=_SOMETHING_ELSE)
 
     async def _in_the_map(self, subject: _Subject) -> Taken:
         there = self._membership.map.enclosures.get(subject.id)
@@ -308,9 +293,9 @@ class Steps:
         return Taken(Done("new blocks go elsewhere"), subject.writes(status), subject.revisions)
 
     async def _passed_over(self, subject: _Subject) -> Taken:
-        statuses = await self._statuses()
+        statuses = await self._asking.statuses()
         before = next(each.detail for each in subject.operation.steps if each.name == "passed over")
-        verdict = drained(self._membership.map, subject.id, statuses, before, again_s=_PASSED_AGAIN_S)
+        verdict = drained(self._membership.map, subject.id, statuses, before, again_s=self._again.passed_s)
         if not isinstance(verdict, Done):
             return Taken(verdict)
         status = msgspec.structs.replace(subject.status, phase=Phase.DRAINED)
@@ -353,7 +338,7 @@ class Steps:
     # ------------------------------------------------------------------------------------------- replacing
 
     async def _replacement_identified(self, subject: _Subject) -> Taken:
-        seen = seen_by_all(await self._looked(subject.spec))
+        seen = seen_by_all(await self._asking.looked(subject.spec))
         if isinstance(seen, Failed):
             return Taken(seen)
         known = {drive.nguid: drive for drive in subject.status.drives}
@@ -396,37 +381,6 @@ class Steps:
             await self._membership.put_enclosures(
                 [wanted], seen={wanted.id: there}, force=subject.operation.force
             )
-
-    async def _looked(self, spec: EnclosureSpec) -> Mapping[AgentId, Looked | OstracaError]:
-        """Have every agent look at an enclosure."""
-        agents = sorted(self._membership.map.agents)
-        asked = (self._look(agent, Look(spec.target_text())) for agent in agents)
-        return dict(zip(agents, await asyncio.gather(*asked), strict=True))
-
-    async def _look(self, agent: AgentId, look: Look) -> Looked | OstracaError:
-        try:
-            answer = await self._hands.ask(agent, look, _LOOK_S)
-        except TimeoutError:
-            return OstracaError(f"nothing was heard of it for {_LOOK_S:.0f} s")
-        except OstracaError as error:
-            return error
-        return answer if isinstance(answer, Looked) else OstracaError("it answered something else")
-
-    async def _statuses(self) -> list[AgentStatus]:
-        """Ask every agent how it is; those that do not answer are left out."""
-        asked = (self._hands.status(agent) for agent in sorted(self._membership.map.agents))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, OstracaError | TimeoutError):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-    def _some_agent(self) -> AgentId:
-        agents = sorted(self._membership.map.agents)
-        if not agents:
-            message = "no agent is in the fabric, and only agents reach enclosures: start one, and ask again"
-            raise MembershipError(message)
-        return agents[0]
 
 
 def _with_drive(status: EnclosureStatus, drive: ChosenDrive) -> EnclosureStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.admin.api.problems import MEDIA_TYPE
@@ -40,14 +41,14 @@ class BodyLimit:
 
         async def sent(message: Message) -> None:
             nonlocal has_answered
-            has_answered = True
-            await send(message)
+            if received <= self._body_bytes_max or has_answered:
+                has_answered = True
+                await send(message)
 
-        try:
+        with suppress(_TooLongError):
             await self._app(scope, counted, sent)
-        except _TooLongError:
-            if not has_answered:
-                await self._refuse(scope, send)
+        if received > self._body_bytes_max and not has_answered:  # whatever the app made of it
+            await self._refuse(scope, send)
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         detail = f"a body has {self._body_bytes_max} bytes at most"

@@ -23,6 +23,7 @@ from ostraca_fabric.admin.api.access import Tokens, read_tokens
 from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
 from ostraca_fabric.admin.api.limits import BodyLimit
+from ostraca_fabric.admin.asking import Asking
 from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.steps import Steps
 from ostraca_fabric.admin.tidying import Tidying
@@ -117,7 +118,7 @@ class AdminDaemon:
         steps = Steps(
             records,
             membership,
-            hands,
+            Asking(membership, hands),
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
