@@ -58,7 +58,7 @@ fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: 
 
 .PHONY: soak
 soak: $(READY) ## Every cell of the fault matrix, then random faults under traffic (SOAK_ARGS: --minutes, --seed, --transport)
-	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/e2e/test_fault_matrix.py tests/e2e/test_wrong_way.py
+	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/e2e/test_fault_matrix.py tests/e2e/test_wrong_way.py tests/admin/test_dying.py
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 .PHONY: soak-flash

@@ -18,6 +18,7 @@ from ostraca_fabric.ids import ID_BYTES, DriveId, EnclosureId, drive_id
 from ostraca_fabric.ports.paths import PathError
 from ostraca_fabric.target import Target, parse_controller
 from ostraca_fabric.wire.flash_work import (
+    BUSY,
     Content,
     FlashAnswer,
     FlashAsk,
@@ -165,7 +166,7 @@ class FlashWorker:
 
     def _begin(self, nguid: str) -> None:
         if nguid in self._busy:
-            raise RefusedError("busy", f"drive {nguid} is being worked on: ask again")
+            raise RefusedError(BUSY, f"drive {nguid} is being worked on: ask again")
         self._busy.add(nguid)
 
     def _is_free(self, nguid: str, *, but_for: DriveId | None = None) -> bool:

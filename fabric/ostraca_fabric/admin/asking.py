@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import ConnectError, MembershipError, OstracaError
-from ostraca_fabric.wire.flash_work import Content, Format, Formatted, Look, Looked, Probe, Probed
+from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError
+from ostraca_fabric.wire.flash_work import BUSY, Content, Format, Formatted, Look, Looked, Probe, Probed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk
 
 _SOMETHING_ELSE = "the agent answered something else: is it of an older release?"
 
@@ -33,6 +34,10 @@ class AskSettings:
 
     probe_s: float = 1.5
     """How long a drive is measured."""
+
+
+class BusyError(OstracaError):
+    """A drive is being worked on, for an admin that is gone or for another one."""
 
 
 class Asking:
@@ -62,20 +67,13 @@ class Asking:
             replaces,
             spec.segment_bytes,
         )
-        try:
-            answer = await self._hands.ask(self._some_agent(), ask, self._settings.format_s)
-        except TimeoutError as error:
-            raise ConnectError("the agent that was to format it does not answer: ask again") from error
+        answer = await self._any(ask, self._settings.format_s)
         return answer if isinstance(answer, Formatted) else Formatted(trouble=_SOMETHING_ELSE)
 
     async def probe(self, spec: EnclosureSpec, drive: ChosenDrive, *, writes: bool) -> Probed:
         """Have a drive measured."""
         ask = Probe(spec.target_text(), drive.nguid, self._settings.probe_s, writes)
-        within_s = self._settings.look_s + self._settings.probe_s
-        try:
-            answer = await self._hands.ask(self._some_agent(), ask, within_s)
-        except TimeoutError as error:
-            raise ConnectError("the agent that was to measure it does not answer: ask again") from error
+        answer = await self._any(ask, self._settings.look_s + self._settings.probe_s)
         return answer if isinstance(answer, Probed) else Probed(trouble=_SOMETHING_ELSE)
 
     async def statuses(self) -> list[AgentStatus]:
@@ -96,9 +94,22 @@ class Asking:
             return error
         return answer if isinstance(answer, Looked) else OstracaError(_SOMETHING_ELSE)
 
-    def _some_agent(self) -> AgentId:
+    async def _any(self, ask: FlashAsk, deadline_s: float) -> FlashAnswer:
+        """Ask the first agent that answers. What another one may be doing meanwhile is the same.
+
+        Raises BusyError when it is being done, and ConnectError when no agent answers.
+        """
         agents = sorted(self._membership.map.agents)
-        if not agents:
-            message = "no agent is in the fabric, and only agents reach enclosures: start one, and ask again"
-            raise MembershipError(message)
-        return agents[0]
+        why = "no agent is in the fabric, and only agents reach enclosures: start one"
+        for agent in agents:
+            try:
+                return await self._hands.ask(agent, ask, deadline_s)
+            except TimeoutError:
+                why = f"nothing was heard of {agent} for {deadline_s:.0f} s"
+            except ConnectError as error:
+                why = str(error)
+            except RefusedError as error:
+                if error.code == BUSY:
+                    raise BusyError(str(error)) from error
+                raise
+        raise ConnectError(f"{why}, and ask again")

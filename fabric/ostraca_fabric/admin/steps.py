@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ostraca_fabric import record_keys
+from ostraca_fabric.admin.asking import BusyError
 from ostraca_fabric.admin.draining import drained
 from ostraca_fabric.admin.judging import (
     Again,
@@ -153,7 +154,7 @@ class Steps:
             return Taken(Failed("the enclosure is not registered any more"))
         try:
             return await self._by_name[operation.kind, step.name](subject)
-        except (PlacementBusyError, ChangedError) as error:
+        except (PlacementBusyError, ChangedError, BusyError) as error:
             return Taken(Again(str(error), self._again.busy_s))
         except BlocksTooLargeError as error:
             return Taken(Failed(str(error)))

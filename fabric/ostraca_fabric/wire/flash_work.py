@@ -16,6 +16,10 @@ from ostraca_fabric.errors import MalformedError
 _Body = TypeVar("_Body")
 
 
+BUSY = "busy"
+"""How an agent refuses what it is just doing to the same drive, for somebody else."""
+
+
 class TargetText(msgspec.Struct, frozen=True):
     """A target, as people write it: ``ostraca_fabric.target``."""
 

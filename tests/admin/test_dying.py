@@ -1,0 +1,324 @@
+"""An admin that dies anywhere: before or after any thing it does, and another goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from tests.admin.agents import Agent, AgentsHere, made_agent
+from tests.admin.shelf import Shelf
+
+from ostraca_fabric import record_keys
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.adapters.memory_records import MemoryRecords
+from ostraca_fabric.admin.asking import Asking, AskSettings
+from ostraca_fabric.admin.desk import Caller, Desk
+from ostraca_fabric.admin.model import (
+    VERSION,
+    EnclosureSpec,
+    EnclosureStatus,
+    Kind,
+    Operation,
+    Phase,
+    State,
+    decode,
+)
+from ostraca_fabric.admin.steps import AgainSettings, Steps
+from ostraca_fabric.admin.worker import Worker
+from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord, EnclosureState
+from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
+from ostraca_fabric.flash.superblock import decode_superblock
+from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
+from ostraca_fabric.ports.records import Hold, Record, Written
+from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk
+
+_T = TypeVar("_T")
+
+ALICE = Caller("alice", "admin", "PUT /v1/enclosures/shelf-1")
+SHELF = EnclosureId("shelf-1")
+WITHIN_S = 20.0
+FAR = 10_000
+STRIDE = 1 if os.environ.get("OSTRACA_EVERY_CELL") else 3
+"""Every how many acts an admin dies at: at each in `make soak`."""
+
+
+class DiedError(asyncio.CancelledError):
+    """The process is gone."""
+
+
+@dataclass
+class Life:
+    """How many things a process does before it is gone, the last of them done or not."""
+
+    acts: int = FAR
+    is_last_done: bool = True
+
+    async def act(self, what: Callable[[], Awaitable[_T]]) -> _T:
+        self.acts -= 1
+        if self.acts < 0 or (self.acts == 0 and not self.is_last_done):
+            raise DiedError
+        done = await what()
+        if self.acts == 0:
+            raise DiedError
+        return done
+
+
+class MortalRecords:
+    """Records as a process has them that may die."""
+
+    def __init__(self, records: MemoryRecords, life: Life) -> None:
+        self._records = records
+        self._life = life
+        self.holds: list[Hold] = []
+
+    async def get(self, key: str) -> Record | None:
+        return await self._records.get(key)
+
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, Record]:
+        return await self._records.get_many(keys)
+
+    async def below(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
+        return await self._records.below(prefix, after=after, limit=limit)
+
+    async def write(self, changes: Sequence[Written], *, unchanged: Mapping[str, int]) -> int | None:
+        return await self._life.act(lambda: self._records.write(changes, unchanged=unchanged))
+
+    async def hold(self, key: str, value: bytes) -> Hold | None:
+        async def held() -> Hold | None:
+            hold = await self._records.hold(key, value)
+            if hold is not None:
+                self.holds.append(hold)
+            return hold
+
+        return await self._life.act(held)
+
+    async def let_go(self, hold: Hold) -> None:
+        if self._life.acts > 0:  # the dead let nothing go
+            await self._records.let_go(hold)
+
+    def changes(self, prefix: str) -> AsyncIterator[tuple[Record | str, ...]]:
+        return self._records.changes(prefix)
+
+
+class MortalMembership(MemoryMembership):
+    """Membership as a process has it that may die; the fabric's own is in *fabric*."""
+
+    def __init__(self, fabric: MemoryMembership, life: Life) -> None:
+        super().__init__(fabric.map.fabric)
+        self.store = fabric.store
+        self._fabric = fabric
+        self._life = life
+
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        await self._life.act(
+            lambda: self._fabric.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+        )
+
+
+class MortalHands:
+    """Agents as a process asks them that may die."""
+
+    def __init__(self, hands: AgentsHere, life: Life) -> None:
+        self._hands = hands
+        self._life = life
+
+    async def ask(self, agent: AgentId, ask: FlashAsk, deadline_s: float) -> FlashAnswer:
+        return await self._life.act(lambda: self._hands.ask(agent, ask, deadline_s))
+
+    async def status(self, agent: AgentId) -> AgentStatus:
+        return await self._hands.status(agent)
+
+
+class Fabric:
+    """What outlives admins."""
+
+    def __init__(self, directory: Path) -> None:
+        self.records = MemoryRecords()
+        self.membership = MemoryMembership(FabricId(bytes(range(ID_BYTES))))
+        self.agents: dict[AgentId, Agent] = {}
+        self.shelf = Shelf(directory / SHELF, SHELF, drives=2)
+        self._numbers = itertools.count()
+
+    async def begin(self) -> None:
+        for name in (AgentId("agent-0"), AgentId("agent-1")):
+            self.agents[name] = made_agent(name, lambda: self.membership.map)
+            await self.membership.join(AgentRecord(name, StartId(bytes(ID_BYTES)), (f"unix:///{name}",)))
+
+    @property
+    def spec(self) -> EnclosureSpec:
+        return EnclosureSpec(VERSION, SHELF, self.shelf.nqn, (self.shelf.controller,))
+
+    @property
+    def desk(self) -> Desk:
+        return Desk(self.records, unix_s=lambda: 0.0, new_id=lambda: f"{next(self._numbers):012x}")
+
+    async def lives(self, life: Life) -> bool:
+        """Let an admin do long work until it is over, or the admin is; say whether it was over."""
+        records = MortalRecords(self.records, life)
+        membership = MortalMembership(self.membership, life)
+        hands = MortalHands(AgentsHere(self.agents), life)
+
+        async def report_of(_: EnclosureId) -> None:
+            return None
+
+        async def volumes() -> tuple[()]:
+            return ()
+
+        steps = Steps(
+            records,
+            membership,
+            Asking(membership, hands, AskSettings(probe_s=0.005)),
+            report_of=report_of,
+            volumes=volumes,
+            new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            again=AgainSettings(busy_s=0.01, passed_s=0.01),
+        )
+        worker = Worker(records, steps, name="admin", unix_s=lambda: 0.0, look_every_s=0.01)
+        working = asyncio.ensure_future(worker.run())
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while life.acts > 0 and not await self._is_over():  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)  # it may die, and then tells nobody
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+            for hold in records.holds:  # its lease has run out
+                await self.records.let_go(hold)
+        return await self._is_over()
+
+    async def operations(self) -> list[Operation]:
+        return [decode(each.value, Operation) for each in await self.records.below(record_keys.OPERATIONS)]
+
+    async def _is_over(self) -> bool:
+        return all(operation.state is not State.RUNNING for operation in await self.operations())
+
+    async def check_is_in_the_map(self) -> None:
+        """Assert that the enclosure is onboarded, once, with each of its drives."""
+        (record,) = self.membership.map.enclosures.values()
+        kept = await self.desk.kept(SHELF)
+        assert kept is not None
+        assert kept.status.phase is Phase.READY
+        assert {drive.nguid for drive in record.drives} == {*self.shelf.drives}
+        assert {each.nguid: f"{SHELF}/{each.name}" for each in kept.status.drives} == {
+            drive.nguid: drive.id for drive in record.drives
+        }
+        for drive in kept.status.drives:
+            with self.shelf.drives[drive.nguid].open("rb") as file:
+                superblock = decode_superblock(file.read(SUPERBLOCK_COPIES * PAGE_BYTES))
+            assert (superblock.format_id.hex(), superblock.drive) == (
+                drive.format_id,
+                f"{SHELF}/{drive.name}",
+            )
+
+
+async def acts_of(directory: Path) -> int:
+    """Count what an admin does to onboard an enclosure that nobody disturbs."""
+    fabric, life = Fabric(directory), Life()
+    await fabric.begin()
+    await fabric.desk.register(fabric.spec, ALICE)
+    assert await fabric.lives(life)
+    await fabric.check_is_in_the_map()
+    return FAR - life.acts
+
+
+@pytest.mark.parametrize("is_last_done", [False, True], ids=["before", "after"])
+async def test_an_admin_may_die_at_anything_it_does_to_onboard(tmp_path: Path, *, is_last_done: bool) -> None:
+    acts = await acts_of(tmp_path / "undisturbed")
+    assert acts > 15
+    for number in range(1 + is_last_done, acts + 1, STRIDE):
+        fabric = Fabric(tmp_path / f"dies-{number}")
+        await fabric.begin()
+        await fabric.desk.register(fabric.spec, ALICE)
+        await fabric.lives(Life(number, is_last_done=is_last_done))
+        assert await fabric.lives(Life()), f"nobody ends what died at {number}"
+        (operation,) = await fabric.operations()
+        assert [step.state for step in operation.steps] == [State.DONE] * len(operation.steps), operation
+        await fabric.check_is_in_the_map()
+
+
+@pytest.mark.parametrize("kind", [Kind.DRAIN, Kind.UNDRAIN, Kind.REPLACE, Kind.RETIRE])
+async def test_an_admin_may_die_at_anything_else_it_does(tmp_path: Path, kind: Kind) -> None:
+    for number, is_last_done in itertools.islice(
+        itertools.product(range(1, FAR), (False, True)), 0, None, STRIDE
+    ):
+        fabric = Fabric(tmp_path / f"{kind.value}-{number}-{is_last_done}")
+        await fabric.begin()
+        await fabric.desk.register(fabric.spec, ALICE)
+        assert await fabric.lives(Life())
+        passing = asyncio.ensure_future(_pass_over(fabric)) if kind is Kind.DRAIN else None
+        await _ask(fabric, kind)
+        life = Life(number, is_last_done=is_last_done)
+        has_lived = await fabric.lives(life)
+        assert await fabric.lives(Life())
+        if passing is not None:
+            await passing
+        await _check(fabric, kind)
+        if has_lived and life.acts > 0:
+            return
+
+
+async def _pass_over(fabric: Fabric) -> None:
+    """Let earlier placements end once the enclosure is draining."""
+    async for fabric_map in fabric.membership.changes():
+        if fabric_map.enclosures[SHELF].state is EnclosureState.DRAINING:
+            for record in fabric_map.earlier_placements:
+                await fabric.membership.retire_placement(record.epoch)
+            return
+
+
+async def _ask(fabric: Fabric, kind: Kind) -> None:
+    match kind:
+        case Kind.DRAIN:
+            await fabric.desk.drain(SHELF, ALICE)
+        case Kind.UNDRAIN:
+            await fabric.desk.drain(SHELF, ALICE)
+            passing = asyncio.ensure_future(_pass_over(fabric))
+            assert await fabric.lives(Life())
+            await passing
+            await fabric.desk.undrain(SHELF, ALICE)
+        case Kind.REPLACE:
+            fabric.shelf.plug_in()
+            await fabric.desk.replace(SHELF, "drive-0", ALICE)
+        case _:
+            await fabric.desk.retire(SHELF, ALICE, force=True)
+
+
+async def _check(fabric: Fabric, kind: Kind) -> None:
+    last = (await fabric.operations())[-1]
+    assert (last.kind, last.state) == (kind, State.DONE), last
+    record = fabric.membership.map.enclosures.get(SHELF)
+    if kind is Kind.RETIRE:
+        assert record is None
+        for prefix in (record_keys.SPECS, record_keys.STATUSES, record_keys.NGUIDS, record_keys.WORK):
+            assert await fabric.records.below(prefix) == ()
+        return
+    assert record is not None
+    kept = await fabric.records.get(record_keys.status(SHELF))
+    assert kept is not None
+    status: Any = decode(kept.value, EnclosureStatus)
+    assert {drive.id for drive in record.drives} == {f"{SHELF}/{each.name}" for each in status.drives}
+    assert record.state is (EnclosureState.DRAINING if kind is Kind.DRAIN else EnclosureState.READY)
+    assert status.phase is (Phase.DRAINED if kind is Kind.DRAIN else Phase.READY)
+    if kind is Kind.REPLACE:
+        assert {each.name for each in status.drives} == {"drive-1", "drive-2"}
+    used = await fabric.records.below(record_keys.NGUIDS)
+    uses = {record.key.removeprefix(record_keys.NGUIDS) for record in used}
+    assert uses == {each.nguid for each in status.drives}
