@@ -30,6 +30,7 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     )
     yield from _of_ownership(status)
     yield _of_peers(status)
+    yield _of_paths(status)
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
     yield _of_some("drives_good", troubled, "Drives in trouble")
     unreadable = [
@@ -89,6 +90,15 @@ def _of_peers(status: AgentStatus) -> Observation:
         f"{peer.agent} ({peer.why})" for peer in status.peers if peer.is_held_off and peer.agent in present
     ]
     return _of_some("peers_reachable", held_off, "Agents that I ask for nothing for a while")
+
+
+def _of_paths(status: AgentStatus) -> Observation:
+    lost = [
+        f"{each.enclosure} ({each.trouble or f'{live} of {len(each.paths)} paths are live'})"
+        for each in status.paths
+        if (live := sum(path.is_live for path in each.paths)) < len(each.paths) or each.trouble
+    ]
+    return _of_some("paths_live", lost, "Enclosures that I have lost paths to")
 
 
 _FULL = 0.95

@@ -181,6 +181,20 @@ DRIVE_TROUBLE = Metric(
 DRIVE_QUEUED = Metric(
     "ostraca_drive_queued_blocks", _G, "blocks", ("drive",), "Blocks that the drive has been asked for."
 )
+DRIVE_HITS = Metric(
+    "ostraca_drive_hit_blocks",
+    _C,
+    "blocks",
+    ("drive",),
+    "Blocks that gets of this agent's workers found on the drive.",
+)
+ENCLOSURE_PATHS = Metric(
+    "ostraca_agent_enclosure_paths",
+    _G,
+    "paths",
+    ("enclosure", "state"),
+    "Paths from the agent's host to an enclosure: those that are live, and those that are lost.",
+)
 SHARD_BLOCKS = Metric("ostraca_shard_blocks", _G, "blocks", ("shard",), "Blocks that can be got.")
 SHARD_LIMIT = Metric(
     "ostraca_shard_limit_blocks",
@@ -388,6 +402,10 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         yield from _peer_samples(peer)
     for drive in status.drives:
         yield from _drive_samples(drive)
+    for enclosure in status.paths:
+        live = sum(path.is_live for path in enclosure.paths)
+        yield Sample(ENCLOSURE_PATHS, (enclosure.enclosure, "live"), live)
+        yield Sample(ENCLOSURE_PATHS, (enclosure.enclosure, "lost"), len(enclosure.paths) - live)
     for shard in status.shards:
         yield from _shard_samples(shard)
 
@@ -416,6 +434,7 @@ def _drive_samples(drive: DriveStatus) -> Iterator[Sample]:
     ):
         yield Sample(DRIVE_TROUBLE, (drive.drive, what), count)
     yield Sample(DRIVE_QUEUED, (drive.drive,), drive.queued_blocks)
+    yield Sample(DRIVE_HITS, (drive.drive,), drive.hits)
 
 
 def _shard_samples(shard: ShardStatus) -> Iterator[Sample]:

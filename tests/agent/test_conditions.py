@@ -7,10 +7,19 @@ import pytest
 from tests.fabric.metrics_samples import STATUS
 
 from ostraca_dpu_agent.conditions import Phase, observe
-from ostraca_fabric.status import AgentStatus, DriveStatus, MembershipStatus, OwnershipStatus, PeerStatus
+from ostraca_fabric.status import (
+    AgentStatus,
+    DriveStatus,
+    EnclosurePathStatus,
+    MembershipStatus,
+    OwnershipStatus,
+    PathStatus,
+    PeerStatus,
+)
 
 SHARD = msgspec.structs.replace(STATUS.shards[0], unreadable_segments=0)
-GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),), shards=(SHARD,))
+GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=())
+LIVE, LOST = PathStatus("tcp://a:4420", True), PathStatus("tcp://b:4420", False, "connecting")
 HELD_OFF = PeerStatus("agent-1", is_held_off=True, why="a look-up's deadline was missed")
 
 
@@ -74,6 +83,18 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             with_shard(budget_level_bytes=-1.0, years_left=2.0),
             "write_budget_left",
             "Shards that were written more than their budget allows: enclosure-0/drive-0/0.",
+        ),
+        (
+            msgspec.structs.replace(GOOD, paths=(EnclosurePathStatus("shelf-1", 2, (LIVE, LOST)),)),
+            "paths_live",
+            "Enclosures that I have lost paths to: shelf-1 (1 of 2 paths are live).",
+        ),
+        (
+            msgspec.structs.replace(
+                GOOD, paths=(EnclosurePathStatus("shelf-1", 0, (LOST,), "nothing answers there"),)
+            ),
+            "paths_live",
+            "Enclosures that I have lost paths to: shelf-1 (nothing answers there).",
         ),
         (
             msgspec.structs.replace(GOOD, drives=(drive,)),

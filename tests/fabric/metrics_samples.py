@@ -13,9 +13,11 @@ from ostraca_fabric.status import (
     AskCounters,
     ClaimCounters,
     DriveStatus,
+    EnclosurePathStatus,
     EstimateCounters,
     MembershipStatus,
     OwnershipStatus,
+    PathStatus,
     PeerStatus,
     PrefetchCounters,
     ShardStatus,
@@ -105,6 +107,12 @@ STATUS = AgentStatus(
             damaged_blocks=2,
             refused=40,
             queued_blocks=32,
+            hits=5,
+        ),
+    ),
+    paths=(
+        EnclosurePathStatus(
+            "shelf-1", 2, (PathStatus("rdma://a:4420", True), PathStatus("tcp://b:4420", False, "connecting"))
         ),
     ),
 )

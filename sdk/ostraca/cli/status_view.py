@@ -110,6 +110,13 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     for peer in agent.peers:
         if peer.is_held_off:
             yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
+    for enclosure in agent.paths:
+        if enclosure.trouble:
+            yield f"{agent.agent}: enclosure {enclosure.enclosure} can't be reached: {enclosure.trouble}."
+        for path in enclosure.paths:
+            if not path.is_live and not enclosure.trouble:
+                why = f": {path.detail}" if path.detail else ""
+                yield f"{agent.agent}: the path to {enclosure.enclosure} at {path.controller} is lost{why}."
 
 
 def _index_text(agent: AgentStatus) -> str:
