@@ -81,7 +81,7 @@ def _followed(client: AdminClient, listed: list[msgspec.Raw]) -> Iterator[msgspe
 
 COMMAND = Command(
     name="audit",
-    summary="who changed what of a fabric",
+    summary="show who changed what",
     description=(
         "Ask the admin service (`ostraca serve admin`) who changed what, the oldest first. It keeps the\n"
         "newest 2,000 entries, or as many as limits.audit_max says."

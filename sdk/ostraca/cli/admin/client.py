@@ -54,8 +54,8 @@ class AdminClient:
         Over https its certificate has to be signed by *ca*, else by what this machine trusts. Each wait for
         the other end takes *timeout_s* at most. Raises UsageError that says what to write instead.
         """
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self._host, self._port = parts.hostname or "", parts.port
         except ValueError as error:
             raise UsageError(f"{url!r} is no URL: {error}") from error

@@ -300,7 +300,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="enclosure",
-    summary="bring enclosures into a fabric, drain, repair and retire them",
+    summary="bring enclosures in, drain and retire them",
     description=(
         "Ask the admin service (`ostraca serve admin`) about the enclosures of a fabric: see ACTION --help.\n"
         "Long work goes on by itself; --watch follows it, and ends with 0 when it is done, 1 when it has\n"

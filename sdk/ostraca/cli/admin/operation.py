@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="operation",
-    summary="long work on a fabric, and how far it is",
+    summary="show long work, and how far it is",
     description=(
         "Ask the admin service (`ostraca serve admin`) about long work: onboarding, draining, replacing a\n"
         "drive, retiring. See ACTION --help."

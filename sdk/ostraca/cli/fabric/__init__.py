@@ -205,7 +205,7 @@ def _rebuild(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="fabric",
-    summary="begin a fabric in etcd, look at what is in it, or rebuild its record",
+    summary="begin a fabric, look at it, or rebuild its record",
     description=(
         "Begin a fabric that etcd keeps, make a fabric's lost record again from what lies on its drives, or\n"
         "ask the admin service what there is in it: see ACTION --help."
