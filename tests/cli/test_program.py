@@ -1,12 +1,16 @@
 """The command line without any fabric: what it takes, what it refuses, and what it says."""
 
 import argparse
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ostraca.cli.admin.audit import COMMAND as AUDIT
+from ostraca.cli.admin.enclosure import COMMAND as ENCLOSURE
+from ostraca.cli.admin.operation import COMMAND as OPERATION
 from ostraca.cli.bench import COMMAND as BENCH
 from ostraca.cli.doctor import COMMAND as DOCTOR
 from ostraca.cli.explain import COMMAND as EXPLAIN
@@ -18,7 +22,7 @@ from ostraca.cli.serve.command import COMMAND as SERVE
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, BENCH, REPLAY)
+COMMANDS = (UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, ENCLOSURE, OPERATION, AUDIT, BENCH, REPLAY)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -67,6 +71,17 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "agent", "--etcd-user", "u"], "etcd.user and etcd.password_file go together"),
         (["fabric", "rebuild", "--fabric", "12"], "'12' is no fabric id"),
         (["fabric", "rebuild", "--key", "k", "--new-key"], "not allowed with"),
+        (["enclosure"], "ACTION"),
+        (["enclosure", "add", "shelf-1"], "--controller"),
+        (["enclosure", "add", "s", "--controller", "c", "--segment", "x"], "--segment: 'x' is no size"),
+        (["enclosure", "list", "--timeout", "0"], "--timeout: '0' is no time"),
+        (["enclosure", "list", "--admin", "10.0.0.7:7480"], "is no URL of an admin service"),
+        (["enclosure", "list", "--admin", "http://[::1"], "is no URL"),
+        (["enclosure", "list", "--admin", "http://10.0.0.7"], "would cross in the clear: write https://"),
+        (["enclosure", "list", "--admin", "https://10.0.0.7", "--tls-ca", "/no"], "is no file of a CA's"),
+        (["enclosure", "replace", "s", "drive-0", "--wipe"], "Name it: --with NGUID --wipe"),
+        (["operation", "show"], "ID"),
+        (["audit", "--last", "0"], "--last: '0' is no count"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
         (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
         (["bench", "unix:///a.sock", "--dir", "/tmp"], "not both"),
@@ -112,6 +127,18 @@ def test_a_missing_extra_is_named_with_what_to_install(
     assert capsys.readouterr().err == (
         "ostraca: this command needs rich; install it with: pip install 'ostraca[agent]'\n"
     )
+
+
+def test_a_missing_extra_of_the_admin_service_is_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    command = dataclasses.replace(ENCLOSURE, add_options=lambda _: None, run=run)
+    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (command,))
+    assert main(["enclosure"]) == 1
+    assert "pip install 'ostraca[admin]'" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_code_130_without_a_traceback(

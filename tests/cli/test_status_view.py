@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ostraca.cli.durations import duration_text
 from ostraca.cli.status import FabricStatus, as_json
-from ostraca.cli.status_view import duration_text, fabric_view
+from ostraca.cli.status_view import fabric_view
 from ostraca_fabric.status import (
     AgentCounters,
     AgentStatus,

@@ -27,6 +27,9 @@ class Command:
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
 
+    extra: str = "agent"
+    """What to install of the package, as in ``ostraca[agent]``, where it needs more than every worker has."""
+
 
 def count_argument(text: str) -> int:
     """Read a number above zero, for argparse."""

@@ -1,6 +1,7 @@
 """The ``ostraca`` command: reads its arguments, runs one command, and says in one sentence what went wrong.
 
-Exit codes: 0 fine, 1 failed, 2 bad usage, 130 interrupted (Ctrl-C).
+Exit codes: 0 fine, 1 failed, 2 bad usage, 3 refused as things are now, and nothing was changed (an enclosure
+that is still being drained can't be retired), 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
+from ostraca.cli.admin import audit, enclosure, operation
+from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 BAD_USAGE = 2
+NOT_NOW = 3
 INTERRUPTED = 130
 
 _COMMANDS = (
@@ -30,17 +34,21 @@ _COMMANDS = (
     explain.COMMAND,
     doctor.COMMAND,
     fabric.COMMAND,
+    enclosure.COMMAND,
+    operation.COMMAND,
+    audit.COMMAND,
     bench.COMMAND,
     replay.COMMAND,
 )
 _OF_THE_EXTRA = frozenset({"google", "grpc", "nixl", "nixl_cu12", "nixl_cu13", "rich", "uvicorn", "uvloop"})
-"""Modules that come with ``ostraca[agent]``."""
+"""Modules that come with an extra of the package, as with ``ostraca[agent]``."""
 
 _EPILOG = """\
 examples:
   ostraca up                    run a whole fabric on this machine
   ostraca fabric create --etcd HOST:PORT   begin a fabric that etcd keeps
   ostraca serve agent --etcd HOST:PORT     run this host's agent of it
+  ostraca enclosure add NAME --controller rdma://HOST:4420 --watch     bring an enclosure into it
   ostraca status                look at it, from another terminal
   ostraca metrics               its numbers, for Prometheus
   ostraca explain HASH --volume NAME   why is, or was, this block a miss?
@@ -49,7 +57,8 @@ examples:
   ostraca bench --seconds 2     measure it beside this machine's own limits
   ostraca replay TRACE          how much flash and which write budget do these requests want?
 
-"ostraca COMMAND --help" explains a command. Exit codes: 0 fine, 1 failed, 2 bad usage, 130 interrupted.
+"ostraca COMMAND --help" explains a command. Exit codes: 0 fine, 1 failed, 2 bad usage, 3 refused as
+things are now, 130 interrupted.
 """
 
 
@@ -63,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except NotNowError as error:
+        return _say(error, NOT_NOW)
     except UsageError as error:
         return _say(error, BAD_USAGE)
     except (OstracaError, OSError) as error:
@@ -81,7 +92,9 @@ def _run(options: argparse.Namespace) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in _OF_THE_EXTRA:
             raise
-        return _say(f"this command needs {missing}; install it with: pip install 'ostraca[agent]'", FAILED)
+        return _say(
+            f"this command needs {missing}; install it with: pip install 'ostraca[{options.extra}]'", FAILED
+        )
     return code
 
 
@@ -111,5 +124,5 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.add_options(added)
-        added.set_defaults(run=command.run)
+        added.set_defaults(run=command.run, extra=command.extra)
     return parser

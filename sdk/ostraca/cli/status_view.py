@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from ostraca.cli.durations import duration_text
 from ostraca.cli.sizes import size_text
 from ostraca_fabric.policies.endurance import YEARS_MAX
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 _STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
 """Of what is told of a drive in this condition."""
-
-_MINUTE_S = 60
-_HOUR_S = 3600
-_DAY_S = 86400
 
 
 def fabric_view(status: FabricStatus) -> RenderableType:
@@ -302,18 +299,6 @@ def _health(shard: ShardStatus) -> str:
     if shard.is_failing:
         return "failing"
     return "fenced" if shard.ownership.is_fenced else "good"
-
-
-def duration_text(seconds: float) -> str:
-    """Write a time span for people, to two units: ``17 s``, ``3 min 4 s``, ``2 d 5 h``."""
-    whole = int(seconds)
-    if whole >= _DAY_S:
-        return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
-    if whole >= _HOUR_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    if whole >= _MINUTE_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    return f"{whole} s"
 
 
 def _right(*names: str) -> tuple[Column, ...]:

@@ -1,5 +1,5 @@
-"""``ostraca fabric``: a fabric that etcd keeps is begun (``create``), and what a fabric's directory or etcd
-has lost is made again from its drives (``rebuild``).
+"""``ostraca fabric``: a fabric that etcd keeps is begun (``create``), what a fabric's directory or etcd has
+lost is made again from its drives (``rebuild``), and the admin service is asked what there is in it.
 
 Superblocks say whose the drives are and how they are laid out, volume records what volumes there are. The
 fabric's key is on no drive: without it no block can be found.
@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostraca.cli.admin.fabric import add_views
 from ostraca.cli.command import Command, count_argument
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.sizes import size_argument
@@ -117,6 +118,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     rebuild.add_argument(
         "--dry-run", action="store_true", help="say what was found and what would be done; write nothing"
     )
+    add_views(actions)
 
 
 def _none_or_count(text: str) -> int:
@@ -203,10 +205,10 @@ def _rebuild(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="fabric",
-    summary="begin a fabric in etcd, or rebuild its record",
+    summary="begin a fabric, look at it, or rebuild its record",
     description=(
-        "Begin a fabric that etcd keeps, or make a fabric's lost record again from what lies on its drives:\n"
-        "see ACTION --help."
+        "Begin a fabric that etcd keeps, make a fabric's lost record again from what lies on its drives, or\n"
+        "ask the admin service what there is in it: see ACTION --help."
     ),
     example=(
         "  $ ostraca fabric rebuild --dir /tmp/fabric\n"

@@ -12,8 +12,10 @@ import logging
 import os
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ostraca.cli.admin.options import TOKEN_VARIABLE, URL_VARIABLE
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 
 ADMIN_PREFIX = "OSTRACA_ADMIN_"
 """What the environment variables that set its settings begin with."""
+
+_OF_CLIENTS = (URL_VARIABLE, TOKEN_VARIABLE)
+"""Those that commands read which ask this service: who works with it has them set."""
 
 _OPTIONS = (
     ("--id", "id", "NAME", "what it is called in logs (default: as the machine is)"),
@@ -66,7 +71,9 @@ def _run_admin(options: argparse.Namespace) -> int:
     given = [(flag, name, getattr(options, name)) for flag, name, _, _ in _OPTIONS]
     also = [each for each in given if each[2]]
     also += [(flag, f"etcd.{name}", value) for flag, name, value in etcd_options(options)]
-    loaded = load(AdminSettings, sources_of(options, also), prefix=ADMIN_PREFIX)
+    sources = sources_of(options, also)
+    known = {name: value for name, value in os.environ.items() if name not in _OF_CLIENTS}
+    loaded = load(AdminSettings, replace(sources, environment=known), prefix=ADMIN_PREFIX)
     if options.print_settings:
         print(as_toml(loaded.settings, loaded.origins), end="")
         return 0

@@ -1,0 +1,89 @@
+"""What ``ostraca fabric`` asks the admin service for: the map, agents, shards, volumes, capacity."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ostraca.cli.admin.options import add_action, client_of, write_json, write_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FROM = "Asks the admin service (`ostraca serve admin`)."
+
+
+def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Let the user look at a fabric."""
+    for name, act, summary in (
+        ("map", _map, "show the newest map in short"),
+        ("agents", _agents, "list agents, with what each says of itself"),
+        ("shards", _shards, "list shards, with their owners"),
+        ("volumes", _volumes, "list volumes"),
+        ("capacity", _capacity, "show how much flash there is, and how full it is"),
+    ):
+        description = f"{summary[0].upper()}{summary[1:]}. {_FROM}"
+        add_action(actions, name, act, summary=summary, description=description)
+
+
+def _map(options: argparse.Namespace) -> int:
+    if body := _asked(options, "/v1/map"):
+        from ostraca.cli.admin.answers import Map, read
+        from ostraca.cli.admin.view import map_view, show
+
+        show(map_view(read(body, Map)))
+    return 0
+
+
+def _capacity(options: argparse.Namespace) -> int:
+    if body := _asked(options, "/v1/capacity"):
+        from ostraca.cli.admin.answers import Capacity, read
+        from ostraca.cli.admin.view import capacity_view, show
+
+        show(capacity_view(read(body, Capacity)))
+    return 0
+
+
+def _agents(options: argparse.Namespace) -> int:
+    if pages := _listed(options, "/v1/agents"):
+        from ostraca.cli.admin.answers import Agent, items
+        from ostraca.cli.admin.view import agents_view, show
+
+        show(agents_view(items(pages, Agent)))
+    return 0
+
+
+def _shards(options: argparse.Namespace) -> int:
+    if pages := _listed(options, "/v1/shards"):
+        from ostraca.cli.admin.answers import Shard, items
+        from ostraca.cli.admin.view import shards_view, show
+
+        show(shards_view(items(pages, Shard)))
+    return 0
+
+
+def _volumes(options: argparse.Namespace) -> int:
+    if pages := _listed(options, "/v1/volumes"):
+        from ostraca.cli.admin.answers import Volume, items
+        from ostraca.cli.admin.view import show, volumes_view
+
+        show(volumes_view(items(pages, Volume)))
+    return 0
+
+
+def _asked(options: argparse.Namespace, path: str) -> bytes | None:
+    """Return what is answered; None where that was all that was wanted, and is printed."""
+    body = client_of(options).get(path).body
+    if not options.json:
+        return body
+    write_json(body)
+    return None
+
+
+def _listed(options: argparse.Namespace, path: str) -> Iterator[bytes] | None:
+    """Return the pages of a list; None where that was all that was wanted, and is printed."""
+    pages = client_of(options).pages(path)
+    if not options.json:
+        return pages
+    write_pages(pages)
+    return None

@@ -1,0 +1,86 @@
+"""``ostraca fabric`` where it asks the admin service, and ``ostraca audit``."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.admin.commands import Commands, started
+from tests.admin.service import WITHIN_S, AdminService
+
+from ostraca.cli.admin import audit, client
+from ostraca_fabric.ids import AgentId
+
+
+def test_a_fabric_is_shown_by_its_map_agents_shards_and_capacity(
+    service: AdminService, ostraca: Commands
+) -> None:
+    service.onboarded("shelf-1", drives=2)
+    agent = service.agents[AgentId("agent-1")]
+    agent.is_silent = True
+    ostraca.become("viewer")
+    shown = {name: ostraca("fabric", name) for name in ("map", "agents", "shards", "volumes", "capacity")}
+    assert {name: (ran.code, ran.err) for name, ran in shown.items()} == dict.fromkeys(shown, (0, ""))
+    fabric = service.membership.map.fabric.hex()
+    assert f"fabric           {fabric}" in shown["map"].out
+    assert "shards           2, of which 2 have no owner" in shown["map"].out
+    assert "1 of 1" in shown["agents"].out
+    assert "agent-1: can't reach an agent" in shown["agents"].out
+    shards = [shard.id for shard in service.membership.map.shards()]
+    assert [line.split()[0] for line in shown["shards"].out.splitlines()[1:]] == shards
+    assert "nobody" in shown["shards"].out
+    assert "119.5 MiB" in shown["capacity"].out
+    assert "without those of agent-1, which are silent" in shown["capacity"].out
+    for name in shown:
+        assert ostraca("fabric", name, "--json").json == service.ask("GET", f"/v1/{name}").body
+
+
+def test_the_audit_log_says_who_changed_what(
+    service: AdminService, ostraca: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.onboarded("shelf-1")
+    ostraca.become("operator")
+    assert ostraca("enclosure", "drain", "shelf-1").code == 0
+    assert ostraca("enclosure", "undrain", "shelf-1", "--watch").code == 0
+    first, *_, last = ostraca("audit").out.splitlines()
+    assert "  alice (admin)  PUT /v1/enclosures/shelf-1  onboard " in first
+    assert "  oscar (operator)  POST /v1/enclosures/shelf-1:undrain  undrain " in last
+    assert ostraca("audit", "--last", "1").out.splitlines() == [last]
+    monkeypatch.setattr(client, "PAGE", 2)
+    entries = service.ask("GET", "/v1/audit").body["items"]
+    assert ostraca("audit", "--json").json == {"items": entries, "next": ""}
+    assert ostraca("audit", "--last", "2", "--json").json == {"items": entries[-2:], "next": ""}
+
+
+def test_the_audit_log_is_followed_until_ctrl_c(service: AdminService) -> None:
+    service.onboarded("shelf-1")
+    with started(service, "audit", "--follow") as process:
+        assert process.stdout is not None
+        assert "PUT /v1/enclosures/shelf-1" in process.stdout.readline()
+        service.ask("POST", "/v1/enclosures/shelf-1:drain", {})
+        assert "POST /v1/enclosures/shelf-1:drain" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_following_misses_no_entry_of_an_admin_whose_clock_is_late(
+    service: AdminService, ostraca: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an entry sorts before others that were told already."""
+    service.onboarded("shelf-1")
+    service.ask("POST", "/v1/enclosures/shelf-1:drain", {})
+    looks = iter(range(3))
+
+    def late(_: float) -> None:
+        if next(looks) == 2:
+            raise KeyboardInterrupt
+        service.clock_is_late = True
+        service.ask("POST", "/v1/enclosures/shelf-1:undrain", {})
+
+    monkeypatch.setattr(audit.time, "sleep", late)
+    ran = ostraca("audit", "--follow", "--json")
+    assert ran.code == 130
+    assert [entry["detail"].partition(" ")[0] for entry in ran.lines] == ["onboard", "drain", "undrain"]
+    kept = service.ask("GET", "/v1/audit").body["items"]
+    assert [entry["detail"].partition(" ")[0] for entry in kept] == ["undrain", "onboard", "drain"]
