@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from ostraca_fabric.admin.api import enclosures, fabric, history
+from ostraca_fabric.admin.api import drives, enclosures, fabric, history
 from ostraca_fabric.admin.api.problems import RESPONSES, tell_problems
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Long work is an *operation*: a change answers at once, with its path in `Locatio
 Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
 """
 
-ROUTERS = (enclosures.router, fabric.router, history.router)
+ROUTERS = (enclosures.router, fabric.router, drives.router, history.router)
 """All paths."""
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostraca_fabric.admin.desk import Kept
 from ostraca_fabric.admin.model import VERSION, AuditEntry, EnclosureSpec, Operation
 from ostraca_fabric.fabric_map import EnclosureRecord
-from ostraca_fabric.inventory import EnclosureReport
+from ostraca_fabric.inventory import DriveWear, EnclosureReport
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME, examples=["shelf-1"])]
@@ -142,6 +142,20 @@ class WearView(BaseModel):
     bytes_written: int
     critical_warning: int
 
+    @classmethod
+    def of(cls, wear: DriveWear | None) -> WearView | None:
+        """Show it, where there is something."""
+        if wear is None:
+            return None
+        return cls(
+            percentage_used=wear.percentage_used,
+            available_spare=wear.available_spare,
+            media_errors=wear.media_errors,
+            temperature_c=wear.temperature_c,
+            bytes_written=wear.bytes_written,
+            critical_warning=wear.critical_warning,
+        )
+
 
 class EnclosureDriveView(BaseModel):
     """A drive of an enclosure."""
@@ -200,16 +214,7 @@ class EnclosureView(BaseModel):
                     model=drive.model,
                     serial=drive.serial,
                     is_in_map=drive.nguid in in_map,
-                    wear=None
-                    if wear is None
-                    else WearView(
-                        percentage_used=wear.percentage_used,
-                        available_spare=wear.available_spare,
-                        media_errors=wear.media_errors,
-                        temperature_c=wear.temperature_c,
-                        bytes_written=wear.bytes_written,
-                        critical_warning=wear.critical_warning,
-                    ),
+                    wear=WearView.of(wear),
                 )
             )
         return cls(
