@@ -8,7 +8,7 @@ import pytest
 from tests.admin.commands import Commands, started
 from tests.admin.service import WITHIN_S, AdminService
 
-from ostraca.cli.admin import audit, client
+from ostraca.cli.admin import client
 from ostraca_fabric.ids import AgentId
 
 
@@ -78,7 +78,7 @@ def test_following_misses_no_entry_of_an_admin_whose_clock_is_late(
         service.clock_is_late = True
         service.ask("POST", "/v1/enclosures/shelf-1:undrain", {})
 
-    monkeypatch.setattr(audit.time, "sleep", late)
+    monkeypatch.setattr("ostraca.cli.admin.audit.time.sleep", late)
     ran = ostraca("audit", "--follow", "--json")
     assert ran.code == 130
     assert [entry["detail"].partition(" ")[0] for entry in ran.lines] == ["onboard", "drain", "undrain"]
