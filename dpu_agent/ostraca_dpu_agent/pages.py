@@ -1,8 +1,7 @@
 """An agent's pages over HTTP: ``/metrics``, ``/healthz``, ``/readyz`` and ``/status``.
 
 They are made on the server's thread. What an agent believes is asked of its own loop, at most once in
-``fresh_s``, and all who ask meanwhile share the answer: scrapes, however many, cost the data path one status
-in that time.
+``fresh_s``: scrapes, however many, cost the data path one status in that time.
 
 - ``/healthz``: does the agent's loop answer at all? A daemon that does not should be started anew.
 - ``/readyz``: can it serve gets? With all conditions, of which only ``ready`` counts.
@@ -10,18 +9,18 @@ in that time.
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_fabric.adapters.http.app import OK, UNAVAILABLE, Page, text_page
+from ostraca_fabric.adapters.http.asked import Asked
 from ostraca_fabric.conditions import is_ready
 from ostraca_fabric.metrics import agent_samples
 from ostraca_fabric.openmetrics import CONTENT_TYPE, render
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Mapping
 
     from ostraca_fabric.adapters.http.settings import HttpSettings
@@ -39,12 +38,7 @@ class AgentPages:
         clock: Callable[[], float],
     ) -> None:
         """*status* is called on *loop*, the agent's; *clock* is monotonic, in seconds."""
-        self._status = status
-        self._loop = loop
-        self._settings = settings
-        self._clock = clock
-        self._asked: asyncio.Future[AgentStatus] | None = None
-        self._asked_s = 0.0
+        self._asked = Asked(status, loop, settings, clock, who="the agent")
         self._rendered: tuple[AgentStatus, Page] | None = None
 
     def routes(self) -> dict[str, Callable[[], Awaitable[Page]]]:
@@ -58,7 +52,7 @@ class AgentPages:
 
     async def metrics(self) -> Page:
         """Everything that is counted, for Prometheus."""
-        status = await self._asked_for()
+        status = await self._asked.told()
         if isinstance(status, Page):
             return status
         if self._rendered is None or self._rendered[0] is not status:
@@ -67,12 +61,12 @@ class AgentPages:
 
     async def healthz(self) -> Page:
         """Whether the agent's loop answers."""
-        status = await self._asked_for()
+        status = await self._asked.told()
         return status if isinstance(status, Page) else text_page("ok")
 
     async def readyz(self) -> Page:
         """Whether gets can be served, and what else is to be known."""
-        status = await self._asked_for()
+        status = await self._asked.told()
         if isinstance(status, Page):
             return status
         ready = is_ready(status.conditions)
@@ -81,36 +75,8 @@ class AgentPages:
 
     async def status(self) -> Page:
         """What the agent believes, in full."""
-        status = await self._asked_for()
+        status = await self._asked.told()
         return status if isinstance(status, Page) else Page(msgspec.json.encode(status))
-
-    async def _asked_for(self) -> AgentStatus | Page:
-        """Return what the agent believes, ``fresh_s`` old at most; or a page that says that it is silent."""
-        now_s = self._clock()
-        is_old = now_s - self._asked_s >= self._settings.fresh_s
-        if self._asked is None or (self._asked.done() and is_old):
-            self._asked_s = now_s
-            self._asked = asyncio.wrap_future(self._ask())
-        try:
-            async with asyncio.timeout(self._settings.answer_s):
-                return await asyncio.shield(self._asked)
-        except TimeoutError:
-            silent_s = self._clock() - self._asked_s
-            message = f"the agent has not answered for {silent_s:.1f} s: its loop is blocked"
-            return text_page(message, UNAVAILABLE)
-
-    def _ask(self) -> Future[AgentStatus]:
-        told: Future[AgentStatus] = Future()
-
-        def tell() -> None:
-            try:
-                told.set_result(self._status())
-            except BaseException as error:
-                told.set_exception(error)
-                raise
-
-        self._loop.call_soon_threadsafe(tell)
-        return told
 
 
 def routes_of(agents: Mapping[str, AgentPages]) -> dict[str, Callable[[], Awaitable[Page]]]:

@@ -21,6 +21,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
         ├── StoreAwayError       the membership store did not answer in time
         ├── PlacementBusyError   too many placement epochs are still asked
         ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
+        ├── NamesakeError        another process is already what this one would be
         ├── ChangedError         what a change was decided on is not so any more
         └── LeaseEndedError      the agent is no longer in the fabric
 """
@@ -128,6 +129,10 @@ class PlacementBusyError(MembershipError):
 
 class BlocksTooLargeError(MembershipError):
     """A volume's largest block fits no segment of some shard, so the one that came second is refused."""
+
+
+class NamesakeError(MembershipError):
+    """Another process, not known to have ended, is already what this one would be in the fabric."""
 
 
 class ChangedError(MembershipError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ostraca_fabric.enclosure_metrics import ENCLOSURE_METRICS
 from ostraca_fabric.metric import Kind, Metric, Sample
 from ostraca_fabric.status import AgentStatus, DriveStatus, PeerStatus, ShardStatus
 from ostraca_fabric.tallies import OperationTally
@@ -353,7 +354,10 @@ CLIENT_QUARANTINED = Metric(
     "The part of the arena under transfers that are not known to have ended.",
 )
 
-METRICS: tuple[Metric, ...] = tuple(each for each in globals().values() if isinstance(each, Metric))
+METRICS: tuple[Metric, ...] = (
+    *(each for each in globals().values() if isinstance(each, Metric)),
+    *ENCLOSURE_METRICS,
+)
 """All of them, an agent's first."""
 
 

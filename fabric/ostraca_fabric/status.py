@@ -1,10 +1,13 @@
-"""What an agent believes, as ``ostraca status`` shows it and ``StatusDone`` carries it."""
+"""What a daemon believes: an agent, as ``ostraca status`` shows it and ``StatusDone`` carries it, and an
+enclosure's.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from ostraca_fabric.conditions import Condition
+from ostraca_fabric.inventory import DriveReport
 from ostraca_fabric.tallies import OperationTally
 
 
@@ -325,3 +328,25 @@ class AgentStatus(msgspec.Struct, frozen=True):
     claims: ClaimCounters = msgspec.field(default_factory=ClaimCounters)
     paths: tuple[EnclosurePathStatus, ...] = ()
     """Every enclosure that is reached by NVMe-oF, or as files with a target."""
+
+
+class EnclosureStatus(msgspec.Struct, frozen=True):
+    """What an enclosure's daemon believes of it."""
+
+    enclosure: str
+    start_id: str
+    version: str
+    nqn: str
+    controllers: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """NQNs of the hosts that it lets in; empty: every one."""
+
+    drives: tuple[DriveReport, ...]
+    sentence: str
+    """What its last turn decided, and why."""
+
+    uptime_s: float
+    turns: int
+    steps_failed: int
+    conditions: tuple[Condition, ...] = ()
+    """Whether hosts find drives here (``ready``), and what else an operator should know."""

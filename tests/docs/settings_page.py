@@ -1,4 +1,5 @@
-"""The tables of docs/reference/settings.md and daemon-settings.md, made from the dataclasses.
+"""The tables of docs/reference/settings.md, daemon-settings.md, admin-settings.md and
+enclosure-settings.md, made from the dataclasses.
 
 ``python -m tests.docs.settings_page`` writes them into the pages anew.
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ostraca.cli.serve.admin_settings import AdminSettings
 from ostraca.cli.serve.daemon_settings import DaemonSettings
+from ostraca.cli.serve.enclosure.settings import EnclosureDaemonSettings
 from ostraca.cli.settings.fields import group_of
 from ostraca.cli.settings.values import write_value
 from ostraca_dpu_agent.settings import AgentSettings
@@ -22,6 +24,7 @@ _REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 AGENT_PAGE = _REFERENCE / "settings.md"
 DAEMON_PAGE = _REFERENCE / "daemon-settings.md"
 ADMIN_PAGE = _REFERENCE / "admin-settings.md"
+ENCLOSURE_PAGE = _REFERENCE / "enclosure-settings.md"
 BEGIN = "<!-- From here on made by `python -m tests.docs.settings_page`. -->\n"
 
 
@@ -50,6 +53,12 @@ def admin_tables() -> str:
     return "".join(f"\n{_section(group)}" for group in group_of(AdminSettings).all_groups())
 
 
+def enclosure_tables() -> str:
+    """Return every group of what may be set of `ostraca serve enclosure`."""
+    groups = group_of(EnclosureDaemonSettings).all_groups()
+    return "".join(f"\n{_section(group)}" for group in groups)
+
+
 def _section(group: Group) -> str:
     title = f"## {group.name}" if group.name else "## In no group"
     head = (title, "", group.doc, "", "| setting | unit | default | what it is for |", "|---|---|---|---|")
@@ -66,3 +75,4 @@ if __name__ == "__main__":
     AGENT_PAGE.write_text(page_with(AGENT_PAGE, agent_tables()))
     DAEMON_PAGE.write_text(page_with(DAEMON_PAGE, daemon_tables()))
     ADMIN_PAGE.write_text(page_with(ADMIN_PAGE, admin_tables()))
+    ENCLOSURE_PAGE.write_text(page_with(ENCLOSURE_PAGE, enclosure_tables()))

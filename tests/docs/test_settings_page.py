@@ -4,9 +4,11 @@ from tests.docs.settings_page import (
     ADMIN_PAGE,
     AGENT_PAGE,
     DAEMON_PAGE,
+    ENCLOSURE_PAGE,
     admin_tables,
     agent_tables,
     daemon_tables,
+    enclosure_tables,
     page_with,
 )
 
@@ -16,3 +18,4 @@ def test_the_pages_are_what_the_settings_say_of_themselves() -> None:
     assert AGENT_PAGE.read_text() == page_with(AGENT_PAGE, agent_tables()), hint
     assert DAEMON_PAGE.read_text() == page_with(DAEMON_PAGE, daemon_tables()), hint
     assert ADMIN_PAGE.read_text() == page_with(ADMIN_PAGE, admin_tables()), hint
+    assert ENCLOSURE_PAGE.read_text() == page_with(ENCLOSURE_PAGE, enclosure_tables()), hint

@@ -6,6 +6,7 @@ import numpy as np
 
 from ostraca.meter import ClientMetrics
 from ostraca_fabric.conditions import Condition
+from ostraca_fabric.inventory import DriveReport, DriveWear
 from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.status import (
     AgentCounters,
@@ -14,6 +15,7 @@ from ostraca_fabric.status import (
     ClaimCounters,
     DriveStatus,
     EnclosurePathStatus,
+    EnclosureStatus,
     EstimateCounters,
     MembershipStatus,
     OwnershipStatus,
@@ -115,6 +117,38 @@ STATUS = AgentStatus(
             "shelf-1", 2, (PathStatus("rdma://a:4420", True), PathStatus("tcp://b:4420", False, "connecting"))
         ),
     ),
+)
+
+ENCLOSURE = EnclosureStatus(
+    enclosure="shelf-1",
+    start_id="0e" * 16,
+    version="0.1.0",
+    nqn="nqn.2025-01.io.ostraca:shelf-1",
+    controllers=("rdma://10.0.8.1:4420",),
+    hosts=("nqn.2025-01.io.ostraca:host-1",),
+    drives=(
+        DriveReport(
+            "nvme0n1",
+            "36344630528001050025384100000001",
+            3_840_755_982_336,
+            4096,
+            is_exported=True,
+            wear=DriveWear(
+                percentage_used=3,
+                available_spare=100,
+                spare_threshold=10,
+                media_errors=0,
+                temperature_c=35,
+                bytes_written=460_800_000_000_000,
+            ),
+        ),
+        DriveReport("drive-0", "11111111111111111111111111111111", 1 << 30, 4096),
+    ),
+    sentence="1 of 2 drives exported",
+    uptime_s=61.5,
+    turns=12,
+    steps_failed=2,
+    conditions=(Condition("drives_fit", True, 61.5, "every drive that is exported is fit"),),
 )
 
 CLIENT = ClientMetrics(

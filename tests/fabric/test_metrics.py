@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.fabric.metrics_samples import CLIENT, STATUS, tally
+from tests.fabric.metrics_samples import CLIENT, ENCLOSURE, STATUS, tally
 
+from ostraca_fabric.enclosure_metrics import enclosure_samples
 from ostraca_fabric.metric import Kind, Sample
 from ostraca_fabric.metrics import AGENT_INFO, METRICS, agent_samples
 from ostraca_fabric.openmetrics import render, sample_lines
@@ -15,7 +16,7 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, Tally, tally_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
-TEXT = render(agent_samples(STATUS)) + CLIENT.openmetrics()
+TEXT = render(agent_samples(STATUS)) + CLIENT.openmetrics() + render(enclosure_samples(ENCLOSURE))
 
 
 def test_the_reference_page_lists_every_metric_and_no_other() -> None:
@@ -49,7 +50,7 @@ def test_the_reference_page_shows_a_line_of_each_metric_as_it_is_written() -> No
 def test_a_metrics_name_says_whose_it_is_and_ends_in_its_unit(metric: object) -> None:
     assert metric in METRICS
     found = METRICS[METRICS.index(metric)]
-    assert re.fullmatch(r"ostraca_(agent|drive|shard|client)(_[a-z]+)*", found.name)
+    assert re.fullmatch(r"ostraca_(agent|drive|shard|client|enclosure)(_[a-z]+)*", found.name)
     assert not found.unit or found.name.endswith(f"_{found.unit}")
     assert found.help.endswith(".")
 

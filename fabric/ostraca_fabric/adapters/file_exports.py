@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ostraca_fabric.adapters.whole_files import write_whole
+from ostraca_fabric.adapters.whole_files import sync_directory, write_whole
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.target import check_nguid
 
@@ -65,7 +65,13 @@ def write_exports(directory: Path, exports: FileExports) -> None:
         {host: _digest(salt, secret) for host, secret in sorted(exports.hosts.items())},
         tuple(_Namespace(nguid, path.name) for nguid, path in sorted(exports.namespaces.items())),
     )
-    write_whole(directory / EXPORTS_FILE, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    _write(directory, record)
+
+
+def withdraw_exports(directory: Path) -> None:
+    """Export nothing any more. Not an error where nothing is. Raises OSError."""
+    (directory / EXPORTS_FILE).unlink(missing_ok=True)
+    sync_directory(directory)
 
 
 class FoundExports:
@@ -77,6 +83,8 @@ class FoundExports:
         self.namespaces = {each.nguid: directory / each.path for each in record.namespaces}
         """By NGUID: the drive's file."""
 
+        self._directory = directory
+        self._record = record
         self._salt = bytes.fromhex(record.salt)
         self._hosts = record.hosts
 
@@ -93,6 +101,34 @@ class FoundExports:
         """Say whether *secret* is what the host has to show."""
         wanted = self._hosts.get(host, "")
         return hmac.compare_digest(wanted, _digest(self._salt, secret) if wanted else "")
+
+    def asks(self, host: str) -> bool:
+        """Say whether a host has to show a secret."""
+        return bool(self._hosts.get(host))
+
+    # What changes it writes it whole, with all else as it was found: secrets can't be read back.
+
+    def let_in(self, host: str, secret: str) -> None:
+        """Let a host connect, with this secret and no other. Raises OSError."""
+        self._write(hosts={**self._hosts, host: _digest(self._salt, secret)})
+
+    def shut_out(self, host: str) -> None:
+        """Let a host connect no more; after the last one every host may. Raises OSError."""
+        self._write(hosts={name: told for name, told in self._hosts.items() if name != host})
+
+    def offer(self, nguid: str, path: Path) -> None:
+        """Export a file of this directory. Raises OSError."""
+        self._write(namespaces=(*self._without(nguid), _Namespace(nguid, path.name)))
+
+    def take_back(self, nguid: str) -> None:
+        """Export a drive no more. Raises OSError."""
+        self._write(namespaces=self._without(nguid))
+
+    def _without(self, nguid: str) -> tuple[_Namespace, ...]:
+        return tuple(each for each in self._record.namespaces if each.nguid != nguid)
+
+    def _write(self, **changed: object) -> None:
+        _write(self._directory, msgspec.structs.replace(self._record, **changed))
 
 
 def read_exports(directory: Path) -> FoundExports | None:
@@ -113,6 +149,10 @@ def read_exports(directory: Path) -> FoundExports | None:
         return None
     except (msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"{file} is damaged ({error}): start the enclosure's daemon again") from error
+
+
+def _write(directory: Path, record: _Exports) -> None:
+    write_whole(directory / EXPORTS_FILE, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
 
 
 def _digest(salt: bytes, secret: str) -> str:

@@ -1,4 +1,4 @@
-"""``--http``: an agent's pages over HTTP, beside what its command does."""
+"""``--http``: a daemon's pages over HTTP, beside what its command does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from ostraca_fabric.adapters.http.app import Page
     from ostraca_fabric.adapters.http.settings import HttpSettings
     from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.wire.address import TcpAddress
@@ -48,13 +49,22 @@ async def http_pages(
         yield ""
         return
     from ostraca_dpu_agent.pages import AgentPages, routes_of
+
+    loop = asyncio.get_running_loop()
+    agents = {agent: AgentPages(look, loop, settings, time.monotonic) for agent, look in looks.items()}
+    async with served_pages(where, routes_of(agents), settings) as url:
+        yield url
+
+
+@asynccontextmanager
+async def served_pages(
+    where: str, routes: Mapping[str, Callable[[], Awaitable[Page]]], settings: HttpSettings
+) -> AsyncIterator[str]:
+    """Serve these pages meanwhile, and yield their URL. Raises ConnectError when the address can't be had."""
     from ostraca_fabric.adapters.http.app import Pages
     from ostraca_fabric.adapters.http.server import HttpServer
     from ostraca_fabric.wire.address import is_loopback
 
-    loop = asyncio.get_running_loop()
-    agents = {agent: AgentPages(look, loop, settings, time.monotonic) for agent, look in looks.items()}
-    routes = routes_of(agents)
     address = _address(where)
     server = HttpServer(Pages(routes), address, settings)
     server.start()

@@ -1,6 +1,7 @@
 """``ostraca doctor``: what lies on drives, what is wrong with it, and what to do.
 
 Works offline, from the drives alone. Never writes, unless ``--format`` names the shard that is to be emptied.
+``ostraca doctor drive`` looks at the drives themselves (``fitness``): whether they are fit for an enclosure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ostraca_fabric.errors import DriveError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_DRIVE = "drive"
 _DUMPS = ("superblock", "volumes", "summary", "entries")
 
 
@@ -22,9 +24,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="+",
-        type=Path,
         metavar="PATH",
-        help="a drive (a file or a block device), or a directory of drives, as the --dir of `ostraca up`",
+        help="a drive (a file or a block device), or a directory of drives, as the --dir of `ostraca up`; or "
+        "the word `drive`, and behind it NVMe drives, to say whether they are fit for an enclosure",
     )
     parser.add_argument(
         "--json", action="store_true", help="print what was found as JSON; of --dump, by line"
@@ -45,6 +47,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "fabric runs in the drive's directory",
     )
     parser.add_argument("--segment", type=_segment, metavar="N", help="dump this segment alone")
+    parser.add_argument(
+        "--force", action="store_true", help="of `doctor drive`: no trouble, though a drive is not fit"
+    )
 
 
 def _segment(text: str) -> int:
@@ -56,6 +61,11 @@ def _segment(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     from ostraca.cli.doctor.drives import drives_of
 
+    if options.paths[0] == _DRIVE and (options.paths[1:] or not Path(_DRIVE).exists()):
+        return _fitness(options)
+    if options.force:
+        raise UsageError("--force goes with `ostraca doctor drive DEVICE`")
+    options.paths = [Path(each) for each in options.paths]
     if options.segment is not None and options.dump not in ("summary", "entries"):
         raise UsageError("--segment goes with --dump summary or --dump entries")
     if options.format is not None:
@@ -64,6 +74,25 @@ def _run(options: argparse.Namespace) -> int:
     if options.dump:
         return _dump(drives, options)
     return _explain(drives, options)
+
+
+def _fitness(options: argparse.Namespace) -> int:
+    from ostraca.cli.doctor.fitness import fitness_lines, fitness_told, is_good, look_at
+
+    names = options.paths[1:]
+    if not names or options.verify or options.dump or options.format or options.segment is not None:
+        raise UsageError(
+            "`ostraca doctor drive` takes NVMe drives, as /dev/nvme0n1, --json and --force; a path that is "
+            "called drive is written ./drive"
+        )
+    drives = look_at(names)
+    if options.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode([fitness_told(each) for each in drives])).decode())
+    else:
+        print("\n\n".join("\n".join(fitness_lines(each)) for each in drives))
+    return 0 if options.force or all(map(is_good, drives)) else 1
 
 
 def _explain(drives: Sequence[Path], options: argparse.Namespace) -> int:
@@ -125,7 +154,8 @@ COMMAND = Command(
     description=(
         "Read drives, of a fabric that runs or not, and explain them: whose shards they are, how full,\n"
         "what is damaged, whether `ostraca up` can use them, and if not, what to do. Nothing is written,\n"
-        "but with --format. Exit codes: 0 no trouble, 1 trouble, 2 bad usage."
+        "but with --format. `ostraca doctor drive DEVICE` says whether an NVMe drive is fit for an\n"
+        "enclosure, and who uses it. Exit codes: 0 no trouble, 1 trouble, 2 bad usage."
     ),
     example=(
         "  $ ostraca doctor /tmp/fabric\n"

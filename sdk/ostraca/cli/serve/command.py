@@ -20,6 +20,7 @@ from ostraca.cli.command import Command
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.serve.admin_command import add_admin
+from ostraca.cli.serve.enclosure.command import add_enclosure
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_log_options(agent)
     agent.set_defaults(serve=_run_agent)
     add_admin(daemons)
+    add_enclosure(daemons)
 
 
 def _run(options: argparse.Namespace) -> int:

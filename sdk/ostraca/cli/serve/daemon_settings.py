@@ -104,15 +104,7 @@ class DaemonSettings(AgentSettings):
 
     def wanted_fabric(self) -> FabricId | None:
         """Return the fabric that was named. Raises UsageError."""
-        try:
-            named = FabricId(bytes.fromhex(self.fabric))
-        except ValueError:
-            named = FabricId(b"?")
-        if len(named) not in (0, ID_BYTES):
-            raise UsageError(
-                f"fabric is {self.fabric!r}: write its {2 * ID_BYTES} hex digits, or leave it out"
-            )
-        return named or None
+        return named_fabric(self.fabric)
 
     def reached_at(self) -> tuple[str, ...]:
         """Return where others reach the agent. Raises UsageError when they can't."""
@@ -132,6 +124,17 @@ class DaemonSettings(AgentSettings):
             message = "an address is tls://, which takes a certificate: give tls.cert, tls.key and tls.ca"
             raise UsageError(message)
         return tuple(map(str, told))
+
+
+def named_fabric(text: str) -> FabricId | None:
+    """Return the fabric that *text* names, None for an empty one. Raises UsageError."""
+    try:
+        named = FabricId(bytes.fromhex(text))
+    except ValueError:
+        named = FabricId(b"?")
+    if len(named) not in (0, ID_BYTES):
+        raise UsageError(f"fabric is {text!r}: write its {2 * ID_BYTES} hex digits, or leave it out")
+    return named or None
 
 
 def _check_reachable(address: Address) -> None:

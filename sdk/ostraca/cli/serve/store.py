@@ -13,6 +13,7 @@ from ostraca.cli.etcd_place import etcd_keys, etcd_settings
 from ostraca_fabric.adapters.etcd.backoff import Backoff
 from ostraca_fabric.adapters.etcd.found import fabric_at
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+from ostraca_fabric.adapters.etcd.reports import EtcdReports
 from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.keys import fabric_key_check
 
@@ -57,13 +58,7 @@ async def opened(place: EtcdPlace, wanted: FabricId | None, key: bytes) -> tuple
     when there is no fabric, another than *wanted*, or one with another key.
     """
     settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
-    if wanted is None:
-        wanted = await fabric_at(keys, settings, dice=dice)
-    if wanted is None:
-        raise MembershipError(
-            f"there is no fabric under {keys.text} of etcd at {', '.join(place.endpoints)}: check endpoints "
-            "and prefix, or begin one with `ostraca fabric create`"
-        )
+    wanted = wanted or await _fabric_at(place)
     membership = await EtcdMembership.open(
         wanted,
         settings,
@@ -73,6 +68,30 @@ async def opened(place: EtcdPlace, wanted: FabricId | None, key: bytes) -> tuple
         lease_ttl_s=place.lease_ttl_s,
     )
     return wanted, membership
+
+
+async def opened_reports(place: EtcdPlace, wanted: FabricId | None) -> tuple[FabricId, EtcdReports]:
+    """Return the fabric at *place* and the reports of its enclosures, which the caller closes.
+
+    Raises StoreAwayError while etcd can't be reached, and MembershipError or UsageError that says what to do
+    when there is no fabric, or another than *wanted*.
+    """
+    settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
+    wanted = wanted or await _fabric_at(place)
+    return wanted, await EtcdReports.open(
+        wanted, settings, keys=keys, dice=dice, lease_ttl_s=place.lease_ttl_s
+    )
+
+
+async def _fabric_at(place: EtcdPlace) -> FabricId:
+    settings, keys = etcd_settings(place), etcd_keys(place)
+    found = await fabric_at(keys, settings, dice=random.Random())  # noqa: S311
+    if found is None:
+        raise MembershipError(
+            f"there is no fabric under {keys.text} of etcd at {', '.join(place.endpoints)}: check endpoints "
+            "and prefix, or begin one with `ostraca fabric create`"
+        )
+    return found
 
 
 def check_place(place: EtcdPlace) -> None:

@@ -1,0 +1,238 @@
+"""Both exporters do what exporters must, and each what only it has to."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.enclosure.exporter_contract import ALICE, BOB, NQN, OTHER, SECRET, ExporterContract, brought
+from tests.enclosure.simulated_nvmet import Killed, SimulatedNvmet
+
+from ostraca_enclosure.adapters.file_exporter import FileExporter
+from ostraca_enclosure.adapters.made_here import MadeHere
+from ostraca_enclosure.adapters.nvmet import NvmetExporter
+from ostraca_enclosure.plan import (
+    NOTHING,
+    CloseToOthers,
+    Create,
+    Export,
+    Have,
+    HostSecrets,
+    LetIn,
+    Listen,
+    Offer,
+    ShutOut,
+    Want,
+    plan,
+)
+from ostraca_enclosure.ports import Exporter, ExportError
+from ostraca_fabric.adapters.file_exports import FileExports, read_exports, write_exports
+from ostraca_fabric.target import Controller, Transport, parse_controller
+
+TCP, RDMA = parse_controller("tcp://192.0.2.1:4420"), parse_controller("rdma://192.0.2.1:4421")
+
+
+class TestFiles(ExporterContract):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.directory = tmp_path / "drives"
+        self.directory.mkdir(exist_ok=True)
+        self.controllers = (Controller(Transport.FILES, str(self.directory)),)
+
+    def make(self) -> FileExporter:
+        return FileExporter(self.directory, NQN)
+
+    def test_agents_read_what_is_exported(self, want: Want, drives: list[Export]) -> None:
+        brought(self.make(), want)
+        found = read_exports(self.directory)
+        assert found is not None
+        assert found.nqn == NQN
+        assert found.namespaces == {each.nguid: Path(each.device) for each in drives[:2]}
+        assert found.is_secret(ALICE, SECRET)
+        assert not found.is_secret(ALICE, OTHER)
+        assert not found.knows(BOB)
+
+    def test_nobody_but_those_listed_may_connect_at_any_time_while_hosts_change(self, want: Want) -> None:
+        brought(self.make(), want)
+        exporter, other = self.make(), replace(want, hosts={BOB: HostSecrets(OTHER)})
+        for step in plan(other, exporter.observe(other.hosts)):
+            exporter.apply(step)
+            found = read_exports(self.directory)
+            assert found is not None
+            assert found.hosts, f"open to every host after: {step}"
+
+    def test_another_enclosures_directory_is_left_alone(self, want: Want) -> None:
+        write_exports(self.directory, FileExports("nqn.2025-01.io.ostraca:other", {}))
+        with pytest.raises(ExportError, match=r"is of nqn\.2025-01\.io\.ostraca:other"):
+            self.make().observe({})
+        with pytest.raises(ExportError, match="take another directory"):
+            self.make().apply(Create())
+
+    def test_a_damaged_file_is_told(self) -> None:
+        (self.directory / "exports.json").write_text("{")
+        with pytest.raises(ExportError, match="is damaged"):
+            self.make().observe({})
+
+    def test_a_file_shows_no_secret_of_its_own(self, want: Want) -> None:
+        brought(self.make(), want)
+        with pytest.raises(ExportError, match="leave controller_secret out"):
+            self.make().apply(LetIn(BOB, HostSecrets(SECRET, OTHER)))
+
+
+class TestNvmet(ExporterContract):
+    controllers = (RDMA, TCP)
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.tree = SimulatedNvmet(tmp_path / "nvmet")
+        self.state = tmp_path / "state"
+        self.state.mkdir()
+
+    def make(self) -> NvmetExporter:
+        return NvmetExporter(self.tree, NQN, MadeHere(self.state, "boot-1"))
+
+    def test_hosts_are_told_the_drives_own_identity(self, want: Want, drives: list[Export]) -> None:
+        have = brought(self.make(), want)
+        for each in have.offered:
+            at = f"subsystems/{NQN}/namespaces/{each.slot}"
+            assert self.tree.read(f"{at}/device_nguid").replace("-", "") == each.nguid
+            assert self.tree.read(f"{at}/device_uuid").replace("-", "") == each.nguid
+        assert self.tree.read(f"subsystems/{NQN}/attr_allow_any_host") == "0"
+        assert self.tree.read(f"hosts/{ALICE}/dhchap_key") == SECRET
+
+    def test_the_serial_number_is_the_same_when_the_subsystem_is_made_anew(self, want: Want) -> None:
+        brought(self.make(), want)
+        serial = self.tree.read(f"subsystems/{NQN}/attr_serial")
+        brought(self.make(), NOTHING)
+        brought(self.make(), want)
+        assert self.tree.read(f"subsystems/{NQN}/attr_serial") == serial
+
+    def test_both_show_each_other_secrets_where_they_are_given(self, want: Want) -> None:
+        mutual = replace(want, hosts={ALICE: HostSecrets(SECRET, OTHER)})
+        brought(self.make(), want)
+        brought(self.make(), mutual)
+        assert self.tree.read(f"hosts/{ALICE}/dhchap_ctrl_key") == OTHER
+        brought(self.make(), want)
+        assert self.tree.read(f"hosts/{ALICE}/dhchap_ctrl_key") == ""
+
+    def test_only_what_was_made_here_is_removed(self, want: Want, drives: list[Export]) -> None:
+        others = "nqn.2025-01.org.example:theirs"
+        self.tree.mkdir(f"subsystems/{others}")
+        self.tree.mkdir(f"subsystems/{others}/namespaces/1")
+        for name in (ALICE, BOB):
+            self.tree.mkdir(f"hosts/{name}")
+        self.tree.write(f"hosts/{ALICE}/dhchap_key", SECRET)
+        self.tree.link(f"subsystems/{others}/allowed_hosts/{ALICE}", f"hosts/{ALICE}")
+        self.tree.mkdir("ports/1")
+        for name, value in (("trtype", "tcp"), ("traddr", "192.0.2.1"), ("trsvcid", "4420")):
+            self.tree.write(f"ports/1/addr_{name}", value)
+        self.tree.link(f"ports/1/subsystems/{others}", f"subsystems/{others}")
+        before = self.tree.shown()
+        brought(self.make(), want)
+        assert self.tree.names("ports") == ["1", "2"], "the port of others at the same address is joined"
+        brought(self.make(), NOTHING)
+        assert self.tree.shown() == before
+
+    def test_a_host_of_somebody_else_with_another_secret_is_not_changed(self, want: Want) -> None:
+        self.tree.mkdir(f"hosts/{ALICE}")
+        self.tree.write(f"hosts/{ALICE}/dhchap_key", OTHER)
+        exporter = self.make()
+        exporter.apply(Create())
+        with pytest.raises(ExportError, match="somebody else made hosts/"):
+            exporter.apply(LetIn(ALICE, HostSecrets(SECRET)))
+        assert self.tree.read(f"hosts/{ALICE}/dhchap_key") == OTHER
+
+    def test_what_was_noted_before_a_boot_means_nothing_after_it(self, want: Want) -> None:
+        brought(self.make(), want)
+        self.tree = SimulatedNvmet(self.state.parent / "nvmet-2")
+        self.tree.mkdir("ports/1")  # somebody else's, with a number that was ours
+        self.tree.mkdir(f"hosts/{ALICE}")
+        after = NvmetExporter(self.tree, NQN, MadeHere(self.state, "boot-2"))
+        brought(after, replace(want, hosts={ALICE: HostSecrets()}))
+        brought(after, NOTHING)
+        assert self.tree.shown() == [f"hosts/{ALICE}", "ports/1"]
+
+    def test_a_kernel_without_authentication_is_told_and_lets_nobody_in(self, want: Want) -> None:
+        self.tree = SimulatedNvmet(self.state.parent / "nvmet-2", has_auth=False)
+        exporter = self.make()
+        exporter.apply(Create())
+        with pytest.raises(ExportError, match="CONFIG_NVME_TARGET_AUTH"):
+            exporter.apply(LetIn(ALICE, HostSecrets(SECRET)))
+        assert exporter.observe(want.hosts).hosts == frozenset()
+        exporter.apply(LetIn(ALICE, HostSecrets()))
+        assert exporter.observe({ALICE: HostSecrets()}).hosts == {ALICE}
+
+    def test_an_address_of_another_machine_is_told_and_tried_again(self, want: Want) -> None:
+        exporter = self.make()
+        wrong = Listen(parse_controller("tcp://192.0.2.99:4420"))
+        brought(exporter, want)
+        for _ in range(2):
+            with pytest.raises(ExportError, match="this machine has no such address"):
+                exporter.apply(wrong)
+        assert len(self.tree.names("ports")) == 3, "one port, tried twice"
+        brought(self.make(), NOTHING)
+        assert self.tree.shown() == []
+
+    def test_without_nvmet_it_says_what_to_load(self, tmp_path: Path) -> None:
+        self.tree.root = tmp_path / "nothing"
+        with pytest.raises(ExportError, match="modprobe nvmet"):
+            self.make().observe({})
+
+    @pytest.mark.slow
+    def test_a_process_that_is_killed_at_any_change_leaves_what_the_next_one_mends(
+        self, want: Want, drives: list[Export], tmp_path: Path
+    ) -> None:
+        wants = [
+            want,
+            replace(want, drives=frozenset(drives[1:]), hosts={BOB: HostSecrets(OTHER)}),
+            replace(want, controllers=(TCP,), hosts={}),
+            NOTHING,
+        ]
+        for before, after in itertools.pairwise([NOTHING, *wants]):
+            for killed_at in itertools.count():
+                self.tree = SimulatedNvmet(tmp_path / f"tree-{wants.index(after)}-{killed_at}")
+                self.state = tmp_path / f"state-{wants.index(after)}-{killed_at}"
+                self.state.mkdir()
+                brought(self.make(), before)
+                self.tree.killed_at = self.tree.changes + killed_at
+                try:
+                    brought(self.make(), after)
+                except Killed:
+                    self.tree.killed_at = None
+                    brought(self.make(), after)
+                    brought(self.make(), NOTHING)
+                    assert self.tree.shown() == []
+                else:
+                    assert killed_at > 3
+                    break
+
+    def test_no_host_is_let_in_that_is_not_to_be_while_it_changes(self, want: Want) -> None:
+        brought(self.make(), replace(want, hosts={}))
+        exporter = self.make()
+        steps = plan(want, exporter.observe(want.hosts))
+        assert isinstance(steps[0], CloseToOthers)
+        for step in steps:
+            exporter.apply(step)
+            assert not exporter.observe(want.hosts).is_open
+
+    def test_a_namespace_that_was_begun_and_not_ended_is_made_anew(
+        self, want: Want, drives: list[Export]
+    ) -> None:
+        brought(self.make(), want)
+        at = f"subsystems/{NQN}/namespaces/7"
+        self.tree.mkdir(at)
+        self.tree.write(f"{at}/device_nguid", drives[2].nguid)
+        have = brought(self.make(), replace(want, drives=frozenset(drives)))
+        assert {each.slot for each in have.offered} == {1, 2, 3}
+
+    def test_a_host_that_is_shut_out_is_told_of_what_it_keeps(self) -> None:
+        assert "stays until it disconnects" in str(ShutOut(ALICE))
+
+
+def test_both_start_from_nothing(tmp_path: Path) -> None:
+    exporter: Exporter = FileExporter(tmp_path, NQN)
+    assert exporter.observe({}) == Have()
+    with pytest.raises(ExportError, match="is gone"):
+        exporter.apply(Offer(Export("1" * 32, str(tmp_path / "drive-0.img"))))
