@@ -53,7 +53,7 @@ class Admin:
         people.chmod(0o600)
         self._command = [
             *(sys.executable, "-m", "ostraca.cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
-            *("--fabric-key", f"{pod.files}/fabric.key", "--tokens", f"{pod.files}/tokens.toml"),
+            *("--tokens", f"{pod.files}/tokens.toml"),
             *("--people", str(people), "--listen", f"127.0.0.1:{self._port}"),
             *("--set", "etcd.lease_ttl_s=2"),
         ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca.cli.etcd_place import etcd_keys, etcd_settings
-from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_secret
+from ostraca.cli.serve.secret_files import read_access, read_secret
 from ostraca.cli.serve.store import opened, patiently
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.asked_agents import AskedAgents
@@ -61,7 +61,6 @@ class AdminDaemon:
         self.name = settings.name()
         self._settings = settings
         self._address = _address(settings)
-        self._key = read_fabric_key(Path(settings.fabric_key_file))
         self._token = self._read_token()
         self._tokens = self._read_people()
         self._network = self._made_network()
@@ -95,7 +94,7 @@ class AdminDaemon:
         listening = listen(self._address)
         try:
             fabric, membership = await patiently(
-                "find the fabric", lambda: opened(settings.etcd, _fabric(settings.fabric), self._key)
+                "find the fabric", lambda: opened(settings.etcd, _fabric(settings.fabric), None)
             )
         except BaseException:
             listening.close()

@@ -37,7 +37,6 @@ _OPTIONS = (
     ("--id", "id", "NAME", "what it is called in logs (default: as the machine is)"),
     ("--listen", "listen", "HOST:PORT", "where the REST API is (default: 127.0.0.1:7480)"),
     ("--fabric", "fabric", "ID", "refuse any other fabric than this"),
-    ("--fabric-key", "fabric_key_file", "FILE", "the fabric's key, the same as agents have"),
     ("--tokens", "tokens_file", "FILE", "the agents' file of tokens"),
     ("--people", "people_file", "FILE", "who may ask for what: bearer tokens by role"),
 )

@@ -51,9 +51,6 @@ class AdminSettings:
     listen: str = "127.0.0.1:7480"
     """``host:port`` of the REST API. Anywhere but on loopback it takes TLS."""
 
-    fabric_key_file: str = "/etc/ostraca/fabric.key"
-    """The fabric's key: by it the service knows that etcd has the right fabric."""
-
     tokens_file: str = "/etc/ostraca/tokens.toml"
     """The agents' file of tokens; its fabric tokens are what this service shows to agents."""
 

@@ -51,8 +51,12 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
             return done
 
 
-async def opened(place: EtcdPlace, wanted: FabricId | None, key: bytes) -> tuple[FabricId, EtcdMembership]:
+async def opened(
+    place: EtcdPlace, wanted: FabricId | None, key: bytes | None
+) -> tuple[FabricId, EtcdMembership]:
     """Return the fabric at *place* and its membership, which the caller closes.
+
+    *key* is the fabric's; None for who needs none, and so has none.
 
     Raises StoreAwayError while etcd can't be reached, and MembershipError or UsageError that says what to do
     when there is no fabric, another than *wanted*, or one with another key.
@@ -64,7 +68,7 @@ async def opened(place: EtcdPlace, wanted: FabricId | None, key: bytes) -> tuple
         settings,
         dice=dice,
         keys=keys,
-        key_check=fabric_key_check(key, wanted),
+        key_check="" if key is None else fabric_key_check(key, wanted),
         lease_ttl_s=place.lease_ttl_s,
     )
     return wanted, membership
