@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from tests.pod.admin import Admin, Shelf
+from tests.pod.admin import MIB, Admin, Shelf
+from tests.pod.enclosures import EnclosureProcess
 from tests.pod.processes import Pod, until
 from tests.pod.work import CHAINS, missing, put
 
@@ -79,25 +80,42 @@ class Load:
             assert self.chains, "some chains were put"
 
 
-def test_the_whole_life_of_an_enclosure_under_load(busy: Pod) -> None:
-    shelf = Shelf(busy.folder, "shelf-1")
+@pytest.fixture
+def shelf_1(busy: Pod) -> Iterator[EnclosureProcess]:
+    """An enclosure with its own daemon."""
+    shelf = EnclosureProcess(busy, "shelf-1", "--drive-size", "66MiB")
+    shelf.start()
+    yield shelf
+    shelf.kill()
+
+
+def test_the_whole_life_of_an_enclosure_under_load(busy: Pod, shelf_1: EnclosureProcess) -> None:
+    form = {
+        "nqn": "nqn.2025-01.io.ostraca:shelf-1",
+        "controllers": [f"files://{shelf_1.files}"],
+        "segment_bytes": MIB,
+    }
     with Admin(busy) as admin, Load(busy) as load:
         # Onboarded: its drives come into the map, and take blocks.
-        answer = admin.ask("PUT", "/v1/enclosures/shelf-1", shelf.form)
+        answer = admin.ask("PUT", "/v1/enclosures/shelf-1", form)
         assert answer.status == 201
         onboarded = admin.done(answer)
         assert [step["state"] for step in onboarded["steps"]] == ["done"] * 7
         assert all(each["read_bytes_s"] > 0 for each in onboarded["steps"][5]["detail"]["drives"].values())
         view = admin.enclosure("shelf-1")
         assert (view["status"]["phase"], len(view["status"]["drives"])) == ("ready", 2)
+        assert "export" in view["status"]["report"]
         busy.await_settled()
         with busy.agents[0].connect() as client:
             assert put(client) == list(CHAINS)
         assert any(name.startswith("shelf-1/") for name in busy.claims())
 
         # The same again changes nothing.
-        again = admin.ask("PUT", "/v1/enclosures/shelf-1", shelf.form)
+        again = admin.ask("PUT", "/v1/enclosures/shelf-1", form)
         assert (again.status, again.headers["location"]) == (200, answer.headers["location"])
+
+        # Its daemon dies: what it exports outlives it, and nobody misses anything.
+        shelf_1.kill()
 
         # Drained: nothing new goes there, and what is there is still got.
         began = admin.ask("POST", "/v1/enclosures/shelf-1:drain", {})
@@ -118,14 +136,17 @@ def test_the_whole_life_of_an_enclosure_under_load(busy: Pod) -> None:
             admin.ask("POST", "/v1/enclosures/shelf-1/drives/drive-0:replace", {}), state="failed"
         )
         assert "put one in" in failed["message"]
-        new, load.may_lose = shelf.add_drive(), True
+        shelf_1.start("--drives", "3")
+        load.may_lose = True
         admin.done(admin.ask("POST", "/v1/enclosures/shelf-1/drives/drive-0:replace", {"force": True}))
         drives = admin.enclosure("shelf-1")["status"]["drives"]
         assert [(each["name"], each["is_in_map"]) for each in drives] == [
             ("drive-1", True),
             ("drive-2", True),
         ]
-        assert drives[1]["nguid"] == new
+        exported = shelf_1.exports()
+        assert exported is not None
+        assert {each["nguid"] for each in drives} < {each["nguid"] for each in exported["namespaces"]}
         busy.await_settled()
 
         # Retired: its drives are let go, and nobody asks for it any more.
