@@ -9,7 +9,9 @@ from tests.admin.commands import Commands, started
 from tests.admin.service import WITHIN_S, AdminService
 
 from ostraca.cli.admin import client
-from ostraca_fabric.ids import AgentId
+from ostraca_fabric.ids import AgentId, StartId
+from ostraca_fabric.inventory import DriveReport, DriveWear, EnclosureReport
+from ostraca_fabric.status import DriveStatus
 
 
 def test_a_fabric_is_shown_by_its_map_agents_shards_and_capacity(
@@ -19,7 +21,9 @@ def test_a_fabric_is_shown_by_its_map_agents_shards_and_capacity(
     agent = service.agents[AgentId("agent-1")]
     agent.is_silent = True
     ostraca.become("viewer")
-    shown = {name: ostraca("fabric", name) for name in ("map", "agents", "shards", "volumes", "capacity")}
+    shown = {
+        name: ostraca("fabric", name) for name in ("map", "agents", "drives", "shards", "volumes", "capacity")
+    }
     assert {name: (ran.code, ran.err) for name, ran in shown.items()} == dict.fromkeys(shown, (0, ""))
     fabric = service.membership.map.fabric.hex()
     assert f"fabric           {fabric}" in shown["map"].out
@@ -33,6 +37,26 @@ def test_a_fabric_is_shown_by_its_map_agents_shards_and_capacity(
     assert "without those of agent-1, which are silent" in shown["capacity"].out
     for name in shown:
         assert ostraca("fabric", name, "--json").json == service.ask("GET", f"/v1/{name}").body
+
+
+def test_drives_are_listed_with_what_agents_and_their_enclosure_say_of_them(
+    service: AdminService, ostraca: Commands
+) -> None:
+    shelf = service.onboarded("shelf-1", drives=2)
+    (there,) = service.membership.map.enclosures.values()
+    worn, suspect = there.drives
+    troubled = DriveStatus(suspect.id, condition="suspect", why="answers late \x1b[31m", hits=4)
+    service.agents[AgentId("agent-0")].drives = (DriveStatus(worn.id, hits=17), troubled)
+    wear = DriveWear(12, 100, 10, 0, 41, 1 << 40)
+    drive = DriveReport("nvme0n1", worn.nguid, 64 << 20, 4096, wear=wear)
+    service.reports[shelf.name] = EnclosureReport(there.id, StartId(bytes(16)), shelf.nqn, (), (drive,))
+    first, second, said = ostraca("fabric", "drives").out.splitlines()[1:]
+    assert first.split()[:2] == [worn.id, worn.nguid]
+    assert first.split()[-4:] == ["17", "12", "%", "41"]
+    assert second.split()[-3:] == ["4", "–", "–"]
+    assert said == f"{suspect.id}: agent-0: suspect: answers late \N{REPLACEMENT CHARACTER}[31m"
+    shown = ostraca("enclosure", "show", "shelf-1").out
+    assert [line.split()[-3:] for line in shown.splitlines() if worn.nguid in line] == [["12", "%", "41"]]
 
 
 def test_the_audit_log_says_who_changed_what(

@@ -91,6 +91,28 @@ class Drive(msgspec.Struct, frozen=True):
     wear: Wear | None = None
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """What an agent holds against a drive."""
+
+    agent: str
+    condition: str = ""
+    why: str = ""
+
+
+class MapDrive(msgspec.Struct, frozen=True):
+    """A drive of the map."""
+
+    id: str
+    nguid: str = ""
+    path: str = ""
+    size_bytes: int = 0
+    state: str = ""
+    hits: int = 0
+    failed_agents: tuple[str, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    wear: Wear | None = None
+
+
 class Spec(msgspec.Struct, frozen=True):
     """What was registered."""
 

@@ -1,4 +1,6 @@
-"""What ``ostraca fabric`` asks the admin service for: the map, agents, shards, volumes, capacity."""
+"""What ``ostraca fabric`` asks the admin service for: the map, agents, drives, shards, volumes,
+capacity.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     for name, act, summary in (
         ("map", _map, "show the newest map in short"),
         ("agents", _agents, "list agents, with what each says of itself"),
+        ("drives", _drives, "list drives, with their health and wear"),
         ("shards", _shards, "list shards, with their owners"),
         ("volumes", _volumes, "list volumes"),
         ("capacity", _capacity, "show how much flash there is, and how full it is"),
@@ -50,6 +53,15 @@ def _agents(options: argparse.Namespace) -> int:
         from ostraca.cli.admin.view import agents_view, show
 
         show(agents_view(items(pages, Agent)))
+    return 0
+
+
+def _drives(options: argparse.Namespace) -> int:
+    if pages := _listed(options, "/v1/drives"):
+        from ostraca.cli.admin.answers import MapDrive, items
+        from ostraca.cli.admin.view import drives_view, show
+
+        show(drives_view(items(pages, MapDrive)))
     return 0
 
 

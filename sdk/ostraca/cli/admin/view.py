@@ -28,10 +28,12 @@ if TYPE_CHECKING:
         Drive,
         Enclosure,
         Map,
+        MapDrive,
         Operation,
         Shard,
         Step,
         Volume,
+        Wear,
     )
 
 _PIPE_COLUMNS = 10_000
@@ -160,6 +162,22 @@ def agents_view(agents: Sequence[Agent]) -> RenderableType:
     return Group(table, *lines)
 
 
+def drives_view(drives: Sequence[MapDrive]) -> RenderableType:
+    """Return a table of the map's drives, and below it what agents hold against them."""
+    table = _table(
+        _folded("drive"), _folded("NGUID or path"), *_right("size"), "state", *_right("hits", "worn", "°C")
+    )
+    lines = []
+    for each in drives:
+        row = (each.id, each.nguid or each.path, size_text(each.size_bytes), each.state, str(each.hits))
+        table.add_row(*_texts(*row, *_worn(each.wear)))
+        lines += [
+            _text(f"{each.id}: {trouble.agent}: {trouble.condition}: {trouble.why}", "yellow")
+            for trouble in each.troubles
+        ]
+    return Group(table, *lines)
+
+
 def shards_view(shards: Sequence[Shard]) -> RenderableType:
     """Return a table of shards."""
     table = _table(_folded("shard"), *_right("size", "placed by"), "owner", *_right("epoch"))
@@ -206,11 +224,13 @@ def _drives(drives: Sequence[Drive]) -> RenderableType:
         *_right("worn", "°C"),
     )
     for each in drives:
-        wear = each.wear
-        worn = ("–", "–") if wear is None else (f"{wear.percentage_used} %", str(wear.temperature_c))
         row = (each.name, each.nguid, size_text(each.size_bytes), each.model or "–", each.serial or "–")
-        table.add_row(*_texts(*row, "yes" if each.is_in_map else "not yet", *worn))
+        table.add_row(*_texts(*row, "yes" if each.is_in_map else "not yet", *_worn(each.wear)))
     return table
+
+
+def _worn(wear: Wear | None) -> tuple[str, str]:
+    return ("–", "–") if wear is None else (f"{wear.percentage_used} %", str(wear.temperature_c))
 
 
 def _mark(step: Step, *, is_live: bool) -> RenderableType:
