@@ -148,12 +148,12 @@ def test_an_enclosure_is_drained_taken_back_drained_again_and_retired(
 ) -> None:
     service.onboarded("shelf-1")
     ostraca.become("operator")
-    begun = ostraca("enclosure", "drain", "shelf-1", "--json").json
+    begun = ostraca("enclosure", "drain", "shelf-1", "--force", "--json").json
     assert (begun["kind"], begun["state"]) == ("drain", "running")
     assert ostraca("enclosure", "undrain", "shelf-1", "--watch").code == 0
     assert service.membership.map.enclosures[SHELF].state is not EnclosureState.DRAINING
     passed_over = service.pass_over("shelf-1")
-    drained = ostraca("enclosure", "drain", "shelf-1", "--watch", "--json")
+    drained = ostraca("enclosure", "drain", "shelf-1", "--force", "--watch", "--json")
     passed_over.result(WITHIN_S)
     assert (drained.code, drained.err) == (0, "")
     assert drained.lines[-1]["state"] == "done"
@@ -214,7 +214,7 @@ def test_a_drive_is_replaced_by_the_one_that_is_named(service: AdminService, ost
 
 def test_who_watches_a_drain_that_is_taken_back_is_told_so(service: AdminService, ostraca: Commands) -> None:
     service.onboarded("shelf-1")
-    begun = ostraca("enclosure", "drain", "shelf-1", "--json").json
+    begun = ostraca("enclosure", "drain", "shelf-1", "--force", "--json").json
     assert ostraca("enclosure", "undrain", "shelf-1", "--watch").code == 0
     ran = ostraca("operation", "show", begun["id"], "--watch")
     assert ran.code == 1
@@ -226,7 +226,7 @@ def test_who_watches_a_drain_that_is_taken_back_is_told_so(service: AdminService
 
 def test_ctrl_c_leaves_long_work_to_itself_and_says_how_to_watch_it(service: AdminService) -> None:
     service.onboarded("shelf-1")
-    with started(service, "enclosure", "drain", "shelf-1", "--watch") as process:
+    with started(service, "enclosure", "drain", "shelf-1", "--force", "--watch") as process:
         assert process.stdout is not None
         number = process.stdout.readline().rpartition(" ")[2].strip(")\n")
         process.send_signal(signal.SIGINT)
@@ -244,7 +244,7 @@ def test_a_service_that_goes_away_for_good_is_not_watched_for_ever(
     service: AdminService, ostraca: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.onboarded("shelf-1")
-    number = ostraca("enclosure", "drain", "shelf-1", "--json").json["id"]
+    number = ostraca("enclosure", "drain", "shelf-1", "--force", "--json").json["id"]
     monkeypatch.setattr(watching, "PATIENCE_S", 0.2)
     monkeypatch.setattr(watching, "LOOK_S", 0.05)
     ran: list[Ran] = []

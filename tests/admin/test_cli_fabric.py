@@ -64,7 +64,7 @@ def test_the_audit_log_says_who_changed_what(
 ) -> None:
     service.onboarded("shelf-1")
     ostraca.become("operator")
-    assert ostraca("enclosure", "drain", "shelf-1").code == 0
+    assert ostraca("enclosure", "drain", "shelf-1", "--force").code == 0
     assert ostraca("enclosure", "undrain", "shelf-1", "--watch").code == 0
     first, *_, last = ostraca("audit").out.splitlines()
     assert "  alice (admin)  PUT /v1/enclosures/shelf-1  onboard " in first
@@ -81,7 +81,7 @@ def test_the_audit_log_is_followed_until_ctrl_c(service: AdminService) -> None:
     with started(service, "audit", "--follow") as process:
         assert process.stdout is not None
         assert "PUT /v1/enclosures/shelf-1" in process.stdout.readline()
-        service.ask("POST", "/v1/enclosures/shelf-1:drain", {})
+        service.ask("POST", "/v1/enclosures/shelf-1:drain", {"force": True})
         assert "POST /v1/enclosures/shelf-1:drain" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=WITHIN_S)
@@ -93,7 +93,7 @@ def test_following_misses_no_entry_of_an_admin_whose_clock_is_late(
 ) -> None:
     """Such an entry sorts before others that were told already."""
     service.onboarded("shelf-1")
-    service.ask("POST", "/v1/enclosures/shelf-1:drain", {})
+    service.ask("POST", "/v1/enclosures/shelf-1:drain", {"force": True})
     looks = iter(range(3))
 
     def late(_: float) -> None:

@@ -287,9 +287,9 @@ async def _pass_over(fabric: Fabric) -> None:
 async def _ask(fabric: Fabric, kind: Kind) -> None:
     match kind:
         case Kind.DRAIN:
-            await fabric.desk.drain(SHELF, ALICE)
+            await fabric.desk.drain(SHELF, ALICE, force=True)
         case Kind.UNDRAIN:
-            await fabric.desk.drain(SHELF, ALICE)
+            await fabric.desk.drain(SHELF, ALICE, force=True)
             passing = asyncio.ensure_future(_pass_over(fabric))
             assert await fabric.lives(Life())
             await passing

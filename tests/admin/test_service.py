@@ -22,7 +22,7 @@ def test_an_enclosure_comes_into_the_map_and_leaves_it(tmp_path: Path) -> None:
             {*shelf.drives},
         )
         passed_over = service.pass_over("shelf-1")
-        drain = service.ask("POST", "/v1/enclosures/shelf-1:drain", {}, role="operator")
+        drain = service.ask("POST", "/v1/enclosures/shelf-1:drain", {"force": True}, role="operator")
         assert service.ended(drain.body["id"]).state is State.DONE
         passed_over.result(WITHIN_S)
         retire = service.ask("POST", "/v1/enclosures/shelf-1:retire", {})

@@ -34,7 +34,7 @@ from ostraca_fabric.ports.records import ABSENT, Written
 from ostraca_fabric.target import check_nguid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostraca_fabric.ports.records import Record, Records
 
@@ -111,7 +111,7 @@ class Desk:
         for _ in range(_TRIES):
             known = await self.kept(enclosure)
             _check_match(if_match, None if known is None else known.spec_revision)
-            if known is not None and known.spec == spec and known.operation.state is not State.FAILED:
+            if known is not None and known.spec == spec and not _may_try_again(known.operation):
                 return known, False
             if known is not None:
                 _check_changeable(known, spec)
@@ -138,6 +138,9 @@ class Desk:
             record_keys.spec(enclosure): ABSENT if known is None else known.spec_revision,
             **{key: uses[key].revision if key in uses else ABSENT for key in named},
         }
+        for key, record in (await self._left_out(known, named)).items():
+            changes.append(Written(key, None))
+            unchanged[key] = record.revision
         is_ready = known is not None and known.status.phase is not Phase.ONBOARDING
         operation = self._operation(Kind.ONBOARD, enclosure, caller)
         if is_ready:  # how it is reached has changed: of its steps the last is what is left
@@ -150,6 +153,14 @@ class Desk:
             operation = msgspec.structs.replace(operation, steps=done)
         before = EnclosureStatus(VERSION, Phase.ONBOARDING, "") if known is None else known.status
         return await self._begin(operation, before, known, changes, unchanged, caller)
+
+    async def _left_out(self, known: Kept | None, named: Collection[str]) -> Mapping[str, Record]:
+        """Return what says whose drives are that were named before, and are not now, nor chosen."""
+        if known is None:
+            return {}
+        chosen = {drive.nguid for drive in known.status.drives}
+        before = {record_keys.nguid(nguid) for nguid in known.spec.drives if nguid not in chosen}
+        return await self._records.get_many(sorted(before - {*named}))
 
     async def drain(
         self, enclosure: EnclosureId, caller: Caller, *, if_match: int | None = None, force: bool = False
@@ -373,6 +384,11 @@ def check_spec(spec: EnclosureSpec) -> None:
         message = "a drive is named twice: name each once"
         raise UsageError(message)
     spec.target()
+
+
+def _may_try_again(operation: Operation) -> bool:
+    """Whether the same registration again begins anew: its onboarding has failed."""
+    return operation.kind is Kind.ONBOARD and operation.state is State.FAILED
 
 
 def _check_match(if_match: int | None, revision: int | None) -> None:

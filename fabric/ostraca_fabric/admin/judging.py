@@ -81,7 +81,10 @@ def identified(
     status: EnclosureStatus,
     new_format_id: Callable[[], str],
 ) -> tuple[Verdict, EnclosureStatus]:
-    """Which of its drives are used: those that were named, or all; with names for those that have none."""
+    """Which of its drives are used: those that were named, or all; with names for those that have none.
+
+    Drives that an earlier try had chosen, and that are left out now, are chosen no more.
+    """
     told = {agent: _trouble(answer, set(Stage)) for agent, answer in answers.items()}
     if any(told.values()):
         return _of_all(told, len(told), "knows its drives", "does not know its drives"), status
@@ -99,10 +102,10 @@ def identified(
         return Failed("it shows no drive: let its daemon export some (`ostraca serve enclosure`)"), status
     if len(wanted) > DRIVES_MAX:
         return Failed(f"it shows {len(wanted)} drives, and an enclosure has {DRIVES_MAX} at most"), status
-    after = status
-    known = {drive.nguid for drive in status.drives}
+    kept = tuple(drive for drive in status.drives if drive.nguid in wanted)
+    after = msgspec.structs.replace(status, drives=kept)
     for nguid in wanted:
-        if nguid not in known:
+        if not any(drive.nguid == nguid for drive in kept):
             after = chosen(after, seen[nguid], new_format_id())
     names = {drive.nguid: drive.name for drive in after.drives}
     return Done(f"{len(wanted)} drives are to be used", {"drives": names}), after

@@ -39,7 +39,7 @@ from ostraca_fabric.errors import (
     ChangedError,
     PlacementBusyError,
 )
-from ostraca_fabric.fabric_map import EnclosureState
+from ostraca_fabric.fabric_map import EnclosureState, weights_of
 from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.ports.records import ABSENT, Written
 
@@ -184,16 +184,20 @@ class Steps:
         return Taken(authenticated(answers, len(answers)))
 
     async def _identified(self, subject: _Subject) -> Taken:
-        answers = await self._asking.looked(subject.spec)
-        verdict, status = identified(answers, subject.spec, subject.status, self._new_format_id)
+        answers, spec = await self._asking.looked(subject.spec), subject.spec
+        if subject.status.phase is not Phase.ONBOARDING:  # it is reached otherwise, and its drives stay
+            nguids = tuple(drive.nguid for drive in subject.status.drives)
+            spec = msgspec.structs.replace(spec, drives=nguids)
+        verdict, status = identified(answers, spec, subject.status, self._new_format_id)
         return await self._with_uses(subject, verdict, status)
 
     async def _with_uses(self, subject: _Subject, verdict: Verdict, status: EnclosureStatus) -> Taken:
-        """See to it that every chosen drive is this enclosure's alone."""
+        """See to it that each chosen drive is this enclosure's alone, and those no longer chosen are free."""
         if not isinstance(verdict, Done):
             return Taken(verdict)
         keys = {record_keys.nguid(drive.nguid): drive for drive in status.drives}
-        uses = await self._records.get_many(list(keys))
+        left = {record_keys.nguid(drive.nguid) for drive in subject.status.drives} - keys.keys()
+        uses = await self._records.get_many([*keys, *left])
         for key, drive in keys.items():
             if key in uses and (use := decode(uses[key].value, DriveUse)).enclosure != subject.id:
                 return Taken(
@@ -205,7 +209,8 @@ class Steps:
         changes = [
             Written(key, encode(DriveUse(VERSION, subject.id, drive.name))) for key, drive in keys.items()
         ]
-        unchanged = {key: uses[key].revision if key in uses else ABSENT for key in keys}
+        changes += [Written(key, None) for key in left if key in uses]
+        unchanged = {key: uses[key].revision if key in uses else ABSENT for key in [*keys, *left]}
         return Taken(verdict, subject.writes(status, *changes), {**subject.revisions, **unchanged})
 
     async def _preflight(self, subject: _Subject) -> Taken:
@@ -277,8 +282,7 @@ class Steps:
         is_draining = there is not None and there.state is EnclosureState.DRAINING
         wanted = map_record(subject.spec, subject.status, is_draining=is_draining)
         await self._put(wanted, there, subject)
-        phase = subject.status.phase if there is not None and there != wanted else Phase.READY
-        phase = phase if is_draining else Phase.READY
+        phase = subject.status.phase if is_draining else Phase.READY
         status = msgspec.structs.replace(subject.status, phase=phase)
         return Taken(
             Done(f"its {len(wanted.drives)} drives take blocks"), subject.writes(status), subject.revisions
@@ -289,6 +293,10 @@ class Steps:
     async def _takes_nothing_new(self, subject: _Subject) -> Taken:
         there = self._membership.map.enclosures.get(subject.id)
         if there is not None and there.state is not EnclosureState.DRAINING:
+            others = (each for each in self._membership.map.enclosures.values() if each.id != subject.id)
+            if not subject.operation.force and not weights_of(others):
+                message = "no other enclosure takes blocks, and puts would be declined: add one, or force it"
+                return Taken(Failed(message))
             await self._put(there.drained(), there, subject)
         status = msgspec.structs.replace(subject.status, phase=Phase.DRAINING)
         return Taken(Done("new blocks go elsewhere"), subject.writes(status), subject.revisions)
@@ -342,14 +350,16 @@ class Steps:
         seen = seen_by_all(await self._asking.looked(subject.spec))
         if isinstance(seen, Failed):
             return Taken(seen)
-        known = {drive.nguid: drive for drive in subject.status.drives}
-        new = [drive for drive in self._new_drives(subject) if drive.nguid in seen]
-        if new and (not subject.operation.replacement or subject.operation.replacement in known):
-            return Taken(Done(f"{new[0].nguid} comes for {subject.operation.drive}, as {new[0].name}"))
-        found = replacement_of(seen, subject.status, subject.operation.replacement)
+        new = {drive.nguid: drive for drive in self._new_drives(subject)}  # of an earlier try, or of this one
+        kept = tuple(drive for drive in subject.status.drives if drive.nguid not in new)
+        status = msgspec.structs.replace(subject.status, drives=kept)
+        found = replacement_of(seen, status, subject.operation.replacement)
         if isinstance(found, Failed):
             return Taken(found)
-        status = chosen(subject.status, found, self._new_format_id())
+        if found.nguid in new:
+            status = msgspec.structs.replace(status, drives=(*kept, new[found.nguid]))
+        else:
+            status = chosen(status, found, self._new_format_id())
         verdict = Done(f"{found.nguid} comes for {subject.operation.drive}, as {status.drives[-1].name}")
         return await self._with_uses(subject, verdict, status)
 

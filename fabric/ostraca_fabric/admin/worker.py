@@ -82,7 +82,11 @@ class Worker:
 
     async def _begin_all(self) -> None:
         for record in await self._records.below(record_keys.OPERATIONS):
-            operation = decode(record.value, Operation)
+            try:
+                operation = decode(record.value, Operation)
+            except MembershipError as error:
+                log.warning("%s is left to others: %s", record.key, error)
+                continue
             if operation.state is State.RUNNING and operation.id not in self._doing:
                 doing = self._tasks.spawn(self._do(operation.id))
                 self._doing[operation.id] = doing

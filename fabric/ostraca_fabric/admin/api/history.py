@@ -22,6 +22,8 @@ router = APIRouter(prefix="/v1", tags=["history"])
 
 PAGE_MAX = 500
 _KEEP_ALIVE_S = 15.0
+_WAITING_MAX = 256
+"""Events for somebody who reads slowly."""
 Id = Annotated[str, Path(pattern=r"^[0-9a-z-]{1,64}$")]
 After = Annotated[str, Query(max_length=64, description="Only those behind this id.")]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX)]
@@ -62,7 +64,7 @@ async def events(service: Service, _: Viewer) -> StreamingResponse:
 
 
 async def _events(service: Context) -> AsyncIterator[str]:
-    told: asyncio.Queue[str] = asyncio.Queue()
+    told: asyncio.Queue[str] = asyncio.Queue(_WAITING_MAX)
     followed = [
         asyncio.ensure_future(_follow(service, prefix, told))
         for prefix in (record_keys.OPERATIONS, record_keys.AUDIT)
@@ -86,7 +88,7 @@ async def _follow(service: Context, prefix: str, told: asyncio.Queue[str]) -> No
         async for changed in changes:
             for each in changed:
                 if isinstance(each, Record) and (event := _event(each, is_first=is_first)):
-                    told.put_nowait(event)
+                    await told.put(event)  # whoever reads slowly is told late
             is_first = False
 
 
