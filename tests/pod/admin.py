@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -21,6 +22,7 @@ from tests.pod.processes import UP_WITHIN_S, until
 from ostraca_fabric.adapters.file_exports import FileExports, write_exports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from tests.pod.processes import Pod
@@ -31,6 +33,16 @@ PEOPLE = {"admin": "alice", "operator": "oscar", "viewer": "victor"}
 
 def token_of(name: str) -> str:
     return f"{name}-" * 5
+
+
+def write_people(file: Path, people: Mapping[str, Mapping[str, str]]) -> None:
+    """Say whose tokens these are, by role."""
+    text = "".join(
+        f"[{role}]\n" + "".join(f'{who} = ["{token}"]\n' for who, token in tokens.items())
+        for role, tokens in people.items()
+    )
+    file.write_text(text)
+    file.chmod(0o600)
 
 
 @dataclass(frozen=True)
@@ -45,19 +57,28 @@ class Answer:
 class Admin:
     """``ostraca serve admin`` as a process. Use it as a context manager."""
 
-    def __init__(self, pod: Pod, name: str = "admin-0") -> None:
+    def __init__(self, pod: Pod, name: str = "admin-0", *options: str, ca: Path | None = None) -> None:
+        """With *ca* it is asked over TLS, and its certificate is signed by that."""
         (self._port,) = free_ports(1)
+        self._ca = ca
         self.log = pod.folder / f"{name}.log"
-        people = pod.folder / "people.toml"
-        people.write_text("".join(f'[{role}]\n{who} = ["{token_of(who)}"]\n' for role, who in PEOPLE.items()))
-        people.chmod(0o600)
+        self.people = people = pod.folder / "people.toml"
+        write_people(people, {role: {who: token_of(who)} for role, who in PEOPLE.items()})
         self._command = [
             *(sys.executable, "-m", "ostraca.cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
             *("--tokens", f"{pod.files}/tokens.toml"),
             *("--people", str(people), "--listen", f"127.0.0.1:{self._port}"),
-            *("--set", "etcd.lease_ttl_s=2"),
+            *("--set", "etcd.lease_ttl_s=2", "--set", "etcd.operation_timeout_s=2"),
+            *("--set", "secrets_look_s=0.1", *options),
         ]
         self.process: subprocess.Popen[str] | None = None
+
+    def refused(self) -> str:
+        """Start it, which it does not; return what it says."""
+        done = subprocess.run(self._command, capture_output=True, text=True, check=False, timeout=UP_WITHIN_S)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        return done.stderr
 
     def start(self) -> None:
         with self.log.open("a") as log:
@@ -85,25 +106,37 @@ class Admin:
         return code
 
     def ask(
-        self, method: str, path: str, body: object = None, *, who: str = "alice", **headers: str
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        who: str = "alice",
+        token: str = "",
+        **headers: str,
     ) -> Answer:
-        """Ask for something; refusals are answers."""
+        """Ask for something, as *who* or with a *token*; refusals are answers."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
+            f"http{'s' if self._ca else ''}://127.0.0.1:{self._port}{path}",
             None if body is None else json.dumps(body).encode(),
             {
-                "Authorization": f"Bearer {token_of(who)}",
+                "Authorization": f"Bearer {token or token_of(who)}",
                 "Content-Type": "application/json",
                 **{name.replace("_", "-"): value for name, value in headers.items()},
             },
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            context = ssl.create_default_context(cafile=self._ca) if self._ca else None
+            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
                 return Answer(answer.status, json.load(answer), dict(answer.headers))
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, json.load(error), dict(error.headers))
+
+    def ask_as(self, ca: Path) -> None:
+        """Believe another CA from now on."""
+        self._ca = ca
 
     def enclosure(self, name: str) -> dict[str, Any]:
         answer = self.ask("GET", f"/v1/enclosures/{name}")
