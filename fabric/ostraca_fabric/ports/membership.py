@@ -90,7 +90,7 @@ class Membership(Protocol):
         longer. Claims of shards that are gone are given back by who holds them; grants stay.
 
         *seen* says what enclosures were when the change was decided, None of one that was not there: raises
-        ChangedError when one of them is not so any more.
+        ChangedError when one of them is not so any more, unless all is as it is to be.
 
         Raises PlacementBusyError when as many epochs as may be are still asked, and this would be one more;
         with *force* the oldest is asked no longer. Raises BlocksTooLargeError when a shard that something is
