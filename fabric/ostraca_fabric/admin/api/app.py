@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 
 from ostraca_fabric.admin.api import drives, enclosures, fabric, history
+from ostraca_fabric.admin.api.description import described
 from ostraca_fabric.admin.api.problems import RESPONSES, tell_problems
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def made_app(context: Context, *, version: str) -> FastAPI:
         version=version,
         description=_DESCRIPTION,
         responses=RESPONSES,
-        docs_url="/docs",
+        docs_url=None,  # that page is a program from elsewhere: ``description``
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
@@ -40,4 +42,10 @@ def made_app(context: Context, *, version: str) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     tell_problems(app)
+    page = described(app.openapi(), ROUTERS)
+
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    async def docs() -> str:
+        return page
+
     return app
