@@ -18,8 +18,8 @@ _DESCRIPTION = """
 Enclosures are onboarded, drained, repaired and retired here. Everything it keeps is in the fabric's etcd: any
 number of these services may run.
 
-Long work is an *operation*: a change answers at once, with its path in `Location`. PUTs may be repeated.
-Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
+Long work is an operation: a change answers at once, with its path in the header Location. PUTs may be
+repeated. Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
 """
 
 ROUTERS = (enclosures.router, fabric.router, drives.router, history.router)
