@@ -9,6 +9,7 @@ import pytest
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
+    Detach,
     GiveBack,
     HandOver,
     Join,
@@ -83,6 +84,44 @@ def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None
         claims={box.shards[0].id: claims[box.shards[0].id], box.shards[2].id: claims[box.shards[2].id]},
     )
     assert plan(replace(after, map=unclaimed)).steps == ()
+
+
+def test_drives_without_a_path_wait_and_so_do_their_shards() -> None:
+    box = enclosure(3)
+    made = plan(replace(alone(observed()), waiting=frozenset({box.drives[1].id})))
+    assert made.steps == (
+        *(Attach(box.drives[number]) for number in (0, 2)),
+        *(Serve(box.shards[number]) for number in (0, 2)),
+    )
+    assert made.sentence.endswith("; I have no path to 1 drives.")
+
+
+def test_drives_that_moved_are_let_go_once_their_shards_are_stopped_and_attached_where_they_are() -> None:
+    box = enclosure(2)
+    claims = {shard.id: Claim(ME, START, OwnerEpoch(1)) for shard in box.shards}
+    drives, shards = frozenset(drive.id for drive in box.drives), frozenset(each.id for each in box.shards)
+    state = alone(observed(2))
+    state = replace(state, map=replace(state.map, claims=claims), attached=drives, served=shards)
+    state = replace(state, moved=frozenset({box.drives[1].id}))
+    assert plan(state).steps == (Stop(box.shards[1].id, gives_back=True),)
+    unclaimed = replace(state.map, claims={box.shards[0].id: claims[box.shards[0].id]})
+    stopped = replace(state, map=unclaimed, served=frozenset({box.shards[0].id}))
+    assert plan(stopped).steps == (Detach(box.drives[1].id),)
+    let_go = replace(stopped, moved=frozenset(), attached=drives - {box.drives[1].id})
+    assert plan(let_go).steps == (Attach(box.drives[1]), Serve(box.shards[1]))
+
+
+def test_what_the_map_has_no_longer_is_stopped_given_back_and_let_go() -> None:
+    box = enclosure(1)
+    state = alone(observed(1))
+    gone = replace(state.map, enclosures={}, claims={box.shards[0].id: Claim(ME, START, OwnerEpoch(1))})
+    state = replace(
+        state, map=gone, attached=frozenset({box.drives[0].id}), moved=frozenset({box.drives[0].id})
+    )
+    served = replace(state, served=frozenset({box.shards[0].id}))
+    assert plan(served).steps == (Stop(box.shards[0].id, gives_back=True),)
+    assert plan(replace(served, leaving=served.served, served=frozenset())).steps == ()
+    assert plan(state).steps == (Detach(box.drives[0].id),)
 
 
 def test_shards_of_drives_that_are_held_off_wait_and_keep_no_room_from_others() -> None:
