@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.etcd.nodes import free_ports
+from tests.etcd.nodes import PATIENCE, free_ports
 from tests.pod.processes import UP_WITHIN_S, until
 
 from ostraca_fabric.adapters.file_exports import FileExports, write_exports
@@ -45,7 +45,7 @@ class Answer:
 class Admin:
     """``ostraca serve admin`` as a process. Use it as a context manager."""
 
-    def __init__(self, pod: Pod, name: str = "admin-0") -> None:
+    def __init__(self, pod: Pod, name: str = "admin-0", *more: str) -> None:
         (self._port,) = free_ports(1)
         self.log = pod.folder / f"{name}.log"
         people = pod.folder / "people.toml"
@@ -55,7 +55,7 @@ class Admin:
             *(sys.executable, "-m", "ostraca.cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
             *("--tokens", f"{pod.files}/tokens.toml"),
             *("--people", str(people), "--listen", f"127.0.0.1:{self._port}"),
-            *("--set", "etcd.lease_ttl_s=2"),
+            *("--set", "etcd.lease_ttl_s=2", *more),
         ]
         self.process: subprocess.Popen[str] | None = None
 
@@ -99,7 +99,7 @@ class Admin:
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=20 * PATIENCE) as answer:
                 return Answer(answer.status, json.load(answer), dict(answer.headers))
         except urllib.error.HTTPError as error:
             with error:
