@@ -23,7 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-UP_WITHIN_S = 30.0
+PATIENCE = float(os.environ.get("OSTRACA_TEST_PATIENCE", "1"))
+"""How many times as long as usual processes may take to start and to answer, as on an emulated processor."""
+
+UP_WITHIN_S = 30.0 * PATIENCE
 
 
 def program(name: str = "etcd") -> Path | None:
@@ -208,7 +211,12 @@ class Cluster:
         if (secured := self.nodes[0].secured) is not None:
             command += ["--cacert", str(secured.ca), "--cert", str(secured.cert), "--key", str(secured.key)]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=30, env={"ETCDCTL_API": "3"}
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=UP_WITHIN_S,
+            env={"ETCDCTL_API": "3"},
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -119,6 +119,15 @@ async def test_options_that_the_kernel_knows_are_read(tmp_path: Path) -> None:
     assert await LinuxKernel(tmp_path).options() >= {"transport", "duplicate_connect", "dhchap_secret"}
 
 
+async def test_a_question_that_the_kernel_does_not_answer_ends_in_its_time(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FABRICS)  # opened to read and write, it waits for somebody's words
+    began_s = time.monotonic()
+    with pytest.raises(KernelError) as caught:
+        await LinuxKernel(tmp_path, ask_s=0.3).options()
+    assert (caught.value.code, caught.value.during) == (errno.ETIME, "options")
+    assert time.monotonic() - began_s < 5
+
+
 async def test_an_attribute_is_written(tmp_path: Path) -> None:
     attribute = tmp_path / "fast_io_fail_tmo"
     attribute.write_text("off\n")

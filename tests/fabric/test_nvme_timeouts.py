@@ -107,6 +107,11 @@ def test_a_process_that_may_not_ask_the_kernel_is_told_so() -> None:
     assert (told.stage, "root" in str(told)) == (Stage.FIT, True)
 
 
+def test_a_host_too_busy_to_ask_its_kernel_does_not_blame_the_enclosure() -> None:
+    told = refusal(RDMA, NQN, HOST, KernelError(errno.ETIME, "options"), has_secret=True)
+    assert (told.stage, "too much to do" in str(told)) == (Stage.FIT, True)
+
+
 def test_of_several_errors_the_furthest_is_told_first_and_none_is_lost() -> None:
     told = furthest(
         [PathError(Stage.REACH, "a"), PathError(Stage.AUTHENTICATE, "b"), PathError(Stage.REACH, "a")]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.etcd.nodes import free_ports
+from tests.etcd.nodes import PATIENCE, free_ports
 from tests.pod.processes import UP_WITHIN_S, until
 
 from ostraca_fabric.adapters.file_exports import FileExports, write_exports
@@ -128,7 +128,7 @@ class Admin:
         )
         try:
             context = ssl.create_default_context(cafile=self._ca) if self._ca else None
-            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=20 * PATIENCE, context=context) as answer:
                 return Answer(answer.status, json.load(answer), dict(answer.headers))
         except urllib.error.HTTPError as error:
             with error:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.etcd.nodes import HERE, Cluster, Place, free_ports
+from tests.etcd.nodes import HERE, PATIENCE, Cluster, Place, free_ports
 from tests.pod.work import SMALL
 
 import ostraca
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostraca.settings import ClientSettings
     from ostraca_fabric.status import AgentStatus
 
-UP_WITHIN_S = 40.0
+UP_WITHIN_S = 40.0 * PATIENCE
 TTL_S = 2.0
 GRANT_S = 2.0
 WITHIN_S = 30.0
@@ -62,7 +62,7 @@ def command(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=60 * PATIENCE,
         env=environment,
     )
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ostraca_fabric.adapters import nvme_request
+from ostraca_fabric.adapters.nvme_timeouts import ASK_S
 from ostraca_fabric.errors import OstracaError
 
 FABRICS = "nvme-fabrics"
-_REQUEST_S = 5.0
 _GRACE_S = 1.0
 
 
@@ -64,13 +64,14 @@ class Kernel(Protocol):
 class LinuxKernel:
     """The kernel that this process runs on."""
 
-    def __init__(self, dev: Path = Path("/dev")) -> None:
-        """Use its devices in *dev*."""
+    def __init__(self, dev: Path = Path("/dev"), ask_s: float = ASK_S) -> None:
+        """Use its devices in *dev*; a question may take *ask_s*."""
         self._dev = dev
+        self._ask_s = ask_s
 
     async def options(self) -> frozenset[str]:
         """See ``Kernel``."""
-        answer = await _asked(_REQUEST_S, do="options", fabrics=str(self._dev / FABRICS))
+        answer = await _asked(self._ask_s, do="options", fabrics=str(self._dev / FABRICS))
         return frozenset(answer["options"])
 
     async def connect(self, options: str, within_s: float) -> str:
@@ -86,7 +87,7 @@ class LinuxKernel:
 
     async def active(self, controller: str) -> int:
         """See ``Kernel``."""
-        answer = await _asked(_REQUEST_S, do="active", device=str(self._dev / controller))
+        answer = await _asked(self._ask_s, do="active", device=str(self._dev / controller))
         return int(answer["active"])
 
     async def write(self, attribute: Path, text: str, within_s: float) -> None:

@@ -64,7 +64,7 @@ class NvmePaths:
                 f"{shown(host_id)} is no host id: write a UUID, and keep it with the host"
             ) from None
         self._settings = settings or PathSettings()
-        self._kernel = kernel or LinuxKernel()
+        self._kernel = kernel or LinuxKernel(ask_s=self._settings.ask_s)
         self._sysfs = sysfs or NvmeSysfs()
         self._refusals: dict[tuple[str, Controller], str] = {}
         """By the target's NQN and controller: why it was not connected when that was tried last."""

@@ -44,6 +44,12 @@ def refusal(
     """Return what to tell of a controller that the kernel did not connect."""
     if error.during == "open":
         return _cannot_ask(controller, error)
+    if error.during == "options":  # the enclosure was asked nothing yet
+        return PathError(
+            Stage.FIT,
+            f"this host does not say whether its kernel can show {controller} a secret "
+            f"({os.strerror(error.code)}): has it too much to do?",
+        )
     said = "\n".join(error.log)
     if _any(_NOT_ALLOWED, said):
         stage, why = (

@@ -22,6 +22,9 @@ IO_TIMEOUT_DEFAULT_S = 30.0
 KEEP_ALIVE_DEFAULT_S = 5.0
 """``keep_alive_tmo`` of Linux."""
 
+ASK_S = 15.0
+"""``PathSettings.ask_s``."""
+
 
 @dataclass(frozen=True, slots=True)
 class PathSettings:
@@ -52,6 +55,10 @@ class PathSettings:
     connect_s: float = 30.0
     """How long one controller may take to connect. Controllers that are not there take about three seconds
     over TCP."""
+
+    ask_s: float = ASK_S
+    """How long a question to this host's kernel may take, with the start of the process that asks: seconds,
+    on a host that has far more to do than it can."""
 
     attach_s: float = 5.0
     """How long to wait for the drives of a controller that has just connected to be named."""
