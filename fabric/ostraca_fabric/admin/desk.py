@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ostraca_fabric import record_keys
-from ostraca_fabric.admin.errors import ConflictError, NotFoundError, PreconditionError
+from ostraca_fabric.admin.errors import ConflictError, NotFoundError
 from ostraca_fabric.admin.model import (
     VERSION,
     AuditEntry,
     DriveUse,
     EnclosureSpec,
     EnclosureStatus,
+    Kept,
     Kind,
     Operation,
     Phase,
@@ -28,8 +29,15 @@ from ostraca_fabric.admin.model import (
     decode,
     encode,
 )
-from ostraca_fabric.errors import UsageError
-from ostraca_fabric.ids import EnclosureId, checked_name
+from ostraca_fabric.admin.rules import (
+    check_changeable,
+    check_match,
+    check_spec,
+    may_cancel,
+    may_try_again,
+    not_now,
+)
+from ostraca_fabric.ids import EnclosureId
 from ostraca_fabric.ports.records import ABSENT, Written
 from ostraca_fabric.target import check_nguid
 
@@ -72,18 +80,6 @@ class Caller:
     """What was asked, as it came: ``PUT /v1/enclosures/shelf-1``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A registered enclosure as it is kept."""
-
-    spec: EnclosureSpec
-    spec_revision: int
-    status: EnclosureStatus
-    status_revision: int
-    operation: Operation
-    operation_revision: int
-
-
 class Desk:
     """One admin's."""
 
@@ -110,11 +106,11 @@ class Desk:
         enclosure = EnclosureId(spec.name)
         for _ in range(_TRIES):
             known = await self.kept(enclosure)
-            _check_match(if_match, None if known is None else known.spec_revision)
-            if known is not None and known.spec == spec and not _may_try_again(known.operation):
+            check_match(if_match, None if known is None else known.spec_revision)
+            if known is not None and known.spec == spec and not may_try_again(known.operation):
                 return known, False
             if known is not None:
-                _check_changeable(known, spec)
+                check_changeable(known, spec)
             if await self._registered(spec, known, caller):
                 kept = await self.kept(enclosure)
                 if kept is not None:
@@ -232,13 +228,13 @@ class Desk:
         drive, replacement, wipe = about
         for _ in range(_TRIES):
             known = await self._known(enclosure)
-            _check_match(if_match, known.spec_revision)
+            check_match(if_match, known.spec_revision)
             running = known.operation if known.operation.state is State.RUNNING else None
             if running is not None and (running.kind, running.drive) == (kind, drive):
                 return running
             if known.status.phase not in phases:
-                raise ConflictError(_not_now(kind, enclosure, known.status.phase))
-            if running is not None and not _may_cancel(kind, running.kind, force=force):
+                raise ConflictError(not_now(kind, enclosure, known.status.phase))
+            if running is not None and not may_cancel(kind, running.kind, force=force):
                 raise ConflictError(
                     f"{running.kind.value} of enclosure {enclosure} runs (operation {running.id}): wait "
                     "for it"
@@ -369,65 +365,3 @@ class Desk:
             detail,
         )
         return Written(record_keys.audit(entry.id), encode(entry))
-
-
-def check_spec(spec: EnclosureSpec) -> None:
-    """Refuse what can't be an enclosure. Raises UsageError."""
-    checked_name("enclosure", spec.name)
-    if spec.failure_domain:
-        checked_name("failure domain", spec.failure_domain)
-    if spec.secret:
-        checked_name("secret", spec.secret)
-    for nguid in (*spec.drives, *spec.wipe):
-        check_nguid(nguid)
-    if len({*spec.drives}) != len(spec.drives):
-        message = "a drive is named twice: name each once"
-        raise UsageError(message)
-    spec.target()
-
-
-def _may_try_again(operation: Operation) -> bool:
-    """Whether the same registration again begins anew: its onboarding has failed."""
-    return operation.kind is Kind.ONBOARD and operation.state is State.FAILED
-
-
-def _check_match(if_match: int | None, revision: int | None) -> None:
-    if if_match is not None and if_match != (ABSENT if revision is None else revision):
-        message = "it was changed since its ETag was read: read it again, and decide anew"
-        raise PreconditionError(message)
-
-
-def _check_changeable(known: Kept, spec: EnclosureSpec) -> None:
-    """Refuse to make another enclosure of one that is registered, or to change one under way."""
-    if known.operation.state is State.RUNNING:
-        raise ConflictError(
-            f"{known.operation.kind.value} of enclosure {spec.name} runs (operation {known.operation.id}): "
-            "wait for it, or retire it"
-        )
-    if known.status.phase is Phase.ONBOARDING:
-        if known.spec.nqn != spec.nqn and any(drive.shard_bytes for drive in known.status.drives):
-            raise ConflictError(f"drives of {known.spec.nqn} were formatted already: retire it first")
-        return
-    if (known.spec.nqn, known.spec.drives) != (spec.nqn, spec.drives):
-        raise ConflictError(
-            f"enclosure {spec.name} is {known.spec.nqn} with its drives: retire it first, or register this "
-            "one under another name; single drives are replaced"
-        )
-
-
-def _may_cancel(kind: Kind, running: Kind, *, force: bool) -> bool:
-    """Whether long work of a kind ends another that runs."""
-    return (kind is Kind.UNDRAIN and running is Kind.DRAIN) or (
-        kind is Kind.RETIRE and (running is Kind.ONBOARD or force)
-    )
-
-
-def _not_now(kind: Kind, enclosure: EnclosureId, phase: Phase) -> str:
-    what = {
-        Kind.DRAIN: "only one that is ready is drained",
-        Kind.UNDRAIN: "only one that is drained takes blocks again",
-        Kind.RETIRE: "drain it first, or force it, and its blocks are lost",
-        Kind.REPLACE: "its drives are replaced once it is ready",
-        Kind.ONBOARD: "it is in the fabric",
-    }[kind]
-    return f"enclosure {enclosure} is {phase.value}: {what}"

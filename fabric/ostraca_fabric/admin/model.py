@@ -5,6 +5,7 @@ JSON that ``etcdctl get`` shows. Times are by the clock of who wrote them, for p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -160,6 +161,18 @@ class Operation(msgspec.Struct, frozen=True):
     def next_step(self) -> Step | None:
         """Return the first step that is not done."""
         return next((each for each in self.steps if each.state is not State.DONE), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A registered enclosure as it is kept."""
+
+    spec: EnclosureSpec
+    spec_revision: int
+    status: EnclosureStatus
+    status_revision: int
+    operation: Operation
+    operation_revision: int
 
 
 class AuditEntry(msgspec.Struct, frozen=True):

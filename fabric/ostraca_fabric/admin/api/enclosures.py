@@ -16,9 +16,8 @@ from ostraca_fabric.admin.api.forms import (
     OperationView,
     ReplaceForm,
 )
-from ostraca_fabric.admin.desk import Kept
 from ostraca_fabric.admin.errors import NotFoundError
-from ostraca_fabric.admin.model import Operation
+from ostraca_fabric.admin.model import Kept, Operation
 from ostraca_fabric.ids import EnclosureId
 
 router = APIRouter(prefix="/v1/enclosures", tags=["enclosures"])

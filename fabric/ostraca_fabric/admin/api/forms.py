@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostraca_fabric.admin.desk import Kept
-from ostraca_fabric.admin.model import VERSION, AuditEntry, EnclosureSpec, Operation
+from ostraca_fabric.admin.model import VERSION, AuditEntry, EnclosureSpec, Kept, Operation
 from ostraca_fabric.fabric_map import EnclosureRecord
 from ostraca_fabric.inventory import DriveWear, EnclosureReport
 
