@@ -3,7 +3,7 @@
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   EXPLORE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -68,6 +68,10 @@ soak-flash: $(READY) ## Kill a fabric on real files 200 times, and look for lost
 .PHONY: soak-pod
 soak-pod: $(READY) ## An hour of etcd, agents and workers that die and are cut off (SOAK_POD_ARGS: --minutes, --seed, --agents)
 	@$(BIN)/python -m tests.soak_pod $(SOAK_POD_ARGS)
+
+.PHONY: test-nvmeof
+test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual machines; ten minutes (NVMEOF_ARGS: --transport, --limit)
+	@$(BIN)/python -m tests.nvmeof $(NVMEOF_ARGS)
 
 .PHONY: simulate
 simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE_ARGS: --histories, --seed, --steps, --jobs)

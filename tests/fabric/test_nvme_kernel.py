@@ -10,10 +10,12 @@ import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import uvloop
 
-from ostraca_fabric.adapters import nvme_request
+from ostraca_fabric.adapters import nvme_kernel, nvme_request
 from ostraca_fabric.adapters.nvme_kernel import FABRICS, KernelError, LinuxKernel
 
 OPTIONS = "transport=tcp,traddr=192.0.2.1,dhchap_secret=DHHC-1:00:abcd:"
@@ -126,6 +128,17 @@ async def test_a_question_that_the_kernel_does_not_answer_ends_in_its_time(tmp_p
         await LinuxKernel(tmp_path, ask_s=0.3).options()
     assert (caught.value.code, caught.value.during) == (errno.ETIME, "options")
     assert time.monotonic() - began_s < 5
+
+
+def test_a_process_that_dies_before_it_is_told_what_to_ask_is_an_error_of_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvme_kernel, "sys", SimpleNamespace(executable="/bin/false"))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for _ in range(40):  # whether its pipe has gone by then is a matter of luck
+            with pytest.raises(KernelError) as caught:
+                runner.run(LinuxKernel(tmp_path).options())
+            assert (caught.value.code, caught.value.during) == (errno.EIO, "options")
 
 
 async def test_an_attribute_is_written(tmp_path: Path) -> None:

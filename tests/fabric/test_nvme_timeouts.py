@@ -8,8 +8,9 @@ import pytest
 
 from ostraca_fabric.adapters.nvme_kernel import KernelError
 from ostraca_fabric.adapters.nvme_refusals import refusal
-from ostraca_fabric.adapters.nvme_timeouts import PathSettings, latest_s, too_late
+from ostraca_fabric.adapters.nvme_timeouts import ADMIN_TIMEOUT_DEFAULT_S, PathSettings, latest_s, too_late
 from ostraca_fabric.adapters.path_errors import furthest
+from ostraca_fabric.admin.asking import AskSettings
 from ostraca_fabric.ports.paths import PathError, Stage
 from ostraca_fabric.target import Controller, Transport
 
@@ -105,6 +106,12 @@ def test_what_the_kernel_says_tells_how_far_a_host_came(code: int, log: str, sta
 def test_a_process_that_may_not_ask_the_kernel_is_told_so() -> None:
     told = refusal(RDMA, NQN, HOST, KernelError(errno.EACCES, "open"), has_secret=False)
     assert (told.stage, "root" in str(told)) == (Stage.FIT, True)
+
+
+def test_a_refusal_that_the_kernel_is_slow_to_tell_is_waited_for_by_host_and_admin() -> None:
+    settings = PathSettings()
+    assert settings.connect_s > ADMIN_TIMEOUT_DEFAULT_S
+    assert AskSettings().look_s >= settings.ask_s + settings.connect_s + settings.attach_s
 
 
 def test_a_host_too_busy_to_ask_its_kernel_does_not_blame_the_enclosure() -> None:

@@ -110,6 +110,8 @@ async def _asked(within_s: float, **request: str) -> dict[str, Any]:
             output, _ = await process.communicate(json.dumps(request).encode())
     except TimeoutError:
         raise KernelError(errno.ETIME, request["do"]) from None
+    except RuntimeError as error:  # uvloop's, where the process has died before it was told what to ask
+        raise KernelError(errno.EIO, request["do"]) from error
     finally:
         await _given_up(process)
     try:

@@ -22,6 +22,9 @@ IO_TIMEOUT_DEFAULT_S = 30.0
 KEEP_ALIVE_DEFAULT_S = 5.0
 """``keep_alive_tmo`` of Linux."""
 
+ADMIN_TIMEOUT_DEFAULT_S = 60.0
+"""``nvme_core.admin_timeout`` of Linux."""
+
 ASK_S = 15.0
 """``PathSettings.ask_s``."""
 
@@ -52,9 +55,11 @@ class PathSettings:
     """How long I/O waits for a lost path when there is no other. Gets are misses by then; a longer wait helps
     only writes, and makes them later."""
 
-    connect_s: float = 30.0
+    connect_s: float = ADMIN_TIMEOUT_DEFAULT_S + 15.0
     """How long one controller may take to connect. Controllers that are not there take about three seconds
-    over TCP."""
+    over TCP. One that refuses a secret may take all of ``nvme_core.admin_timeout``: Linux's target ends the
+    connection before its answer has gone out, and its host waits for that. Given up before, it would be told
+    as one that does not answer."""
 
     ask_s: float = ASK_S
     """How long a question to this host's kernel may take, with the start of the process that asks: seconds,

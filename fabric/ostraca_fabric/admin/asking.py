@@ -26,8 +26,10 @@ _SOMETHING_ELSE = "the agent answered something else: is it of an older release?
 class AskSettings:
     """How long agents have."""
 
-    look_s: float = 30.0
-    """To connect to an enclosure, and look at its drives."""
+    look_s: float = 105.0
+    """To connect to an enclosure, and look at its drives. Longer than an agent's host may take to be refused
+    there (``PathSettings.connect_s``, and the questions to its kernel): or a wrong secret would be told as an
+    agent that does not answer."""
 
     format_s: float = 60.0
     """To format a drive."""
