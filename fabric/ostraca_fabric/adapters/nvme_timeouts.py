@@ -57,9 +57,9 @@ class PathSettings:
 
     connect_s: float = ADMIN_TIMEOUT_DEFAULT_S + 15.0
     """How long one controller may take to connect. Controllers that are not there take about three seconds
-    over TCP. One that refuses a secret may take all of ``nvme_core.admin_timeout``: Linux's target ends the
-    connection before its answer has gone out, and its host waits for that. Given up before, it would be told
-    as one that does not answer."""
+    over TCP. Of a secret that is refused, Linux's host was seen to learn only when its
+    ``nvme_core.admin_timeout`` is over, and over RDMA after several of them. One that is given up before is
+    told as a controller that does not answer."""
 
     ask_s: float = ASK_S
     """How long a question to this host's kernel may take, with the start of the process that asks: seconds,
