@@ -110,3 +110,18 @@ def test_the_last_enclosure_is_drained_only_by_force(service: AdminService, *, f
         failed = service.ended(answer.body["id"])
         assert (failed.state, "no other enclosure" in failed.message) == (State.FAILED, True)
         assert service.ask("GET", "/v1/enclosures/shelf-1").body["status"]["phase"] == "ready"
+
+
+def test_a_drive_that_another_enclosure_uses_is_not_taken_though_it_was_not_named(
+    service: AdminService,
+) -> None:
+    first = service.onboarded("shelf-1", drives=1)
+    second = service.shelf("shelf-2", drives=1)
+    second.drives.update(first.drives)
+    for path in first.drives.values():  # the same namespace, behind another subsystem
+        (second.directory / path.name).unlink(missing_ok=True)
+        (second.directory / path.name).symlink_to(path)
+    second.export()
+    failed = put(service, "shelf-2", second.form())
+    assert failed.state is State.FAILED
+    assert "is one of enclosure shelf-1: retire it there first" in failed.message
