@@ -254,6 +254,35 @@ async def test_an_admin_may_die_at_anything_it_does_to_onboard(tmp_path: Path, *
         await fabric.check_is_in_the_map()
 
 
+async def test_an_admin_whose_work_has_passed_on_writes_nothing_of_it(tmp_path: Path) -> None:
+    fabric = Fabric(tmp_path)
+    await fabric.begin()
+    await fabric.desk.register(fabric.spec, ALICE)
+    passed_on = asyncio.Event()
+    ask = AgentsHere.ask
+
+    async def asked(hands: AgentsHere, agent: AgentId, ask_: FlashAsk, deadline_s: float) -> FlashAnswer:
+        """While the first agent looks, the lease runs out, and another admin takes the work."""
+        answer = await ask(hands, agent, ask_, deadline_s)
+        if not passed_on.is_set():
+            (work,) = await fabric.records.below(record_keys.WORK)
+            await fabric.records.let_go(Hold(work.key, work.revision))
+            assert await fabric.records.hold(work.key, b"another")
+            passed_on.set()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AgentsHere, "ask", asked)
+        living = asyncio.ensure_future(fabric.lives(Life()))
+        await passed_on.wait()
+        await asyncio.sleep(0.2)  # it would have gone on by now
+        living.cancel()
+        with suppress(asyncio.CancelledError):
+            await living
+    (operation,) = await fabric.operations()
+    assert [step.state for step in operation.steps[:2]] == [State.RUNNING, State.WAITING]
+
+
 @pytest.mark.parametrize("kind", [Kind.DRAIN, Kind.UNDRAIN, Kind.REPLACE, Kind.RETIRE])
 async def test_an_admin_may_die_at_anything_else_it_does(tmp_path: Path, kind: Kind) -> None:
     for number, is_last_done in itertools.islice(
