@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostraca_fabric.ids import EnclosureId
+from ostraca_fabric.ids import EnclosureId, TenantId
 
 SPECS = "specs/"
 STATUSES = "statuses/"
@@ -11,6 +11,8 @@ WORK = "work/"
 NGUIDS = "nguids/"
 AUDIT = "audit/"
 REPORTS = "reports/"
+TENANTS = "tenants/"
+SWITCHES = "switches/"
 
 
 def spec(enclosure: EnclosureId) -> str:
@@ -46,3 +48,23 @@ def nguid(nguid: str) -> str:
 def audit(entry: str) -> str:
     """Who changed what, and when."""
     return f"{AUDIT}{entry}"
+
+
+def tenant(tenant: TenantId) -> str:
+    """A tenant that was made, with its quotas."""
+    return f"{TENANTS}{tenant}"
+
+
+def switch(tenant: TenantId, volume: str) -> str:
+    """What is to become of requests for a volume."""
+    return f"{SWITCHES}{tenant}/{volume}"
+
+
+def live() -> str:
+    """The settings of all agents that change while they run."""
+    return "live"
+
+
+def ruled() -> str:
+    """Written with every ruling and erasure: its revision is that of the last one."""
+    return "ruled"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
@@ -25,6 +25,10 @@ class VolumeRecord:
     incarnation: int = 1
     """Raised when the volume is erased, which gives it a new secret."""
 
+    is_erasable: bool = False
+    """Whether it can be: agents that don't hear of the store serve it only for a while. Fixed when it is
+    made, so that no agent can have missed it."""
+
     def __post_init__(self) -> None:
         """Refuse a block size that flash can't hold."""
         if not 1 <= self.block_bytes <= BLOCK_BYTES_MAX:
@@ -35,6 +39,19 @@ class VolumeRecord:
     def slot_bytes(self) -> int:
         """What one block takes in an arena, in staging and at most on flash: whole pages."""
         return -(-self.block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def erased(self) -> VolumeRecord:
+        """Return what it is once it was erased: of the next incarnation."""
+        return replace(self, incarnation=self.incarnation + 1)
+
+
+def check_erasable(volume: VolumeRecord) -> None:
+    """Raise UsageError for a volume that some agent may serve for ever."""
+    if not volume.is_erasable:
+        raise UsageError(
+            f"volume {volume.name!r} of tenant {volume.tenant!r} can't be erased, which is fixed when it is "
+            "made: make its tenant erasable before its first volume"
+        )
 
 
 @dataclass(frozen=True, slots=True)

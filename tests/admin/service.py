@@ -49,8 +49,10 @@ from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
 from ostraca_fabric.admin.api.limits import BodyLimit
 from ostraca_fabric.admin.asking import Asking, AskSettings
+from ostraca_fabric.admin.audit import Audit
 from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.model import Operation, State, decode
+from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import AgainSettings, Steps
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.fabric_map import AgentRecord, EnclosureState
@@ -274,8 +276,10 @@ class AdminService:
         return Worker(self.records, steps, name="admin-0", unix_s=time.time, look_every_s=0.2)
 
     def _server(self, worker: Worker) -> _Server:
+        audit = Audit(time.time, self._new_id)
         context = Context(
-            desk=Desk(self.records, unix_s=time.time, new_id=self._new_id),
+            desk=Desk(self.records, audit),
+            rulings=RulingDesk(self.records, audit),
             records=self.records,
             membership=self.membership,
             hands=self.hands,

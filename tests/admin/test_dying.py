@@ -20,7 +20,8 @@ from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.memory_records import MemoryRecords
 from ostraca_fabric.admin.asking import Asking, AskSettings
-from ostraca_fabric.admin.desk import Caller, Desk
+from ostraca_fabric.admin.audit import Audit, Caller
+from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.model import (
     VERSION,
     EnclosureSpec,
@@ -167,7 +168,7 @@ class Fabric:
 
     @property
     def desk(self) -> Desk:
-        return Desk(self.records, unix_s=lambda: 0.0, new_id=lambda: f"{next(self._numbers):012x}")
+        return Desk(self.records, Audit(lambda: 0.0, lambda: f"{next(self._numbers):012x}"))
 
     async def lives(self, life: Life) -> bool:
         """Let an admin do long work until it is over, or the admin is; say whether it was over."""

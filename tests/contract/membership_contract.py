@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from ostraca_fabric.errors import BlocksTooLargeError, ChangedError, PlacementBusyError
+from ostraca_fabric.errors import (
+    BlocksTooLargeError,
+    ChangedError,
+    MembershipError,
+    PlacementBusyError,
+    UsageError,
+)
 from ostraca_fabric.fabric_map import (
     EARLIER_PLACEMENTS_MAX,
     AgentRecord,
@@ -32,11 +39,21 @@ from ostraca_fabric.ids import (
 )
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Claimed, Membership
+from ostraca_fabric.rulings import VERSION, LiveSettings, Rulings, Switch, TenantRuling
 from ostraca_fabric.volume import BLOCK_BYTES_MAX, VolumeRecord
 
 A, B = AgentId("agent-a"), AgentId("agent-b")
 FIRST, SECOND = StartId(b"1" * 16), StartId(b"2" * 16)
 NONE_BEFORE = OwnerEpoch(1)
+
+Rule = Callable[[Rulings], Awaitable[int]]
+"""Lets these be the rulings, whatever their revision says; returns the one that they have."""
+
+RULED = Rulings(
+    {TenantId("t"): TenantRuling(VERSION, "t", 1 << 40, 1 << 30, is_erasable=True)},
+    {(TenantId("t"), "v"): Switch.SHADOW},
+    LiveSettings(key_ttl_s=60),
+)
 
 
 def agent(name: AgentId, start: StartId = FIRST) -> AgentRecord:
@@ -392,3 +409,52 @@ class MembershipContract:
         await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
+
+    # ---------------------------------------------------------------------------------------------- rulings
+
+    @pytest.fixture
+    def rule(self, store: Membership) -> Rule:
+        """Return what lets these be the rulings, as an admin would."""
+        raise NotImplementedError
+
+    async def test_rulings_show_to_who_asks_the_store_and_to_who_watches(
+        self, store: Membership, rule: Rule
+    ) -> None:
+        changes = store.ruling_changes()
+        seen = await anext(changes)
+        assert (seen.tenant(TenantId("t")).flash_bytes, seen.switch(TenantId("t"), "v")) == (0, Switch.ON)
+        revision = await rule(RULED)
+        assert await store.hear_rulings() == revision
+        assert store.rulings == replace(RULED, revision=revision)
+        async with asyncio.timeout(5):
+            while seen != store.rulings:
+                seen = await anext(changes)
+        again = await rule(replace(RULED, switches={}))
+        assert again > revision
+        assert await store.hear_rulings() == again
+        assert store.rulings.switch(TenantId("t"), "v") is Switch.ON
+        assert store.rulings.tenants == RULED.tenants
+
+    async def test_a_volume_is_erased_once_however_often_it_is_asked_for(self, store: Membership) -> None:
+        made = replace(volume(), is_erasable=True)
+        await store.create_volume(made)
+        changes = store.volume_changes()
+        assert await anext(changes) == (made,)
+        revision = await store.erase_volume(made)
+        erased = await store.volume(made.tenant, made.name)
+        assert erased == replace(made, incarnation=2)
+        async with asyncio.timeout(5):
+            assert await anext(changes) == (erased,)
+        assert store.rulings.revision >= revision
+        assert await store.erase_volume(made) >= revision
+        assert await store.volume(made.tenant, made.name) == erased
+        assert await store.hear_rulings() >= revision
+        assert await store.erase_volume(erased) > revision
+
+    async def test_a_volume_that_some_agent_may_serve_for_ever_is_not_erased(self, store: Membership) -> None:
+        await store.create_volume(volume())
+        with pytest.raises(UsageError, match="before its first volume"):
+            await store.erase_volume(volume())
+        assert await store.volume(TenantId("t"), "v") == volume()
+        with pytest.raises(MembershipError, match="no volume 'w'"):
+            await store.erase_volume(replace(volume("w"), is_erasable=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostraca_fabric import record_keys
+from ostraca_fabric import record_keys, rulings
 from ostraca_fabric.adapters.etcd import records
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.membership_rules import ShardGrants
@@ -123,6 +123,8 @@ AUDIT = AuditEntry(
     SHELF,
     f"onboard {OPERATION.id}",
 )
+TENANT = rulings.TenantRuling(rulings.VERSION, VOLUME.tenant, 8 << 40, 20 << 30)
+SWITCH = rulings.VolumeRuling(rulings.VERSION, VOLUME.tenant, VOLUME.name, rulings.Switch.SHADOW)
 DRIVE_USE = DriveUse(model.VERSION, SHELF, "nvme0")
 
 
@@ -144,6 +146,10 @@ def lines(keys: Keys) -> list[tuple[bytes, bytes]]:
         keys.record(record_keys.work(OPERATION.id)): b'{"version":1,"admin":"admin-0"}',
         keys.record(record_keys.nguid(NGUID)): model.encode(DRIVE_USE),
         keys.record(record_keys.audit(AUDIT.id)): model.encode(AUDIT),
+        keys.record(record_keys.tenant(VOLUME.tenant)): rulings.encode(TENANT),
+        keys.record(record_keys.switch(VOLUME.tenant, VOLUME.name)): rulings.encode(SWITCH),
+        keys.record(record_keys.live()): rulings.encode(rulings.LiveSettings()),
+        keys.ruled(): rulings.RULED,
     }
     return sorted(made.items())
 

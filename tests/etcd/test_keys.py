@@ -44,6 +44,10 @@ def test_the_reference_page_says_of_each_key_what_the_code_says() -> None:
         "work/<operation>": _doc_of(record_keys.work),
         "nguids/<nguid>": _doc_of(record_keys.nguid),
         "audit/<entry>": _doc_of(record_keys.audit),
+        "tenants/<tenant>": _doc_of(record_keys.tenant),
+        "switches/<tenant>/<volume>": _doc_of(record_keys.switch),
+        "live": _doc_of(record_keys.live),
+        "ruled": _doc("ruled"),
     }
     assert {row.partition("/")[0] for row in rows} == {kind.value for kind in Kind}
 

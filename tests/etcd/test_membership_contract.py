@@ -6,13 +6,17 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.contract.membership_contract import MembershipContract
+from tests.contract.membership_contract import MembershipContract, Rule
 from tests.etcd.nodes import Cluster
 
+from ostraca_fabric import record_keys
+from ostraca_fabric.adapters.etcd.admin_records import EtcdRecords
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.ids import FabricId
+from ostraca_fabric.ports.records import Written
+from ostraca_fabric.rulings import RULED, VERSION, Rulings, VolumeRuling, encode
 
 pytestmark = pytest.mark.slow
 
@@ -21,10 +25,33 @@ FABRIC = FabricId(b"f" * 16)
 
 class TestEtcdMembership(MembershipContract):
     @pytest.fixture
-    async def store(self, etcd: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[EtcdMembership]:
-        keys = Keys(f"/contract/{request.node.name.replace('_', '-')[-60:].strip('-')}")
+    def keys(self, request: pytest.FixtureRequest) -> Keys:
+        return Keys(f"/contract/{request.node.name.replace('_', '-')[-60:].strip('-')}")
+
+    @pytest.fixture
+    async def store(self, etcd: Cluster, keys: Keys) -> AsyncIterator[EtcdMembership]:
         membership = await EtcdMembership.open(
             FABRIC, EtcdSettings(etcd.endpoints), dice=random.Random(7), keys=keys, begin=True
         )
         yield membership
         await membership.close()
+
+    @pytest.fixture
+    async def rule(self, etcd: Cluster, keys: Keys, store: EtcdMembership) -> AsyncIterator[Rule]:
+        settings, dice = EtcdSettings(etcd.endpoints), random.Random(8)
+        async with EtcdRecords(FABRIC, settings, keys=keys, dice=dice, lease_ttl_s=5) as records:
+            yield lambda rulings: write_rulings(records, rulings)
+
+
+async def write_rulings(records: EtcdRecords, rulings: Rulings) -> int:
+    """Write all rulings, and nothing else of their kinds."""
+    made = {record_keys.tenant(tenant): encode(each) for tenant, each in rulings.tenants.items()}
+    for (tenant, name), switch in rulings.switches.items():
+        made[record_keys.switch(tenant, name)] = encode(VolumeRuling(VERSION, tenant, name, switch))
+    made |= {record_keys.live(): encode(rulings.live), record_keys.ruled(): RULED}
+    prefixes = record_keys.TENANTS, record_keys.SWITCHES
+    known = [record.key for prefix in prefixes for record in await records.below(prefix)]
+    changes = [Written(key, made.get(key)) for key in {*known, *made}]
+    revision = await records.write(changes, unchanged={})
+    assert revision is not None
+    return revision

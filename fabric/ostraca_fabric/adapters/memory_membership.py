@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TenantId,
     )
     from ostraca_fabric.ports.membership import Claimed
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -49,6 +50,32 @@ class MemoryMembership:
     def map(self) -> FabricMap:
         """The current map."""
         return self.store.map
+
+    @property
+    def rulings(self) -> Rulings:
+        """The current rulings."""
+        return self.store.rulings
+
+    async def ruling_changes(self) -> AsyncIterator[Rulings]:
+        """Yield the rulings, and again whenever one was changed or a volume erased."""
+        seen = None
+        while True:
+            changed = self._changed
+            if self.store.rulings is not seen:
+                seen = self.store.rulings
+                yield seen
+            else:
+                await changed.wait()
+
+    async def hear_rulings(self) -> int:
+        """Return the revision of the rulings: all of them show at once."""
+        return self.store.rulings.revision
+
+    def rule(self, rulings: Rulings) -> int:
+        """Let these be the rulings; return their revision."""
+        revision = self.store.rule(rulings)
+        self._say_changed()
+        return revision
 
     async def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the current map, then each newer one, the newest always."""
@@ -140,6 +167,12 @@ class MemoryMembership:
         stored = self.store.create_volume(record)
         self._say_changed()
         return stored
+
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        """Give a volume its next incarnation, unless that was done before."""
+        revision = self.store.erase_volume(seen)
+        self._say_changed()
+        return revision
 
     def _say_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

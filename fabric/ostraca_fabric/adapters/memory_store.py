@@ -7,13 +7,15 @@ passes: whether a lease has run out is somebody else's business, and said by ``l
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, enclosures_after
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord, check_blocks_fit
 from ostraca_fabric.ids import PlacementEpoch
 from ostraca_fabric.ports.membership import Claimed
+from ostraca_fabric.rulings import Rulings
+from ostraca_fabric.volume import check_erasable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
     from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, OwnerEpoch, ShardId, StartId, TenantId
     from ostraca_fabric.volume import VolumeRecord
+
+
+class Seen(NamedTuple):
+    """What somebody who watches is told."""
+
+    map: FabricMap
+    volumes: Mapping[tuple[TenantId, str], VolumeRecord]
+    rulings: Rulings
 
 
 class MemoryStore:
@@ -43,9 +53,15 @@ class MemoryStore:
         self.volumes: Mapping[tuple[TenantId, str], VolumeRecord] = {
             (record.tenant, record.name): record for record in volumes
         }
+        self.rulings = Rulings()
         self._grants: dict[ShardId, ShardGrants] = {}
         self.keep = keep
         self.volumes_max = volumes_max
+
+    @property
+    def seen(self) -> Seen:
+        """All that is told of it, as it is now."""
+        return Seen(self.map, self.volumes, self.rulings)
 
     def join(self, agent: AgentRecord) -> None:
         """Announce an agent; one of the same id with another start id loses its claims."""
@@ -143,6 +159,25 @@ class MemoryStore:
                 self.keep(tuple(after.values()))
             self.volumes = after
         return self.volumes[at]
+
+    def rule(self, rulings: Rulings) -> int:
+        """Let these be the rulings; return their revision."""
+        self.rulings = replace(rulings, revision=self.rulings.revision + 1)
+        return self.rulings.revision
+
+    def erase_volume(self, seen: VolumeRecord) -> int:
+        """Give a volume its next incarnation, unless that was done before."""
+        check_erasable(seen)
+        at = (seen.tenant, seen.name)
+        if at not in self.volumes:
+            raise MembershipError(f"there is no volume {seen.name!r} of tenant {seen.tenant!r}")
+        if self.volumes[at] != seen:
+            return self.rulings.revision
+        after = {**self.volumes, at: seen.erased()}
+        if self.keep is not None:
+            self.keep(tuple(after.values()))
+        self.volumes = after
+        return self.rule(self.rulings)
 
     def _without_claims_of(self, agent: AgentId) -> dict[ShardId, Claim]:
         return {shard: claim for shard, claim in self.map.claims.items() if claim.agent != agent}

@@ -7,7 +7,6 @@ admins that decide at once are told apart by the store. Nothing here waits for f
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -42,8 +41,9 @@ from ostraca_fabric.ports.records import ABSENT, Written
 from ostraca_fabric.target import check_nguid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from ostraca_fabric.admin.audit import Audit, Caller
     from ostraca_fabric.ports.records import Record, Records
 
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
@@ -70,26 +70,15 @@ _TRIES = 8
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks for a change."""
-
-    name: str
-    role: str
-    action: str
-    """What was asked, as it came: ``PUT /v1/enclosures/shelf-1``."""
-
-
 class Desk:
     """One admin's."""
 
-    def __init__(self, records: Records, *, unix_s: Callable[[], float], new_id: Callable[[], str]) -> None:
-        """Keep everything in *records*. *unix_s* tells the time, for people; *new_id* makes ids that begin
-        with it, so that they are in order.
-        """
+    def __init__(self, records: Records, audit: Audit) -> None:
+        """Keep everything in *records*."""
         self._records = records
-        self._unix_s = unix_s
-        self._new_id = new_id
+        self._audit = audit
+        self._unix_s = audit.unix_s
+        self._new_id = audit.new_id
 
     # ------------------------------------------------------------------------------------------- enclosures
 
@@ -268,7 +257,7 @@ class Desk:
                 encode(msgspec.structs.replace(status, operation=operation.id)),
             ),
             Written(record_keys.operation(operation.id), encode(operation)),
-            self._audited(caller, enclosure, f"{operation.kind.value} {operation.id}"),
+            self._audit.entry(caller, enclosure, f"{operation.kind.value} {operation.id}"),
         ]
         unchanged[record_keys.status(enclosure)] = ABSENT if known is None else known.status_revision
         if known is not None and known.operation.state is State.RUNNING:
@@ -352,16 +341,3 @@ class Desk:
     def _operation(self, kind: Kind, enclosure: EnclosureId, caller: Caller) -> Operation:
         steps = tuple(Step(name) for name in STEPS[kind])
         return Operation(VERSION, self._new_id(), kind, enclosure, caller.name, self._unix_s(), steps)
-
-    def _audited(self, caller: Caller, subject: str, detail: str) -> Written:
-        entry = AuditEntry(
-            VERSION,
-            self._new_id(),
-            self._unix_s(),
-            caller.name,
-            caller.role,
-            caller.action,
-            subject,
-            detail,
-        )
-        return Written(record_keys.audit(entry.id), encode(entry))

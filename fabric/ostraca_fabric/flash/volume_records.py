@@ -82,7 +82,7 @@ class VolumesCopy:
         return self.epoch, self.sequence
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str
     name: str
     incarnation: int
@@ -91,6 +91,7 @@ class _Record(msgspec.Struct, frozen=True):
     """In hexadecimal. A layout with a field that this release does not know has another."""
 
     layout: Layout
+    erasable: bool = False
 
 
 def copy_bytes(geometry: Geometry) -> int:
@@ -179,6 +180,7 @@ def _record_of(volume: VolumeRecord) -> _Record:
         volume.block_bytes,
         volume.layout.digest().hex(),
         volume.layout,
+        volume.is_erasable,
     )
 
 
@@ -213,6 +215,7 @@ def _volume_of(text: msgspec.Raw) -> VolumeRecord | None:
             record.layout,
             record.block_bytes,
             record.incarnation,
+            is_erasable=record.erasable,
         )
     except (msgspec.DecodeError, UsageError):
         return None

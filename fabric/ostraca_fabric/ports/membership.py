@@ -1,4 +1,5 @@
-"""Who is in the fabric: agents, enclosures with their shards, volumes, and which agent owns which shard.
+"""Who is in the fabric: agents, enclosures with their shards, volumes, which agent owns which shard, and what
+operators have decided.
 
 The store is etcd in a pod and memory in ``ostraca up``. It is never on the data path: agents work from the
 last map.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         StartId,
         TenantId,
     )
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -60,8 +62,22 @@ class Membership(Protocol):
     def map(self) -> FabricMap:
         """The newest map seen."""
 
+    @property
+    def rulings(self) -> Rulings:
+        """The newest rulings seen."""
+
     def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the current map, then each newer one. Maps may be skipped, the newest never is."""
+
+    def ruling_changes(self) -> AsyncIterator[Rulings]:
+        """Yield the current rulings, then all again when one has changed, or a volume was erased. States may
+        be skipped, the newest never is.
+        """
+
+    async def hear_rulings(self) -> int:
+        """Ask the store itself for what was ruled and erased last: return its revision, once all up to it
+        shows in ``rulings`` and in what ``volume`` says.
+        """
 
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent; a record of the same id with another start id is replaced, and its claims
@@ -145,4 +161,11 @@ class Membership(Protocol):
         """Store the record unless the volume exists; return what is stored.
 
         Raises BlocksTooLargeError when a shard that something is placed on could not hold its largest block.
+        """
+
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        """Give a volume its next incarnation, unless its record is not as it was *seen* any more. Return the
+        revision of the rulings by which that was done: not this call's where it was done before.
+
+        Raises UsageError for a volume that is not erasable, and MembershipError for one that is not there.
         """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
+    from ostraca_fabric.adapters.memory_store import Seen
     from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap
     from ostraca_fabric.ids import (
         AgentId,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         TenantId,
     )
     from ostraca_fabric.ports.membership import Claimed
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
     Volumes = Mapping[tuple[TenantId, str], VolumeRecord]
@@ -91,9 +93,9 @@ class SimulatedStore:
 
     def transact(self, act: Callable[[SimulatedStore], _T]) -> _T:
         """Do something whole, and tell who watches."""
-        before = self.memory.map, self.memory.volumes
+        before = self.memory.seen
         result = act(self)
-        if before != (self.memory.map, self.memory.volumes):
+        if before != self.memory.seen:
             for changed in self._watchers:
                 changed()
         return result
@@ -180,6 +182,7 @@ class SimulatedMembership:
         self._beating: set[tuple[AgentId, StartId]] = set()
         self._map = store.memory.map
         self._volumes = store.memory.volumes
+        self._rulings = store.memory.rulings
         self._changed = asyncio.Event()
         store.watch(self._on_store_changed)
 
@@ -208,6 +211,26 @@ class SimulatedMembership:
     def map(self) -> FabricMap:
         """The newest map seen."""
         return self._map
+
+    @property
+    def rulings(self) -> Rulings:
+        """The newest rulings seen."""
+        return self._rulings
+
+    async def ruling_changes(self) -> AsyncIterator[Rulings]:
+        """Yield the rulings, and again whenever one was changed or a volume erased."""
+        seen = None
+        while True:
+            changed = self._changed
+            if self._rulings is not seen:
+                seen = self._rulings
+                yield seen
+            else:
+                await changed.wait()
+
+    async def hear_rulings(self) -> int:
+        """Ask the store for the revision of the rulings; they show once it has answered."""
+        return await self._ask(lambda store: store.memory.rulings.revision)
 
     async def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the newest map seen, then each newer one."""
@@ -296,6 +319,10 @@ class SimulatedMembership:
         """Store the record unless the volume exists; return what is stored."""
         return await self._ask(lambda store: store.memory.create_volume(record))
 
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        """Give a volume its next incarnation, unless that was done before."""
+        return await self._ask(lambda store: store.memory.erase_volume(seen))
+
     # The way there and back.
 
     async def _ask(self, act: Callable[[SimulatedStore], _T]) -> _T:
@@ -331,37 +358,38 @@ class SimulatedMembership:
             return
         take = _tried(functools.partial(self._store.transact, act))
         if self._hears and not _chance(self._dice, self.faults.lost_answers):
-            seen = self._store.memory.map, self._store.memory.volumes
+            seen = self._store.memory.seen
             delay_s = self._dice.uniform(*self.faults.latency_s)
-            asyncio.get_running_loop().call_later(delay_s, self._answered, answer, take, *seen)
+            asyncio.get_running_loop().call_later(delay_s, self._answered, answer, take, seen)
 
     def _answered(
         self,
         answer: asyncio.Future[Callable[[], _T]],
         take: Callable[[], _T],
-        fabric_map: FabricMap,
-        volumes: Volumes,
+        seen: Seen,
     ) -> None:
-        self._see(fabric_map, volumes)
+        self._see(seen)
         resolve(answer, take)
 
     def _on_store_changed(self) -> None:
         if self._hears:
             delay_s = self._dice.uniform(*self.faults.watch_s)
-            seen = self._store.memory.map, self._store.memory.volumes
-            outside(asyncio.get_running_loop().call_later, delay_s, self._see_if_heard, *seen)
+            seen = self._store.memory.seen
+            outside(asyncio.get_running_loop().call_later, delay_s, self._see_if_heard, seen)
 
-    def _see_if_heard(self, fabric_map: FabricMap, volumes: Volumes) -> None:
+    def _see_if_heard(self, seen: Seen) -> None:
         if self._hears:
-            self._see(fabric_map, volumes)
+            self._see(seen)
 
-    def _see(self, fabric_map: FabricMap, volumes: Volumes) -> None:
+    def _see(self, seen: Seen) -> None:
         """Take what is newer; what comes out of order is old."""
-        is_newer = fabric_map.revision > self._map.revision
+        is_newer = seen.map.revision > self._map.revision
         if is_newer:
-            self._map = fabric_map
-        if len(volumes) > len(self._volumes):
-            self._volumes, is_newer = volumes, True
+            self._map = seen.map
+        if _age(seen.volumes) > _age(self._volumes):
+            self._volumes, is_newer = seen.volumes, True
+        if seen.rulings.revision > self._rulings.revision:
+            self._rulings, is_newer = seen.rulings, True
         if is_newer:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
@@ -390,6 +418,11 @@ class SimulatedMembership:
             asyncio.get_running_loop().call_later(self._dice.uniform(*self.faults.latency_s), arrive)
         else:
             self._beat_later(agent, start)
+
+
+def _age(volumes: Volumes) -> int:
+    """Return what rises with every volume that is made, and with every one that is erased."""
+    return sum(volume.incarnation for volume in volumes.values())
 
 
 def _tried(act: Callable[[], _T]) -> Callable[[], _T]:

@@ -37,6 +37,10 @@ class Kind(Enum):
     WORK = "work"
     NGUID = "nguids"
     AUDIT = "audit"
+    TENANT = "tenants"
+    SWITCH = "switches"
+    LIVE = "live"
+    RULED = "ruled"
 
 
 class Keys:
@@ -103,6 +107,10 @@ class Keys:
     def report(self, enclosure: EnclosureId) -> bytes:
         """What an enclosure's daemon says of it: drives, health and wear. Bound to that daemon's lease."""
         return self.record(record_keys.report(enclosure))
+
+    def ruled(self) -> bytes:
+        """Written with every ruling and erasure: its revision is that of the last one."""
+        return self.record(record_keys.ruled())
 
     def record(self, key: str) -> bytes:
         """A record beside the map: ``ostraca_fabric.record_keys``."""

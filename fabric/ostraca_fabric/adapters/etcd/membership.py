@@ -31,6 +31,8 @@ from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, en
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
 from ostraca_fabric.fabric_map import Claim, check_blocks_fit
 from ostraca_fabric.ports.membership import Claimed
+from ostraca_fabric.rulings import RULED
+from ostraca_fabric.volume import check_erasable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         StartId,
         TenantId,
     )
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
 log = logging.getLogger(__name__)
@@ -132,6 +135,11 @@ class EtcdMembership:
         return self._follower.view.map
 
     @property
+    def rulings(self) -> Rulings:
+        """The newest rulings seen."""
+        return self._follower.view.rulings
+
+    @property
     def heard_s_ago(self) -> float:
         """For how long the watch has heard nothing of etcd; a few seconds is the most while all is well."""
         return self._follower.heard_s_ago
@@ -151,6 +159,24 @@ class EtcdMembership:
                 yield seen
             else:
                 await changed.wait()
+
+    async def ruling_changes(self) -> AsyncIterator[Rulings]:
+        """Yield the rulings, and again whenever one was changed or a volume erased."""
+        seen = None
+        while True:
+            changed = self._follower.changed
+            if self.rulings is not seen:
+                seen = self.rulings
+                yield seen
+            else:
+                await changed.wait()
+
+    async def hear_rulings(self) -> int:
+        """Ask etcd which ruling is the last, and wait for the watch to have told it."""
+        read = await self._store.read(self._keys.ruled())
+        revision = read.modified(self._keys.ruled())
+        await self._follower.until_told(revision)
+        return revision
 
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent, under a lease that is renewed until it leaves."""
@@ -387,6 +413,25 @@ class EtcdMembership:
             if done is not None:
                 await self._follower.until_told(done)
                 return record
+            await tries.again()
+
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        """Give a volume its next incarnation, unless that was done before."""
+        check_erasable(seen)
+        keys = self._keys
+        key, ruled = keys.volume(seen.tenant, seen.name), keys.ruled()
+        tries = self._store.tries(f"erase volume {seen.name}")
+        while True:
+            read = await self._store.read(key, ruled)
+            if (value := read.value(key)) is None:
+                raise MembershipError(f"there is no volume {seen.name!r} of tenant {seen.tenant!r}")
+            done: int | None = read.modified(ruled)
+            if records.decode_volume(value) == seen:
+                changes = [put(key, records.encode_volume(seen.erased())), put(ruled, RULED)]
+                done = await self._store.write(read, changes, unchanged=[key, ruled])
+            if done is not None:
+                await self._follower.until_told(done)
+                return done
             await tries.again()
 
     async def _lease_of(self, agent: AgentRecord) -> Lease:

@@ -151,6 +151,7 @@ class _Volume(msgspec.Struct, frozen=True):
     """A layout with a field that this release does not know has another."""
 
     layout: Layout
+    erasable: bool = False
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -373,6 +374,7 @@ def encode_volume(record: VolumeRecord) -> bytes:
             record.block_bytes,
             record.layout.digest().hex(),
             record.layout,
+            record.is_erasable,
         )
     )
 
@@ -386,7 +388,14 @@ def _volume_of(read: _Volume) -> VolumeRecord:
     if read.layout.digest().hex() != read.layout_digest:
         message = f"the layout of volume {shown(read.name)} says more than this release knows: {_ADVICE}"
         raise MembershipError(message)
-    return VolumeRecord(TenantId(read.tenant), read.name, read.layout, read.block_bytes, read.incarnation)
+    return VolumeRecord(
+        TenantId(read.tenant),
+        read.name,
+        read.layout,
+        read.block_bytes,
+        read.incarnation,
+        is_erasable=read.erasable,
+    )
 
 
 def decode_readable(found: Iterable[Entry], decode: Callable[[bytes], _Type]) -> list[_Type]:

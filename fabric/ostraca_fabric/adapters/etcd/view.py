@@ -1,4 +1,4 @@
-"""What an agent believes of its fabric: the map and the volumes, made of what a watch tells. Pure.
+"""What an agent believes of its fabric: map, volumes and rulings, made of what a watch tells. Pure.
 
 A record that can't be read is left out, and told; the rest of the map stays good. While the fabric's own
 record is not there, or another fabric's, the map and the volumes stay as they were: an etcd that has lost its
@@ -20,10 +20,12 @@ from ostraca_fabric.adapters.etcd.records import (
     decode_placement,
     decode_volume,
 )
+from ostraca_fabric.adapters.etcd.ruled_records import RULINGS, RuledRecords
 from ostraca_fabric.adapters.etcd.told import Changed, Deleted, Entry, Listed
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import FabricMap
 from ostraca_fabric.ids import PlacementEpoch
+from ostraca_fabric.rulings import Rulings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,7 @@ _IN_THE_MAP: frozenset[Kind | None] = frozenset(
         Kind.EARLIER_PLACEMENT,
         Kind.CLAIM,
         Kind.VOLUME,
+        *RULINGS,
     }
 )
 
@@ -71,6 +74,8 @@ class View:
         self._records = _Records()
         self._map = FabricMap(fabric, revision=0, placement_epoch=FIRST_PLACEMENT)
         self._volumes: tuple[VolumeRecord, ...] = ()
+        self._ruled = RuledRecords()
+        self._rulings = Rulings()
         self.revision = 0
         """All that happened in etcd up to it was told."""
 
@@ -95,6 +100,12 @@ class View:
         return self._volumes
 
     @property
+    def rulings(self) -> Rulings:
+        """What operators have decided: another object only if something in it changed."""
+        self._make()
+        return self._rulings
+
+    @property
     def meta(self) -> bytes | None:
         """The fabric's own record."""
         return self._records.meta
@@ -104,7 +115,7 @@ class View:
         match told:
             case Listed(entries):
                 self._make()  # the fabric may not be there any more
-                self._records, self.unreadable = _Records(), {}
+                self._records, self._ruled, self.unreadable = _Records(), RuledRecords(), {}
                 self._touched = set(Kind)
                 for entry in entries:
                     self._take(entry)
@@ -144,6 +155,8 @@ class View:
                 volume = self._read(change, decode_volume)
                 created = change.created if isinstance(change, Entry) else 0
                 _keep(records.volumes, change.key, None if volume is None else (created, volume))
+            case Kind.TENANT | Kind.SWITCH | Kind.LIVE | Kind.RULED:
+                self._ruled.take(kind, change, self._read)
             case _:  # for those who ask for them
                 pass
         return kind
@@ -167,6 +180,8 @@ class View:
             in_order = sorted(records.volumes.items(), key=lambda item: (item[1][0], item[0]))
             volumes = tuple(volume for _, (_, volume) in in_order)
             self._volumes = self._volumes if volumes == self._volumes else volumes
+        if touched & RULINGS:
+            self._rulings = self._ruled.made()
         if Kind.AGENT in touched:
             made["agents"] = {each.id: each for each in records.agents.values()}
         if Kind.ENCLOSURE in touched:

@@ -11,9 +11,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from ostraca_fabric.admin.api.access import Person, Role, Tokens
-from ostraca_fabric.admin.desk import Caller, Desk
+from ostraca_fabric.admin.audit import Caller
+from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.errors import PreconditionError
 from ostraca_fabric.admin.hands import Hands
+from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.ids import EnclosureId
 from ostraca_fabric.inventory import EnclosureReport
 from ostraca_fabric.ports.membership import Membership
@@ -28,6 +30,7 @@ class Context:
     """One admin service."""
 
     desk: Desk
+    rulings: RulingDesk
     records: Records
     membership: Membership
     hands: Hands

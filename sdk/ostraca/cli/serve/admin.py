@@ -24,7 +24,9 @@ from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
 from ostraca_fabric.admin.api.limits import BodyLimit
 from ostraca_fabric.admin.asking import Asking
+from ostraca_fabric.admin.audit import Audit
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import Steps
 from ostraca_fabric.admin.tidying import Tidying
 from ostraca_fabric.admin.worker import Worker
@@ -123,8 +125,10 @@ class AdminDaemon:
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
         )
         worker = Worker(records, steps, name=self.name, unix_s=time.time)
+        audit = Audit(time.time, _new_id)
         context = Context(
-            desk=Desk(records, unix_s=time.time, new_id=_new_id),
+            desk=Desk(records, audit),
+            rulings=RulingDesk(records, audit),
             records=records,
             membership=membership,
             hands=hands,
