@@ -15,6 +15,8 @@ import msgspec
 
 from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.gate import Gate
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
@@ -22,6 +24,7 @@ from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
+from ostraca_dpu_agent.quotas import Quotas
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.shard_status import shard_status
 from ostraca_dpu_agent.steward.attaching import Opening, path_of
@@ -118,15 +121,19 @@ class Agent:
             clock=clock,
             events=self._events,
         )
-        volumes = Volumes(membership, fabric_key)
+        self._incarnations = Incarnations(membership, clock)
+        volumes = Volumes(membership, fabric_key, self._incarnations)
+        quotas = Quotas(agent, lambda: membership.rulings, clock)
+        gate = Gate(self._incarnations, quotas, self._mover.counters)
         self._neighbours = Neighbours(
-            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes
+            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes, gate=gate
         )
         self._sessions = Sessions(
             settings.requests,
             mover=self._mover,
             neighbours=self._neighbours,
             volumes=volumes,
+            gate=gate,
             transports=transports,
             status=self.status,
             flash=None if keeper is None else FlashWorker(keeper, lambda: membership.map),
@@ -181,6 +188,7 @@ class Agent:
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
         self._loops.spawn(self._volume_copies.run())
+        self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._retiring.run())
         requests = self._settings.requests
         handshake = AgentHandshake(
@@ -298,6 +306,7 @@ class Agent:
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
             paths=() if self._keeper is None else self._keeper.status(),
+            purged=self._incarnations.purged,
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))

@@ -113,3 +113,7 @@ class Reason(IntEnum):
     STALE_MAP = 27
     """The agent placed the block by a fabric map that others have replaced more than once: hardly anybody
     would look for it there."""
+    UNHEARD = 30
+    """The volume can be erased, and its agent has not heard for so long whether it was."""
+    QUOTA = 31
+    """The tenant has used what it may get and put in a second."""

@@ -329,6 +329,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
     paths: tuple[EnclosurePathStatus, ...] = ()
     """Every enclosure that is reached by NVMe-oF, or as files with a target."""
 
+    purged: int = 0
+    """The revision of rulings up to which nothing that was erased is served any more."""
+
 
 class EnclosureStatus(msgspec.Struct, frozen=True):
     """What an enclosure's daemon believes of it."""
