@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import MembershipError
@@ -47,6 +47,7 @@ class Incarnations:
         self._newest: dict[tuple[TenantId, str], VolumeRecord] = {}
         self._in_use: Counter[VolumeRecord] = Counter()
         self._heard_s = -math.inf
+        self._ruled = asyncio.Event()
         self._revision = 0
         self._purged = 0
 
@@ -97,12 +98,14 @@ class Incarnations:
                 async with aclosing(self._membership.ruling_changes()) as changes:  # type: ignore[type-var]  # a generator
                     async for _ in changes:
                         await self._take()
+                        self._ruled.set()
             except MembershipError as error:
                 log.warning("What is erased can't be followed now: %s", error)
             await asyncio.sleep(_AGAIN_S)
 
     async def _ask(self) -> None:
         while True:
+            self._ruled.clear()
             key_ttl_s = self._membership.rulings.live.key_ttl_s
             wait_s = min(key_ttl_s / _ASKED_PER_TTL, _ASKED_EVERY_MAX_S)
             try:
@@ -110,7 +113,9 @@ class Incarnations:
             except MembershipError as error:
                 log.info("The store does not say what was erased: %s", error)
                 wait_s = min(wait_s, _AGAIN_S)
-            await asyncio.sleep(wait_s)
+            with suppress(TimeoutError):  # how often it is asked may have changed
+                async with asyncio.timeout(wait_s):
+                    await self._ruled.wait()
 
     async def _take(self) -> None:
         revision = self._membership.rulings.revision  # the volumes below are as new, or newer

@@ -93,10 +93,16 @@ class LiveSettings(msgspec.Struct, frozen=True):
     """How long an agent that can't ask the store goes on serving erasable volumes. An erasure is complete
     after so long at the latest."""
 
+    key_ttl_longest_s: float = 900.0
+    """The longest that it ever was: an agent that is cut off may go by that."""
+
     def __post_init__(self) -> None:
         """Refuse what can't be meant."""
-        if not self.key_ttl_s > 0:
-            raise UsageError(f"key_ttl_s is {self.key_ttl_s}: it is a time above 0")
+        if not 0 < self.key_ttl_s <= self.key_ttl_longest_s:
+            raise UsageError(
+                f"key_ttl_s is {self.key_ttl_s}: it is above 0, and at most what it was at its longest, "
+                f"{self.key_ttl_longest_s}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_paths import FilePaths
@@ -36,6 +37,8 @@ class Agent:
     """Whether it can't be reached."""
 
     asked: list[FlashAsk] = field(default_factory=list)
+    incarnations: Incarnations | None = None
+    """What it serves of each volume, where a test erases some."""
 
     def status(self) -> AgentStatus:
         """Return what it believes."""
@@ -57,6 +60,7 @@ class Agent:
             agents=(),
             drives=self.drives,
             paths=self.keeper.status(),
+            purged=0 if self.incarnations is None else self.incarnations.purged,
         )
 
 

@@ -51,9 +51,11 @@ from ostraca_fabric.admin.api.limits import BodyLimit
 from ostraca_fabric.admin.asking import Asking, AskSettings
 from ostraca_fabric.admin.audit import Audit
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.erasing import Erasing
 from ostraca_fabric.admin.model import Operation, State, decode
 from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import AgainSettings, Steps
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.fabric_map import AgentRecord, EnclosureState
 from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
@@ -271,15 +273,18 @@ class AdminService:
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            erasing=Erasing(self.membership, self.hands, clock=time.monotonic, look_every_s=0.2),
             again=AgainSettings(busy_s=0.5, passed_s=0.2),
         )
         return Worker(self.records, steps, name="admin-0", unix_s=time.time, look_every_s=0.2)
 
     def _server(self, worker: Worker) -> _Server:
         audit = Audit(time.time, self._new_id)
+        rulings = RulingDesk(self.records, audit)
         context = Context(
             desk=Desk(self.records, audit),
-            rulings=RulingDesk(self.records, audit),
+            rulings=rulings,
+            tenants=TenantDesk(self.records, rulings, audit, volumes=self._volumes),
             records=self.records,
             membership=self.membership,
             hands=self.hands,

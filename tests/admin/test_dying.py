@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ import pytest
 from tests.admin.agents import Agent, AgentsHere, made_agent
 from tests.admin.shelf import Shelf
 
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.memory_records import MemoryRecords
 from ostraca_fabric.admin.asking import Asking, AskSettings
 from ostraca_fabric.admin.audit import Audit, Caller
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.erasing import Erasing
 from ostraca_fabric.admin.model import (
     VERSION,
     EnclosureSpec,
@@ -32,15 +35,20 @@ from ostraca_fabric.admin.model import (
     State,
     decode,
 )
+from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import AgainSettings, Steps
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord, EnclosureState
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.superblock import decode_superblock
-from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
+from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId, TenantId
+from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.records import Hold, Record, Written
+from ostraca_fabric.rulings import LiveSettings, Rulings
 from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk
 
 _T = TypeVar("_T")
@@ -132,6 +140,9 @@ class MortalMembership(MemoryMembership):
             lambda: self._fabric.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
         )
 
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        return await self._life.act(lambda: self._fabric.erase_volume(seen))
+
 
 class MortalHands:
     """Agents as a process asks them that may die."""
@@ -161,6 +172,15 @@ class Fabric:
         for name in (AgentId("agent-0"), AgentId("agent-1")):
             self.agents[name] = made_agent(name, lambda: self.membership.map)
             await self.membership.join(AgentRecord(name, StartId(bytes(ID_BYTES)), (f"unix:///{name}",)))
+            self.agents[name].incarnations = Incarnations(self.membership, time.monotonic)
+
+    @property
+    def tenants(self) -> TenantDesk:
+        audit = Audit(lambda: 0.0, lambda: f"{next(self._numbers):012x}")
+        return TenantDesk(self.records, RulingDesk(self.records, audit), audit, volumes=self._volumes)
+
+    async def _volumes(self) -> list[VolumeRecord]:
+        return list(self.membership.store.volumes.values())
 
     @property
     def spec(self) -> EnclosureSpec:
@@ -189,6 +209,7 @@ class Fabric:
             report_of=report_of,
             volumes=volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            erasing=Erasing(membership, hands, clock=time.monotonic, look_every_s=0.01),
             again=AgainSettings(busy_s=0.01, passed_s=0.01),
         )
         worker = Worker(records, steps, name="admin", unix_s=lambda: 0.0, look_every_s=0.01)
@@ -303,6 +324,42 @@ async def test_an_admin_may_die_at_anything_else_it_does(tmp_path: Path, kind: K
         await _check(fabric, kind)
         if has_lived and life.acts > 0:
             return
+
+
+async def test_an_admin_may_die_at_anything_it_does_to_erase(tmp_path: Path) -> None:
+    """Every volume gets its next incarnation once, and none is told to be erased that somebody serves."""
+    for number, is_last_done in itertools.product(range(1, FAR), (False, True)):
+        fabric = Fabric(tmp_path / f"{number}-{is_last_done}")
+        await fabric.begin()
+        fabric.membership.rule(Rulings(live=LiveSettings(key_ttl_s=0.05, key_ttl_longest_s=0.05)))
+        for name in ("a", "b"):
+            await fabric.membership.create_volume(_erasable("t", name))
+        await fabric.membership.create_volume(_erasable("other", "a"))
+        hearing = [asyncio.ensure_future(_hear(agent)) for agent in fabric.agents.values()]
+        await fabric.tenants.erase(TenantId("t"), ALICE)
+        life = Life(number, is_last_done=is_last_done)
+        has_lived = await fabric.lives(life)
+        assert await fabric.lives(Life())
+        for each in hearing:
+            each.cancel()
+        (operation,) = await fabric.operations()
+        assert [step.state for step in operation.steps] == [State.DONE] * 3, operation
+        found = {at: volume.incarnation for at, volume in fabric.membership.store.volumes.items()}
+        assert found == {("t", "a"): 2, ("t", "b"): 2, ("other", "a"): 1}
+        assert {agent.status().purged for agent in fabric.agents.values()} == {
+            fabric.membership.rulings.revision
+        }
+        if has_lived and life.acts > 0:
+            return
+
+
+def _erasable(tenant: str, name: str) -> VolumeRecord:
+    return VolumeRecord(TenantId(tenant), name, Layout("m", "bf16", 16), 4096, is_erasable=True)
+
+
+async def _hear(agent: Agent) -> None:
+    assert agent.incarnations is not None
+    await agent.incarnations.run()
 
 
 async def _pass_over(fabric: Fabric) -> None:

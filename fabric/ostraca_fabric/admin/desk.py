@@ -62,6 +62,7 @@ STEPS = {
     Kind.UNDRAIN: ("takes blocks again",),
     Kind.REPLACE: ("identified", "preflight", "formatted", "probed", "in the map"),
     Kind.RETIRE: ("out of the map", "forgotten"),
+    Kind.ERASE: ("next incarnation", "purged", "outlived"),
 }
 """Of each kind of long work, in order."""
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.admin.model import EnclosureSpec, EnclosureStatus
     from ostraca_fabric.ids import AgentId
     from ostraca_fabric.inventory import EnclosureReport
+    from ostraca_fabric.ports.records import Written
     from ostraca_fabric.volume import VolumeRecord
     from ostraca_fabric.wire.flash_work import SeenDrive
 
@@ -59,6 +60,15 @@ class Again:
 
 
 Verdict = Done | Failed | Again
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a step came to, and what is to be written with it, if *unchanged* is still so."""
+
+    verdict: Verdict
+    changes: tuple[Written, ...] = ()
+    unchanged: dict[str, int] = field(default_factory=dict)
 
 
 def reached(answers: Mapping[AgentId, Looked | OstracaError], agents: int) -> Verdict:

@@ -40,6 +40,8 @@ class Kind(Enum):
     UNDRAIN = "undrain"
     REPLACE = "replace"
     RETIRE = "retire"
+    ERASE = "erase"
+    """Of a tenant, or of one volume: not of an enclosure."""
 
 
 class State(Enum):
@@ -151,6 +153,16 @@ class Operation(msgspec.Struct, frozen=True):
 
     wipe: tuple[str, ...] = ()
     force: bool = False
+    tenant: str = ""
+    """Whose volumes are erased."""
+
+    volume: str = ""
+    """Which of them; empty: all."""
+
+    @property
+    def subject(self) -> str:
+        """What it is about: an enclosure, a tenant, or a volume as ``tenant/volume``."""
+        return self.enclosure or "/".join(filter(None, (self.tenant, self.volume)))
 
     def with_step(self, step: Step) -> Operation:
         """Return it with a step as it is now."""

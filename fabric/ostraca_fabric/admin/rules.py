@@ -75,5 +75,6 @@ def not_now(kind: Kind, enclosure: EnclosureId, phase: Phase) -> str:
         Kind.RETIRE: "drain it first, or force it, and its blocks are lost",
         Kind.REPLACE: "its drives are replaced once it is ready",
         Kind.ONBOARD: "it is in the fabric",
+        Kind.ERASE: "tenants and volumes are erased, not enclosures",
     }[kind]
     return f"enclosure {enclosure} is {phase.value}: {what}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ from ostraca_fabric.admin.judging import (
     Again,
     Done,
     Failed,
+    Taken,
     authenticated,
     chosen,
     identified,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ostraca_fabric.admin.asking import Asking
+    from ostraca_fabric.admin.erasing import Erasing
     from ostraca_fabric.admin.judging import Verdict
     from ostraca_fabric.admin.model import ChosenDrive, Operation, Step
     from ostraca_fabric.fabric_map import EnclosureRecord
@@ -68,15 +70,6 @@ class AgainSettings:
 
     passed_s: float = 2.0
     """For earlier placements to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a step came to, and what is to be written with it, if *unchanged* is still so."""
-
-    verdict: Verdict
-    changes: tuple[Written, ...] = ()
-    unchanged: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +102,12 @@ class Steps:
         report_of: Callable[[EnclosureId], Awaitable[EnclosureReport | None]],
         volumes: Callable[[], Awaitable[Sequence[VolumeRecord]]],
         new_format_id: Callable[[], str],
+        erasing: Erasing,
         again: AgainSettings | None = None,
     ) -> None:
-        """*report_of* returns what an enclosure's own daemon says, None where none does."""
+        """*report_of* returns what an enclosure's own daemon says, None where none does; *erasing* takes the
+        steps that are about no enclosure.
+        """
         self._records = records
         self._membership = membership
         self._asking = asking
@@ -119,6 +115,7 @@ class Steps:
         self._report_of = report_of
         self._volumes = volumes
         self._new_format_id = new_format_id
+        self._erasing = erasing
         self._by_name: dict[tuple[Kind, str], Callable[[_Subject], Awaitable[Taken]]] = {
             (Kind.ONBOARD, "reachable"): self._reachable,
             (Kind.ONBOARD, "authenticated"): self._authenticated,
@@ -147,6 +144,8 @@ class Steps:
         """Do a step as far as it goes. Raises OstracaError where it has failed, MembershipError where the
         store is away.
         """
+        if operation.kind is Kind.ERASE:
+            return await self._erasing.take(operation, step)
         subject = await self._subject(operation)
         if subject is None:
             if operation.kind is Kind.RETIRE:

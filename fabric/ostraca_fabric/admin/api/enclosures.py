@@ -88,7 +88,7 @@ async def drain_enclosure(
     operation = await service.desk.drain(
         EnclosureId(name), operator, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
 @router.post("/{name}:undrain", status_code=202)
@@ -104,7 +104,7 @@ async def undrain_enclosure(
     operation = await service.desk.undrain(
         EnclosureId(name), operator, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
 @router.post("/{name}:retire", status_code=202)
@@ -120,7 +120,7 @@ async def retire_enclosure(
     operation = await service.desk.retire(
         EnclosureId(name), admin, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
 @router.post("/{name}/drives/{drive}:replace", status_code=202)
@@ -143,10 +143,11 @@ async def replace_drive(
         if_match=revision_of(if_match),
         force=form.force,
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
-def _begun(service: Context, operation: Operation, response: Response) -> OperationView:
+def begun(service: Context, operation: Operation, response: Response) -> OperationView:
+    """Answer that long work was written down."""
     service.work_was_written()
     response.headers["Location"] = f"/v1/operations/{operation.id}"
     return OperationView.of(operation)

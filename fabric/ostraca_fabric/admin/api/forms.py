@@ -91,8 +91,10 @@ class OperationView(BaseModel):
 
     id: str
     kind: str
-    enclosure: str
+    enclosure: str = Field(description="What it is about; empty for what is about a tenant.")
     drive: str
+    tenant: str
+    volume: str = Field(description="Empty: all of the tenant's.")
     state: str
     message: str
     progress: float = Field(ge=0, le=1)
@@ -110,6 +112,8 @@ class OperationView(BaseModel):
             kind=operation.kind.value,
             enclosure=operation.enclosure,
             drive=operation.drive,
+            tenant=operation.tenant,
+            volume=operation.volume,
             state=operation.state.value,
             message=operation.message,
             progress=operation.progress,
