@@ -116,10 +116,16 @@ async def put_tenant(
     return await TenantView.of(service, ruled)
 
 
-@router.delete("/{name}", status_code=204)
-async def delete_tenant(service: Service, admin: Admin, name: TenantName, if_match: IfMatch = None) -> None:
-    """Forget what a tenant may use: it has no quotas then. What it has put stays: erase that first."""
+@router.delete("/{name}")
+async def delete_tenant(
+    service: Service, admin: Admin, name: TenantName, if_match: IfMatch = None
+) -> TenantView:
+    """Forget what a tenant may use, and return it as it was: it has no quotas then. What it has put stays:
+    erase that first.
+    """
+    ruled = await service.tenants.tenant(TenantId(name))
     await service.tenants.take_back(TenantId(name), admin, if_match=revision_of(if_match))
+    return await TenantView.of(service, ruled)
 
 
 @router.post("/{name}:erase", status_code=202)

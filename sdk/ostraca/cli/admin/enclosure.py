@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ostraca.cli.admin.options import add_action, client_of, write_json, write_pages
+from ostraca.cli.admin.options import add_action, add_if_match, add_watch, client_of, write_json, write_pages
 from ostraca.cli.command import Command
 from ostraca.cli.sizes import size_argument
-
-if TYPE_CHECKING:
-    from ostraca.cli.admin.client import AdminClient
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +129,8 @@ def _add_add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="SIZE",
         help="what is written in order and evicted whole (default: as follows from a drive's size)",
     )
-    _add_if_match(add)
-    _add_watch(add)
+    add_if_match(add, "enclosure")
+    add_watch(add)
 
 
 def _add_reading(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -162,29 +158,13 @@ def _add_change(parser: argparse.ArgumentParser, *, force: str, is_named: bool =
     if not is_named:
         parser.add_argument("name", metavar="NAME", help="the enclosure")
     parser.add_argument("--force", action="store_true", help=force)
-    _add_if_match(parser)
-    _add_watch(parser)
-
-
-def _add_if_match(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--if-match",
-        default="",
-        metavar="ETAG",
-        help="only if its registration was not changed since `ostraca enclosure show` said this ETag",
-    )
-
-
-def _add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow it to its end; with --json, a line for each change of the operation",
-    )
+    add_if_match(parser, "enclosure")
+    add_watch(parser)
 
 
 def _add(options: argparse.Namespace) -> int:
     from ostraca.cli.admin.answers import Enclosure, read
+    from ostraca.cli.admin.watching import followed
     from ostraca_fabric.target import NQN_PREFIX
 
     client = client_of(options)
@@ -209,7 +189,7 @@ def _add(options: argparse.Namespace) -> int:
     if not options.watch and options.json:
         write_json(answer.body)
         return 0
-    return _begun(options, client, last.id, last.what)
+    return followed(client, last, is_json=options.json, is_watched=options.watch)
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -240,24 +220,11 @@ def _replace(options: argparse.Namespace) -> int:
 
 def _change(options: argparse.Namespace, path: str, body: dict[str, object]) -> int:
     """Ask for long work, and follow it where that is wanted."""
-    from ostraca.cli.admin.answers import Operation, read
+    from ostraca.cli.admin.watching import begun
 
     client = client_of(options)
     answer = client.ask("POST", path, body, if_match=options.if_match)
-    operation = read(answer.body, Operation)
-    if options.json and not options.watch:
-        write_json(answer.body)
-        return 0
-    return _begun(options, client, operation.id, operation.what)
-
-
-def _begun(options: argparse.Namespace, client: AdminClient, number: str, what: str) -> int:
-    from ostraca.cli.admin.watching import again, watch
-
-    if options.watch:
-        return watch(client, number, is_json=options.json)
-    print(f"{what} has begun, as operation {number}: {again(number)}")
-    return 0
+    return begun(client, answer.body, is_json=options.json, is_watched=options.watch)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -62,6 +62,8 @@ _WRITES_FAIL = _READS_FAIL | {
     Reason.NO_OWNER,
     Reason.FENCED,
     Reason.QUARANTINED,
+    Reason.UNHEARD,
+    Reason.QUOTA,
 }
 """A store that ends with nothing but these, not all late, would only meet the same again."""
 
