@@ -56,7 +56,7 @@ class Agent:
             shards=self.shards,
             agents=(),
             drives=self.drives,
-            paths=self.keeper.status(),
+            paths=self.keeper.status({}),
         )
 
 

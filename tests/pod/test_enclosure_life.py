@@ -27,7 +27,15 @@ def busy(own: Pod) -> Iterator[Pod]:
     """A fabric of two agents and one enclosure, with an admin's files."""
     own.create(enclosures=1, capacity="132MiB")
     for number in range(2):
-        own.agent(f"agent-{number}", "--set", "nvme.turn_s=0.2", "--set", "open_again_s=0.5")
+        own.agent(
+            f"agent-{number}",
+            "--set",
+            "nvme.turn_s=0.2",
+            "--set",
+            "open_again_s=0.5",
+            "--set",
+            "nvme.reservations=true",
+        )
     own.start()
     yield own
     own.check_logs()
@@ -153,6 +161,9 @@ def test_the_whole_life_of_an_enclosure_under_load(busy: Pod, shelf_1: Enclosure
         assert {each["nguid"] for each in drives} < {each["nguid"] for each in exported["namespaces"]}
         busy.await_settled()
 
+        # Files can't be reserved, and nothing hangs on it.
+        until(lambda: _reserved(admin) == {"not supported"}, "agents have looked whether drives can be")
+
         # Retired: its drives are let go, and nobody asks for it any more.
         admin.done(admin.ask("POST", "/v1/enclosures/shelf-1:retire", {"force": True}))
         assert admin.ask("GET", "/v1/enclosures/shelf-1").status == 404
@@ -262,6 +273,12 @@ def _expand(admin: Admin, pod: Pod, shelf: EnclosureProcess) -> None:
     for agent in pod.agents:
         with agent.connect() as client:
             assert missing(client) == []
+
+
+def _reserved(admin: Admin) -> set[str]:
+    """Return what agents say of reservations of the enclosure."""
+    agents = admin.ask("GET", "/v1/agents").body["items"]
+    return {path["reservations"] for agent in agents for path in agent["paths"]}
 
 
 def _audit(pod: Pod) -> list[dict[str, str]]:
