@@ -59,7 +59,7 @@ class Agent:
             shards=self.shards,
             agents=(),
             drives=self.drives,
-            paths=self.keeper.status(),
+            paths=self.keeper.status({}),
             purged=0 if self.incarnations is None else self.incarnations.purged,
         )
 

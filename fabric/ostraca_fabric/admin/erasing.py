@@ -13,7 +13,8 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.admin.judging import Again, Done, Taken
+from ostraca_fabric.admin.judging import Again, Done
+from ostraca_fabric.admin.taking import Taken
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.volume import check_erasable
 

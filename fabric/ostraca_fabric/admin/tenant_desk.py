@@ -6,9 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ostraca_fabric import record_keys
-from ostraca_fabric.admin.desk import STEPS
 from ostraca_fabric.admin.errors import ConflictError, NotFoundError
-from ostraca_fabric.admin.model import VERSION, Kind, Operation, State, Step, decode, encode
+from ostraca_fabric.admin.model import STEPS, VERSION, Kind, Operation, State, Step, decode, encode
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.ports.records import ABSENT, Written
 from ostraca_fabric.rulings import TenantRuling

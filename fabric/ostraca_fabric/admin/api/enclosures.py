@@ -1,4 +1,4 @@
-"""Enclosures: register, look, drain, retire, replace a drive."""
+"""Enclosures: register, look, drain, retire, add and replace drives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ostraca_fabric.admin.api.forms import (
     EnclosureForm,
     EnclosurePage,
     EnclosureView,
+    ExpandForm,
     ForceForm,
     OperationView,
     ReplaceForm,
@@ -119,6 +120,27 @@ async def retire_enclosure(
     """Take it out of the fabric, once it is drained; forced, its blocks are lost."""
     operation = await service.desk.retire(
         EnclosureId(name), admin, if_match=revision_of(if_match), force=form.force
+    )
+    return begun(service, operation, response)
+
+
+@router.post("/{name}:expand", status_code=202)
+async def expand_enclosure(
+    service: Service,
+    operator: Operator,
+    name: EnclosureName,
+    form: ExpandForm,
+    response: Response,
+    if_match: IfMatch = None,
+) -> OperationView:
+    """Add drives to it while it is used: those that are named, or all that it shows and does not use."""
+    operation = await service.desk.expand(
+        EnclosureId(name),
+        operator,
+        drives=form.drives,
+        wipe=form.wipe,
+        if_match=revision_of(if_match),
+        force=form.force,
     )
     return begun(service, operation, response)
 

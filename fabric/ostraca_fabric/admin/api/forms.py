@@ -75,6 +75,17 @@ class ReplaceForm(ForceForm):
     wipe: bool = Field(default=False, description="Whether it may be formatted though it holds something.")
 
 
+class ExpandForm(ForceForm):
+    """Which drives are added."""
+
+    drives: list[Nguid] = Field(
+        [], max_length=64, description="NGUIDs; none: all that it shows and does not use."
+    )
+    wipe: list[Nguid] = Field(
+        [], max_length=64, description="Those of them that may hold something: IT IS LOST."
+    )
+
+
 class StepView(BaseModel):
     """One step of long work."""
 

@@ -1,4 +1,4 @@
-"""``ostraca enclosure``: enclosures of a fabric, brought in, looked at, drained, repaired and retired."""
+"""``ostraca enclosure``: enclosures of a fabric, brought in, looked at, expanded, drained and retired."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         description="Let an enclosure take blocks again that is drained, or being drained.",
     )
     _add_change(undrain, force="also where as many placements as may be are asked")
+    _add_expand(actions)
     replace = add_action(
         actions,
         "replace",
@@ -133,6 +134,36 @@ def _add_add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_watch(add)
 
 
+def _add_expand(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    expand = add_action(
+        actions,
+        "expand",
+        _expand,
+        summary="add drives to one in use",
+        description=(
+            "Add drives to an enclosure that is in use: they are checked, formatted, measured, and put into\n"
+            "the map at once. Its other drives stay as they are."
+        ),
+    )
+    expand.add_argument("name", metavar="NAME", help="the enclosure")
+    expand.add_argument(
+        "--drive",
+        action="append",
+        default=[],
+        dest="drives",
+        metavar="NGUID",
+        help="add this drive (may be repeated; default: all that it shows and does not use)",
+    )
+    expand.add_argument(
+        "--wipe",
+        action="append",
+        default=[],
+        metavar="NGUID",
+        help="this one of them may hold something: THAT IS LOST (may be repeated)",
+    )
+    _add_change(expand, force="also where as many placements as may be are asked", is_named=True)
+
+
 def _add_reading(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_action(
         actions,
@@ -204,6 +235,11 @@ def _retire(options: argparse.Namespace) -> int:
     return _change(options, f"{_path(options.name)}:retire", {"force": options.force})
 
 
+def _expand(options: argparse.Namespace) -> int:
+    body = {"drives": options.drives, "wipe": options.wipe, "force": options.force}
+    return _change(options, f"{_path(options.name)}:expand", body)
+
+
 def _replace(options: argparse.Namespace) -> int:
     from ostraca.cli.admin.client import quoted
     from ostraca_fabric.errors import UsageError
@@ -267,7 +303,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="enclosure",
-    summary="bring enclosures in, drain and retire them",
+    summary="bring enclosures in, expand, drain and retire them",
     description=(
         "Ask the admin service (`ostraca serve admin`) about the enclosures of a fabric: see ACTION --help.\n"
         "Long work goes on by itself; --watch follows it, and ends with 0 when it is done, 1 when it has\n"
