@@ -117,6 +117,7 @@ class Agent:
             routes=self._newest_routes,
             clock=clock,
             events=self._events,
+            rulings=lambda: membership.rulings,
         )
         volumes = Volumes(membership, fabric_key)
         self._neighbours = Neighbours(

@@ -30,6 +30,9 @@ STATES: dict[str, type[BlockState | PutState]] = {
 }
 """The operations there are, and what can become of a block in them."""
 
+SHADOWS: dict[str, type[BlockState | PutState]] = {"shadow_lookup": BlockState, "shadow_get": BlockState}
+"""What an agent tries out, for volumes whose switch says ``shadow``: what would have become of a block."""
+
 _STATE_BITS = 3
 _CODES = 256 << _STATE_BITS
 
@@ -85,9 +88,9 @@ class Tally:
     """Running counts of one kind of operation. Not thread-safe."""
 
     def __init__(self, operation: str) -> None:
-        """Begin with nothing counted; *operation* is one of ``STATES``."""
+        """Begin with nothing counted; *operation* is one of ``STATES``, or of ``SHADOWS``."""
         self._operation = operation
-        self._states = STATES[operation]
+        self._states = (STATES | SHADOWS)[operation]
         self._counts = np.zeros(_CODES, np.int64)
         self._buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self._seconds = 0.0

@@ -54,6 +54,7 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
         events=own,
         events_reach_s=min(reaches),
         is_held_off=drive is not None and drive.refuses_reads,
+        switch=mover.switch(volume).value,
     )
     return Explained(request.request, msgspec.msgpack.encode(explanation))
 
