@@ -192,6 +192,7 @@ class Volume(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     incarnation: int = 0
     model: str = ""
+    switch: str = ""
 
 
 class Map(msgspec.Struct, frozen=True):

@@ -190,11 +190,25 @@ def shards_view(shards: Sequence[Shard]) -> RenderableType:
 
 def volumes_view(volumes: Sequence[Volume]) -> RenderableType:
     """Return a table of volumes."""
-    table = _table("tenant", _folded("volume"), *_right("block", "incarnation"), _folded("model"))
+    table = _table("tenant", _folded("volume"), "switch", *_right("block", "incarnation"), _folded("model"))
     for each in volumes:
-        row = (each.tenant, each.name, size_text(each.block_bytes), str(each.incarnation), each.model or "–")
-        table.add_row(*_texts(*row))
+        row = (each.tenant, each.name, each.switch, size_text(each.block_bytes), str(each.incarnation))
+        table.add_row(*_texts(*row, each.model or "–"))
     return table
+
+
+def volume_view(volume: Volume, etag: str) -> RenderableType:
+    """Return everything that there is to say of one volume."""
+    return _facts(
+        (
+            ("volume", f"{volume.tenant}/{volume.name}"),
+            ("switch", volume.switch),
+            ("block", size_text(volume.block_bytes)),
+            ("incarnation", str(volume.incarnation)),
+            ("model", volume.model or "–"),
+            ("ETag", etag or "–"),
+        )
+    )
 
 
 def capacity_view(found: Capacity) -> RenderableType:
