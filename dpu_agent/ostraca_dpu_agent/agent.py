@@ -36,7 +36,8 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.rulings import Switch
+from ostraca_fabric.status import AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.handshake import AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.ports.owners import Reach
     from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
@@ -299,6 +301,7 @@ class Agent:
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
             paths=() if self._keeper is None else self._keeper.status(),
+            rulings=_status_of(self._membership.rulings),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
@@ -324,3 +327,12 @@ class Agent:
         if before.handed_over and before.handed_over != self._handed_over.owners:
             self._routes = Routes(before.map, before, self._handed_over.owners)
         return self._routes
+
+
+def _status_of(rulings: Rulings) -> RulingsStatus:
+    switched = sorted((f"{tenant}/{name}", switch) for (tenant, name), switch in rulings.switches.items())
+    return RulingsStatus(
+        rulings.revision,
+        rulings.live.in_force(),
+        {volume: switch.value for volume, switch in switched if switch is not Switch.ON},
+    )

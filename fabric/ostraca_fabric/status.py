@@ -285,6 +285,19 @@ class AgentCounters(msgspec.Struct, frozen=True):
     estimates: EstimateCounters = msgspec.field(default_factory=EstimateCounters)
 
 
+class RulingsStatus(msgspec.Struct, frozen=True):
+    """What operators have decided while the fabric runs, as far as one agent has heard."""
+
+    revision: int = 0
+    """Of the last decision that it has heard of."""
+
+    settings: dict[str, bool | int | float | str] = {}
+    """Live settings in force, by name; others are as the agent's own settings say."""
+
+    switched: dict[str, str] = {}
+    """Volumes that are not on, as tenant/name, and what their switches say."""
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """One agent's view of itself and its shards."""
 
@@ -328,6 +341,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     claims: ClaimCounters = msgspec.field(default_factory=ClaimCounters)
     paths: tuple[EnclosurePathStatus, ...] = ()
     """Every enclosure that is reached by NVMe-oF, or as files with a target."""
+
+    rulings: RulingsStatus = RulingsStatus()
 
 
 class EnclosureStatus(msgspec.Struct, frozen=True):

@@ -190,6 +190,16 @@ class Mover:
         self._checkers.shutdown(wait=False)
         return ended
 
+    @property
+    def requests_max(self) -> int:
+        """How many requests may be under way."""
+        return self._rulings().live.requests_max or self.settings.requests_max
+
+    @property
+    def deadline_max_s(self) -> float:
+        """The longest deadline taken at its word."""
+        return self._rulings().live.deadline_max_s or self.settings.deadline_max_s
+
     def switch(self, volume: ServedVolume) -> Switch:
         """Return what is to become of requests for a volume, as far as is known here now."""
         return self._rulings().switch(volume.record.tenant, volume.record.name)
@@ -210,7 +220,7 @@ class Mover:
 
     def clocked(self, deadline_s: float, stopped: asyncio.Future[None]) -> Clocked:
         """Start the clock of a request."""
-        allowed_s = min(deadline_s, self.settings.deadline_max_s) - self.settings.answer_margin_s
+        allowed_s = min(deadline_s, self.deadline_max_s) - self.settings.answer_margin_s
         return Clocked(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)
 
     def blocks_per_wave(self, slot_bytes: int) -> int:
@@ -275,7 +285,7 @@ class Mover:
         run: Callable[[], Awaitable[_T]],
     ) -> _T:
         """Serve a request, timed, unless too many are under way."""
-        if self._requests >= self.settings.requests_max:
+        if self._requests >= self.requests_max:
             self._count_declined(operation, sum(map(len, request.spans)))
             message = f"{self._requests} requests are under way on this agent: ask again later"
             raise RefusedError("overloaded", message)

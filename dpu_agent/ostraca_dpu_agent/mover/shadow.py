@@ -61,7 +61,7 @@ class Shadows:
     def _begin(self, operation: str, blocks: int, run: Callable[[], Awaitable[object]]) -> None:
         """Find out what becomes of it, unless as many as may be are under way: then that is what becomes."""
         mover = self._mover
-        if self._under_way >= mover.settings.requests_max:
+        if self._under_way >= mover.requests_max:
             declined = columns.filled(blocks, BlockState.DECLINED)
             mover.counters.count(operation, declined, columns.filled(blocks, Reason.OVERLOADED))
             return

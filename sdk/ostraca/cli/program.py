@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
-from ostraca.cli.admin import audit, enclosure, operation, volume
+from ostraca.cli.admin import audit, enclosure, operation, settings, volume
 from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
@@ -36,6 +36,7 @@ _COMMANDS = (
     fabric.COMMAND,
     enclosure.COMMAND,
     volume.COMMAND,
+    settings.COMMAND,
     operation.COMMAND,
     audit.COMMAND,
     bench.COMMAND,

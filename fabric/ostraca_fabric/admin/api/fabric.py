@@ -41,6 +41,8 @@ class AgentView(BaseModel):
     sentence: str = Field(description="What it decided last, and why.")
     trouble: str = Field(description="Why nothing was heard of it; empty where it answers.")
     paths: list[PathView]
+    rulings_revision: int = Field(description="Of the last ruling that it obeys; 0 where it does not answer.")
+    settings: dict[str, bool | int | float | str] = Field(description="Live settings that it goes by.")
 
 
 class AgentPage(BaseModel):
@@ -193,4 +195,6 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
             )
             for each in (said.paths if said else ())
         ],
+        rulings_revision=said.rulings.revision if said else 0,
+        settings=said.rulings.settings if said else {},
     )

@@ -17,7 +17,7 @@ from ostraca.cli.admin.watching import ends_text
 from ostraca.cli.sizes import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -209,6 +209,12 @@ def volume_view(volume: Volume, etag: str) -> RenderableType:
             ("ETag", etag or "–"),
         )
     )
+
+
+def settings_view(found: Mapping[str, object], etag: str) -> RenderableType:
+    """Return the settings of all agents."""
+    told = ((name, "each agent's own" if value is None else str(value)) for name, value in found.items())
+    return _facts((*told, ("ETag", etag or "–")))
 
 
 def capacity_view(found: Capacity) -> RenderableType:
