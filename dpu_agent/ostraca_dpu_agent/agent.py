@@ -41,6 +41,7 @@ from ostraca_fabric.status import AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.handshake import AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
+from ostraca_fabric.wire.placing import PLACING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,6 +191,7 @@ class Agent:
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
+            features=(PLACING,),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
         )

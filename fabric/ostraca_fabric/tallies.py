@@ -124,8 +124,8 @@ class Tally:
         )
 
     def _block_count(self, code: int) -> BlockCount:
-        state = _name(self._states, code & ((1 << _STATE_BITS) - 1))
-        return BlockCount(state, _name(Reason, code >> _STATE_BITS), int(self._counts[code]))
+        state = name_of(self._states, code & ((1 << _STATE_BITS) - 1))
+        return BlockCount(state, name_of(Reason, code >> _STATE_BITS), int(self._counts[code]))
 
 
 def tally_text(states: bytes, reasons: bytes, known: type[BlockState | PutState]) -> str:
@@ -133,7 +133,7 @@ def tally_text(states: bytes, reasons: bytes, known: type[BlockState | PutState]
     pairs = np.frombuffer(states, np.uint8).astype(np.uint16) << 8 | np.frombuffer(reasons, np.uint8)
     codes, counts = np.unique(pairs, return_counts=True)
     return outcome_text(
-        BlockCount(_name(known, code >> 8), _name(Reason, code & 255), blocks)
+        BlockCount(name_of(known, code >> 8), name_of(Reason, code & 255), blocks)
         for code, blocks in zip(codes.tolist(), counts.tolist(), strict=True)
     )
 
@@ -153,7 +153,8 @@ def outcome_text(counts: Iterable[BlockCount]) -> str:
     return ", ".join(words) or "no blocks"
 
 
-def _name(kind: type[IntEnum], code: int) -> str:
+def name_of(kind: type[IntEnum], code: int) -> str:
+    """Return the name of an outcome; its number where only a newer release has a name for it."""
     try:
         return kind(code).name
     except ValueError:  # of a newer release

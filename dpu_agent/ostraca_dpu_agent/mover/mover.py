@@ -31,6 +31,7 @@ from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Damage, GetDone, LookupDone, PrefetchDone, PutDone
+from ostraca_fabric.wire.placing import Places
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -179,6 +180,11 @@ class Mover:
     async def explain(self, volume: ServedVolume, request: Explain) -> Explained:
         """Say what is known of one block."""
         return await explain(self, self._events, volume, request)
+
+    def places(self, volume: ServedVolume, spans: Sequence[Span]) -> Places:
+        """Say where the first of these blocks belongs."""
+        routes = self.routes()
+        return Places(self._agent, routes.map.revision, routes.places(volume.placement_secret, spans))
 
     async def close(self, *, within_s: float) -> bool:
         """Let what is under way end; say whether all of it has.

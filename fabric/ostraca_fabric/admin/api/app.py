@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
-from ostraca_fabric.admin.api import drives, enclosures, fabric, history, settings, volumes
+from ostraca_fabric.admin.api import blocks, drives, enclosures, fabric, history, settings, volumes
 from ostraca_fabric.admin.api.description import described
 from ostraca_fabric.admin.api.problems import RESPONSES, tell_problems
 
@@ -22,7 +22,15 @@ Long work is an operation: a change answers at once, with its path in the header
 repeated. Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
 """
 
-ROUTERS = (enclosures.router, volumes.router, fabric.router, drives.router, settings.router, history.router)
+ROUTERS = (
+    enclosures.router,
+    volumes.router,
+    blocks.router,
+    fabric.router,
+    drives.router,
+    settings.router,
+    history.router,
+)
 """All paths."""
 
 

@@ -86,7 +86,7 @@ async def get_volume(
     service: Service, _: Viewer, tenant: TenantName, name: VolumeName, response: Response
 ) -> VolumeView:
     """Return a volume; its ETag is of its switch."""
-    volume = await _volume(service, tenant, name)
+    volume = await volume_of(service, tenant, name)
     ruled = await service.rulings.ruled(record_keys.switch(volume.tenant, name), VolumeRuling)
     return _shown(volume, ruled, response)
 
@@ -105,7 +105,7 @@ async def put_switch(
 
     Requests under way may end. The same again changes nothing.
     """
-    volume = await _volume(service, tenant, name)
+    volume = await volume_of(service, tenant, name)
     ruled, _ = await service.rulings.rule(
         record_keys.switch(volume.tenant, name),
         VolumeRuling(VERSION, tenant, name, Switch(form.switch)),
@@ -121,7 +121,8 @@ def _shown(volume: VolumeRecord, ruled: Ruled[VolumeRuling] | None, response: Re
     return VolumeView.of(volume, Switch.ON if ruled is None else ruled.ruling.switch)
 
 
-async def _volume(service: Context, tenant: str, name: str) -> VolumeRecord:
+async def volume_of(service: Context, tenant: str, name: str) -> VolumeRecord:
+    """Return a volume's record. Raises NotFoundError."""
     for volume in await service.volumes():
         if (volume.tenant, volume.name) == (TenantId(tenant), name):
             return volume

@@ -195,6 +195,24 @@ class Volume(msgspec.Struct, frozen=True):
     switch: str = ""
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where one placement epoch places a block."""
+
+    placement_epoch: int
+    enclosure: str = ""
+    shard: str = ""
+    owner: str = ""
+    owner_epoch: int = 0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a block belongs."""
+
+    agent: str
+    map_revision: int = 0
+    places: tuple[Place, ...] = ()
+
+
 class Map(msgspec.Struct, frozen=True):
     """One state of the fabric map."""
 

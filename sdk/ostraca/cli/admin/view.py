@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Map,
         MapDrive,
         Operation,
+        Placement,
         Shard,
         Step,
         Volume,
@@ -209,6 +210,19 @@ def volume_view(volume: Volume, etag: str) -> RenderableType:
             ("ETag", etag or "–"),
         )
     )
+
+
+def placement_view(found: Placement) -> RenderableType:
+    """Return where a block belongs, now and before."""
+    table = _table(
+        *_right("placement epoch"), _folded("enclosure"), _folded("shard"), "owner", *_right("epoch")
+    )
+    for each in found.places:
+        where = (each.enclosure, each.shard, each.owner or "nobody", str(each.owner_epoch))
+        table.add_row(
+            *_texts(str(each.placement_epoch), *(where if each.shard else ("nowhere", "–", "–", "–")))
+        )
+    return table
 
 
 def settings_view(found: Mapping[str, object], etag: str) -> RenderableType:

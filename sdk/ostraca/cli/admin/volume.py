@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ostraca.cli.admin.options import add_action, client_of, write_json, write_pages
+from ostraca.cli.admin.options import add_action, client_of, volume_argument, write_json, write_pages
 from ostraca.cli.command import Command
 
 _SWITCHES = ("off", "shadow", "on")
@@ -43,17 +43,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_volume(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("volume", type=_volume_path, metavar="TENANT/NAME", help="the volume")
+    parser.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="the volume")
 
 
-def _volume_path(text: str) -> str:
-    """Read a volume's name; return its path at the service."""
+def _path(options: argparse.Namespace) -> str:
+    """Return where the service has the volume."""
     from ostraca.cli.admin.client import quoted
 
-    tenant, slash, name = text.partition("/")
-    if not (tenant and slash and name) or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is no volume: write TENANT/NAME")
-    return f"/v1/volumes/{quoted(tenant)}/{quoted(name)}"
+    return "/".join(("/v1/volumes", *map(quoted, options.volume)))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -69,7 +66,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    answer = client_of(options).get(options.volume)
+    answer = client_of(options).get(_path(options))
     if options.json:
         write_json(answer.body)
         return 0
@@ -82,7 +79,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _switch(options: argparse.Namespace) -> int:
     answer = client_of(options).ask(
-        "PUT", f"{options.volume}/switch", {"switch": options.switch}, if_match=options.if_match
+        "PUT", f"{_path(options)}/switch", {"switch": options.switch}, if_match=options.if_match
     )
     if options.json:
         write_json(answer.body)
