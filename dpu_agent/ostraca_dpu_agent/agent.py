@@ -40,10 +40,12 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.rulings import Switch
+from ostraca_fabric.status import AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.handshake import AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
+from ostraca_fabric.wire.placing import PLACING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.ports.owners import Reach
     from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
@@ -121,6 +124,7 @@ class Agent:
             routes=self._newest_routes,
             clock=clock,
             events=self._events,
+            rulings=lambda: membership.rulings,
         )
         self._incarnations = Incarnations(membership, clock)
         volumes = Volumes(membership, fabric_key, self._incarnations)
@@ -213,6 +217,7 @@ class Agent:
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
+            features=(PLACING,),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
         )
@@ -325,6 +330,7 @@ class Agent:
             claims=msgspec.structs.replace(standing.counts),
             paths=() if self._keeper is None else self._keeper.status(self._reserved()),
             purged=self._incarnations.purged,
+            rulings=_status_of(self._membership.rulings),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
@@ -353,3 +359,12 @@ class Agent:
         if before.handed_over and before.handed_over != self._handed_over.owners:
             self._routes = Routes(before.map, before, self._handed_over.owners)
         return self._routes
+
+
+def _status_of(rulings: Rulings) -> RulingsStatus:
+    switched = sorted((f"{tenant}/{name}", switch) for (tenant, name), switch in rulings.switches.items())
+    return RulingsStatus(
+        rulings.revision,
+        rulings.live.in_force(),
+        {volume: switch.value for volume, switch in switched if switch is not Switch.ON},
+    )

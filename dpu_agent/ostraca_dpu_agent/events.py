@@ -25,6 +25,7 @@ _STATES = {
     EventKind.LOOKED_UP: BlockState,
     EventKind.GOT: BlockState,
     EventKind.PREFETCHED: BlockState,
+    EventKind.SHADOWED: BlockState,
     EventKind.PUT: PutState,
     EventKind.RESERVED: PutState,
     EventKind.COMMITTED: PutState,

@@ -1,4 +1,5 @@
-"""What other agents ask of this one: its shards, as their owner, and its DRAM cache, for their workers.
+"""What other agents ask of this one: its shards, as their owner, and its DRAM cache, for their workers. What
+operators ask of it for a tenant is as if another agent did.
 
 What is asked for the workers of other agents has the limits of this agent's own requests, and all of one
 tenant together holds no more staging than one worker may.
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ostraca_dpu_agent.mover.request import check_spans
-from ostraca_fabric.errors import RefusedError, UnknownVolumeError
+from ostraca_fabric.errors import RefusedError, UnknownVolumeError, UsageError
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.labels import labelled
-from ostraca_fabric.wire.messages import PrefetchFor
+from ostraca_fabric.wire.messages import Placed, PrefetchFor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.service import OwnerService
     from ostraca_dpu_agent.settings import RequestSettings
     from ostraca_dpu_agent.volumes import ServedVolume, Volumes
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, PrefetchDone
+    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, Place, PrefetchDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,18 @@ class Neighbours:
             check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
             bring = partial(self._mover.prefetch_here, holder=Guests(tenant), stopped=stopped)
             return await self._gate.passed(volume, request, bring)
+
+    async def place(self, request: Place) -> Placed:
+        """Say where a block belongs. No owner is asked, so that nobody learns whether it is there.
+
+        Raises UnknownVolumeError, UsageError and RefusedError.
+        """
+        volume = await self._volumes.named(TenantId(request.tenant), request.volume)
+        check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
+        blocks = sum(map(len, request.spans))
+        if blocks != 1:
+            raise UsageError(f"{blocks} blocks to place: name one")
+        return Placed(request.request, msgspec.msgpack.encode(self._mover.places(volume, request.spans)))
 
     def close(self) -> None:
         """Take no more prefetches, and end those under way that no connection ends."""

@@ -32,6 +32,7 @@ from ostraca_fabric.wire.messages import (
     OpenVolume,
     PassedOver,
     PastSettled,
+    Place,
     Prefetch,
     PrefetchFor,
     Put,
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
         Hello,
         OperatorRequest,
         OwnerNotice,
+        Placed,
+        PrefetchDone,
         Settled,
         WorkerNotice,
         WorkerRequest,
@@ -208,8 +211,8 @@ class Sessions:
         match request:
             case Resolve() | Reserve() | Commit() | Inspect() | PassedOver():
                 return self._neighbours.answer(request)
-            case PrefetchFor():
-                return self._neighbours.prefetch(request, connection.cancelled(request.request))
+            case PrefetchFor() | Place():
+                return self._for_a_tenant(connection, request)
             case Status():
                 return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
             case FlashWork():
@@ -234,6 +237,13 @@ class Sessions:
         session = self._sessions.pop(connection)
         session.close()
         self._gone = [each for each in (*self._gone, session) if each.transfers]
+
+    def _for_a_tenant(
+        self, connection: ServerConnection, request: PrefetchFor | Place
+    ) -> Awaitable[PrefetchDone | Placed]:
+        if isinstance(request, Place):
+            return self._neighbours.place(request)
+        return self._neighbours.prefetch(request, connection.cancelled(request.request))
 
     def _end_session(self, session: Session, notice: EndSession) -> None:
         """Hand a hint on. One that can't be meant is of no use, and nobody waits to be told."""

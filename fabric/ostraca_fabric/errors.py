@@ -9,6 +9,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     │   └── VersionError
     ├── ClosedError              used after close, or after fork
     ├── RefusedError             the agent refused one request
+    │   ├── OlderAgentError
     │   ├── UnknownVolumeError
     │   └── LayoutMismatchError
     ├── ProtocolError            the other end broke the wire's rules
@@ -71,6 +72,13 @@ class RefusedError(OstracaError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class OlderAgentError(RefusedError):
+    """The agent is of an older release, which does not know the question: upgrade it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("older", message)
 
 
 class UnknownVolumeError(RefusedError):

@@ -34,6 +34,8 @@ class EventKind(IntEnum):
     """The owner found it damaged, and dropped it."""
     CACHE_EVICTED = 9
     """It left an agent's DRAM."""
+    SHADOWED = 10
+    """Its volume is being tried out: what would have become of it."""
 
 
 class BlockEvent(msgspec.Struct, frozen=True):
@@ -107,6 +109,14 @@ class BlockExplanation(msgspec.Struct, frozen=True):
     is_held_off: bool = False
     """Whether the agent that was asked leaves the drive alone now, because it failed or kept silent."""
 
+    switch: str = ""
+    """What the switch of the block's volume says, as the agent that was asked knows it."""
+
+
+_SWITCHED = {
+    "off": "its volume is switched off",
+    "shadow": "its volume is only being tried out (switch: shadow), and hands nothing over",
+}
 
 _FATES = {
     EventKind.EVICTED.name: "it was evicted with its segment {ago} ago, to make room",
@@ -119,6 +129,12 @@ _FATES = {
 
 def verdict(explanation: BlockExplanation) -> str:
     """Say in one sentence whether the block can be got now, and if not, why."""
+    if explanation.switch in _SWITCHED:
+        return f"It can't be got: {_SWITCHED[explanation.switch]}."
+    return _verdict_if_on(explanation)
+
+
+def _verdict_if_on(explanation: BlockExplanation) -> str:
     view = explanation.owner_view
     if explanation.is_cached:
         return f"It can be got now, from the DRAM of {explanation.agent}."
@@ -136,6 +152,7 @@ def verdict(explanation: BlockExplanation) -> str:
 
 _MEANINGS = {
     Reason.FENCED.name: "the owner could not tell whether its claim still stood, or had lost it",
+    Reason.SWITCHED_OFF.name: "an operator had switched the volume off",
     Reason.STALE_MAP.name: "the agent that put it had not heard of two changes of the placement",
     Reason.UNHEARD.name: "the volume may have been erased, and the agent could not ask",
     Reason.QUOTA.name: "the tenant had used what it may get and put in a second",

@@ -34,21 +34,24 @@ AGENT_BLOCKS = Metric(
     "blocks",
     _OUTCOME,
     "Blocks by what became of them, and why. Those of a put are counted when their fate is known, those of a "
-    "prefetch at another agent by both.",
+    "prefetch at another agent by both. Of a volume whose switch says shadow: what would have become of them "
+    "(shadow_lookup, shadow_get).",
 )
 AGENT_BYTES = Metric(
     "ostraca_agent_bytes",
     _C,
     "bytes",
     ("operation",),
-    "Bytes of blocks moved to workers (get), committed (put) or brought into the DRAM cache (prefetch).",
+    "Bytes of blocks moved to workers (get), committed (put) or brought into the DRAM cache (prefetch), and "
+    "of those that would have been moved (shadow_get).",
 )
 AGENT_SECONDS = Metric(
     "ostraca_agent_request_seconds",
     _H,
     "seconds",
     ("operation",),
-    "From when a request was taken up until its answer was ready.",
+    "From when a request was taken up until its answer was ready; of what was tried out, until it would have "
+    "been.",
 )
 AGENT_CACHE_HITS = Metric(
     "ostraca_agent_cache_hit_blocks", _C, "blocks", (), "Blocks of gets that came from the DRAM cache."
@@ -476,6 +479,6 @@ def operation_samples(
     for tally in operations:
         for count in tally.blocks:
             yield Sample(blocks, (tally.operation, count.state, count.reason), count.blocks)
-        if tally.operation != "lookup":
+        if not tally.operation.endswith("lookup"):
             yield Sample(moved, (tally.operation,), tally.bytes)
         yield Sample(seconds, (tally.operation,), tally)

@@ -113,6 +113,11 @@ class Reason(IntEnum):
     STALE_MAP = 27
     """The agent placed the block by a fabric map that others have replaced more than once: hardly anybody
     would look for it there."""
+    SWITCHED_OFF = 28
+    """An operator has switched the volume off: nothing is looked up, loaded or stored."""
+    SHADOWED = 29
+    """An operator tries the volume out: whether the block would have come is found out and counted, and it is
+    not handed over."""
     UNHEARD = 30
     """The volume can be erased, and its agent has not heard for so long whether it was."""
     QUOTA = 31

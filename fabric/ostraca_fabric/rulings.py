@@ -9,6 +9,7 @@ revision is that of all rulings together: an agent that has seen it obeys all th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,8 +86,17 @@ class VolumeRuling(msgspec.Struct, frozen=True):
     switch: Switch
 
 
+class LogLevel(Enum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class LiveSettings(msgspec.Struct, frozen=True):
-    """Settings of all agents that change while they run."""
+    """Settings of all agents that change while they run. None: as each agent's own settings say."""
 
     version: int = VERSION
     key_ttl_s: float = 900.0
@@ -94,15 +104,50 @@ class LiveSettings(msgspec.Struct, frozen=True):
     after so long at the latest."""
 
     key_ttl_longest_s: float = 900.0
-    """The longest that it ever was: an agent that is cut off may go by that."""
+    """The longest that it ever was, which nobody sets: an agent that is cut off may go by that."""
+
+    log_level: LogLevel | None = None
+    requests_max: int | None = None
+    """In place of ``flow.requests_max``."""
+
+    deadline_max_s: float | None = None
+    """In place of ``flow.deadline_max_s``."""
+
+    placement_ttl_s: float | None = None
+    """In place of the agent's own. It counts at the one agent that ends earlier placement epochs."""
+
+    scrub: bool | None = None
+    """False: no shard is scrubbed. Nothing is scrubbed where ``owner.scrub`` turns that off, whatever this
+    is."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant."""
-        if not 0 < self.key_ttl_s <= self.key_ttl_longest_s:
+        for name in ("key_ttl_s", "deadline_max_s", "placement_ttl_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise UsageError(f"{name} is {seconds}: it is a time above 0")
+        if self.key_ttl_s > self.key_ttl_longest_s:
             raise UsageError(
-                f"key_ttl_s is {self.key_ttl_s}: it is above 0, and at most what it was at its longest, "
-                f"{self.key_ttl_longest_s}"
+                f"key_ttl_s is {self.key_ttl_s}, and was at most {self.key_ttl_longest_s} ever: write both"
             )
+        if self.requests_max is not None and self.requests_max < 1:
+            raise UsageError(f"requests_max is {self.requests_max}: it is 1 or more")
+
+    def after(self, before: LiveSettings | None) -> LiveSettings:
+        """Return these as they are written after others: what was the longest stays so."""
+        earlier_s = LiveSettings().key_ttl_longest_s if before is None else before.key_ttl_longest_s
+        longest_s = max(earlier_s, self.key_ttl_s)
+        return msgspec.structs.replace(self, key_ttl_longest_s=longest_s)
+
+    def in_force(self) -> dict[str, bool | int | float | str]:
+        """Return those that somebody has set, by name."""
+        said: dict[str, bool | int | float | str] = msgspec.to_builtins(self)
+        unset = msgspec.to_builtins(LiveSettings(self.version))
+        return {
+            name: value
+            for name, value in said.items()
+            if value != unset[name] and name != "key_ttl_longest_s"
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,6 +289,19 @@ class AgentCounters(msgspec.Struct, frozen=True):
     estimates: EstimateCounters = msgspec.field(default_factory=EstimateCounters)
 
 
+class RulingsStatus(msgspec.Struct, frozen=True):
+    """What operators have decided while the fabric runs, as far as one agent has heard."""
+
+    revision: int = 0
+    """Of the last decision that it has heard of."""
+
+    settings: dict[str, bool | int | float | str] = {}
+    """Live settings in force, by name; others are as the agent's own settings say."""
+
+    switched: dict[str, str] = {}
+    """Volumes that are not on, as tenant/name, and what their switches say."""
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """One agent's view of itself and its shards."""
 
@@ -335,6 +348,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     purged: int = 0
     """The revision of rulings up to which nothing that was erased is served any more."""
+    rulings: RulingsStatus = RulingsStatus()
 
 
 class EnclosureStatus(msgspec.Struct, frozen=True):

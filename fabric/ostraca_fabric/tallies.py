@@ -30,6 +30,9 @@ STATES: dict[str, type[BlockState | PutState]] = {
 }
 """The operations there are, and what can become of a block in them."""
 
+SHADOWS: dict[str, type[BlockState | PutState]] = {"shadow_lookup": BlockState, "shadow_get": BlockState}
+"""What an agent tries out, for volumes whose switch says ``shadow``: what would have become of a block."""
+
 _STATE_BITS = 3
 _CODES = 256 << _STATE_BITS
 
@@ -85,9 +88,9 @@ class Tally:
     """Running counts of one kind of operation. Not thread-safe."""
 
     def __init__(self, operation: str) -> None:
-        """Begin with nothing counted; *operation* is one of ``STATES``."""
+        """Begin with nothing counted; *operation* is one of ``STATES``, or of ``SHADOWS``."""
         self._operation = operation
-        self._states = STATES[operation]
+        self._states = (STATES | SHADOWS)[operation]
         self._counts = np.zeros(_CODES, np.int64)
         self._buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self._seconds = 0.0
@@ -121,8 +124,8 @@ class Tally:
         )
 
     def _block_count(self, code: int) -> BlockCount:
-        state = _name(self._states, code & ((1 << _STATE_BITS) - 1))
-        return BlockCount(state, _name(Reason, code >> _STATE_BITS), int(self._counts[code]))
+        state = name_of(self._states, code & ((1 << _STATE_BITS) - 1))
+        return BlockCount(state, name_of(Reason, code >> _STATE_BITS), int(self._counts[code]))
 
 
 def tally_text(states: bytes, reasons: bytes, known: type[BlockState | PutState]) -> str:
@@ -130,7 +133,7 @@ def tally_text(states: bytes, reasons: bytes, known: type[BlockState | PutState]
     pairs = np.frombuffer(states, np.uint8).astype(np.uint16) << 8 | np.frombuffer(reasons, np.uint8)
     codes, counts = np.unique(pairs, return_counts=True)
     return outcome_text(
-        BlockCount(_name(known, code >> 8), _name(Reason, code & 255), blocks)
+        BlockCount(name_of(known, code >> 8), name_of(Reason, code & 255), blocks)
         for code, blocks in zip(codes.tolist(), counts.tolist(), strict=True)
     )
 
@@ -150,7 +153,8 @@ def outcome_text(counts: Iterable[BlockCount]) -> str:
     return ", ".join(words) or "no blocks"
 
 
-def _name(kind: type[IntEnum], code: int) -> str:
+def name_of(kind: type[IntEnum], code: int) -> str:
+    """Return the name of an outcome; its number where only a newer release has a name for it."""
     try:
         return kind(code).name
     except ValueError:  # of a newer release

@@ -5,7 +5,7 @@ formatting them is done as agents do it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,12 +14,16 @@ from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_paths import FilePaths
-from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError
+from ostraca_fabric.chain import Span
+from ostraca_fabric.errors import ConnectError, OlderAgentError, OstracaError, RefusedError
 from ostraca_fabric.fabric_map import FabricMap
 from ostraca_fabric.ids import ID_BYTES, AgentId
 from ostraca_fabric.status import AgentCounters, AgentStatus, DriveStatus, ShardStatus
 from ostraca_fabric.target import NQN_PREFIX
+from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk, read_answer
+from ostraca_fabric.wire.messages import PrefetchDone
+from ostraca_fabric.wire.placing import Places, PlaceThen
 
 
 @dataclass
@@ -36,9 +40,18 @@ class Agent:
     is_silent: bool = False
     """Whether it can't be reached."""
 
+    is_older: bool = False
+    """Whether it is of a release that knows nothing of placing."""
+
     asked: list[FlashAsk] = field(default_factory=list)
     incarnations: Incarnations | None = None
     """What it serves of each volume, where a test erases some."""
+    prefetched: list[tuple[VolumeRecord, tuple[Span, ...], float]] = field(default_factory=list)
+    places: tuple[PlaceThen, ...] = (PlaceThen(2, "shelf-1", "shelf-1/d0/0", "agent-0", 7), PlaceThen(1))
+    """Where it says that every block belongs."""
+
+    refuses: RefusedError | None = None
+    """What it answers to whoever asks it about blocks."""
 
     def status(self) -> AgentStatus:
         """Return what it believes."""
@@ -87,6 +100,30 @@ class AgentsHere:
     async def status(self, agent: AgentId) -> AgentStatus:
         """As in the port."""
         return self._reached(agent).status()
+
+    async def place(self, agent: AgentId, volume: VolumeRecord, span: Span) -> Places:
+        """As in the port."""
+        asked = self._asked_of_blocks(agent)
+        assert len(span) == 1
+        assert span.hash_bytes == volume.layout.hash_bytes
+        return Places(agent, 17, asked.places)
+
+    async def prefetch(
+        self, agent: AgentId, volume: VolumeRecord, spans: Sequence[Span], deadline_s: float
+    ) -> PrefetchDone:
+        """As in the port: every other block is there."""
+        asked = self._asked_of_blocks(agent)
+        asked.prefetched.append((volume, tuple(spans), deadline_s))
+        states = [number % 2 for number in range(sum(map(len, spans)))]
+        return PrefetchDone(1, bytes(states), bytes(1 - state for state in states))
+
+    def _asked_of_blocks(self, agent: AgentId) -> Agent:
+        asked = self._reached(agent)
+        if asked.is_older:
+            raise OlderAgentError(f"agent {agent} is of an older release, without placing: upgrade it")
+        if asked.refuses is not None:
+            raise asked.refuses
+        return asked
 
     def _reached(self, agent: AgentId) -> Agent:
         if self._agents[agent].is_silent:

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.test_up import LAYOUT, SMALL, interrupt, up
 
 import ostraca
-from ostraca.cli.logs import JsonFormatter, add_log_options
+from ostraca.cli.logs import JsonFormatter, add_log_options, log_levels
 from ostraca_fabric.labels import labelled
 
 
@@ -112,3 +112,15 @@ def test_with_several_agents_no_line_says_that_one_of_them_speaks(tmp_path: Path
     with up(tmp_path, *SMALL, *options) as (process, _):
         lines = [json.loads(each) for each in interrupt(process)[2].splitlines()]
     assert [each for each in lines if "agent" in each] == []
+
+
+def test_what_is_logged_is_changed_and_brought_back_while_a_daemon_runs() -> None:
+    ours, theirs = logging.getLogger("ostraca_dpu_agent"), logging.getLogger("asyncio")
+    before = ours.level, theirs.level
+    set_level = log_levels()
+    set_level("debug")
+    assert (ours.level, theirs.level) == (logging.DEBUG, before[1])
+    set_level("error")
+    assert not ours.isEnabledFor(logging.WARNING)
+    set_level(None)
+    assert (ours.level, theirs.level) == before

@@ -5,10 +5,12 @@ from tests.docs.settings_page import (
     AGENT_PAGE,
     DAEMON_PAGE,
     ENCLOSURE_PAGE,
+    LIVE_PAGE,
     admin_tables,
     agent_tables,
     daemon_tables,
     enclosure_tables,
+    live_table,
     page_with,
 )
 
@@ -19,3 +21,4 @@ def test_the_pages_are_what_the_settings_say_of_themselves() -> None:
     assert DAEMON_PAGE.read_text() == page_with(DAEMON_PAGE, daemon_tables()), hint
     assert ADMIN_PAGE.read_text() == page_with(ADMIN_PAGE, admin_tables()), hint
     assert ENCLOSURE_PAGE.read_text() == page_with(ENCLOSURE_PAGE, enclosure_tables()), hint
+    assert LIVE_PAGE.read_text() == page_with(LIVE_PAGE, live_table()), hint

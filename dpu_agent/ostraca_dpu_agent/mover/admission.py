@@ -101,6 +101,10 @@ class Admission:
         self._moving_bytes += moved_bytes
         return moved_bytes
 
+    def drops(self, positions: NDArray[np.intp]) -> None:
+        """Take off the books what was to be moved and is not."""
+        self._booking.take(self._way, self._bytes(positions))
+
     def moved(self, moved_bytes: int) -> None:
         """Measure a move that has ended, however it did."""
         self._moving_bytes -= moved_bytes

@@ -9,7 +9,7 @@ import msgspec
 
 from ostraca_fabric.outcome import BlockState, PutState
 from ostraca_fabric.status import AgentCounters
-from ostraca_fabric.tallies import STATES, OperationTally, Tally
+from ostraca_fabric.tallies import SHADOWS, STATES, OperationTally, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class Counters:
         self._found_earlier = found_earlier
         self._prefetched = prefetched
         self._estimates = estimates
-        self.tallies = {operation: Tally(operation) for operation in STATES}
+        self.tallies = {operation: Tally(operation) for operation in (*STATES, *SHADOWS)}
         self.get_hits_from_cache = 0
         self.hits_on: Counter[DriveId] = Counter()
         """Blocks that gets found on each drive."""
@@ -73,5 +73,6 @@ class Counters:
         )
 
     def operations(self) -> tuple[OperationTally, ...]:
-        """Return all counts as they are now."""
-        return tuple(tally.snapshot() for tally in self.tallies.values())
+        """Return all counts as they are now; of what was tried out, where anything was."""
+        counted = [tally.snapshot() for tally in self.tallies.values()]
+        return tuple(each for each in counted if each.operation in STATES or each.blocks)

@@ -27,7 +27,7 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
     routes = mover.routes()
     shard = routes.shard(volume.placement_secret, request.spans)
     owner = None if shard is None else routes.map.owner(shard)
-    until_s = mover.clock() + min(mover.settings.deadline_max_s, request.deadline_s)
+    until_s = mover.clock() + min(mover.deadline_max_s, request.deadline_s)
     view = None
     if shard is not None and owner is not None:
         view = await _inspected(mover, owner, shard, key, until_s)
@@ -54,6 +54,7 @@ async def explain(mover: Mover, events: EventRing, volume: ServedVolume, request
         events=own,
         events_reach_s=min(reaches),
         is_held_off=drive is not None and drive.refuses_reads,
+        switch=mover.switch(volume).value,
     )
     return Explained(request.request, msgspec.msgpack.encode(explanation))
 

@@ -16,8 +16,9 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import LookupDone
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ostraca_dpu_agent.mover.mover import Mover
-    from ostraca_dpu_agent.mover.request import Worker
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.wire.messages import Lookup
 
@@ -27,13 +28,22 @@ _HIT, _MISS, _NONE = np.uint8(BlockState.HIT), np.uint8(BlockState.MISS), np.uin
 class LookupRun:
     """One look-up."""
 
-    def __init__(self, mover: Mover, worker: Worker, volume: ServedVolume, request: Lookup) -> None:
+    def __init__(
+        self,
+        mover: Mover,
+        volume: ServedVolume,
+        request: Lookup,
+        stopped: asyncio.Future[None],
+        *,
+        counted_as: str = "lookup",
+    ) -> None:
         """Take the request apart."""
         self._mover = mover
+        self._counted_as = counted_as
         self._volume = volume
         self._request = request
         self._keys = derive_keys(volume.secret, request.spans)
-        self._clocked = mover.clocked(request.deadline_s, worker.stopped(request.request))
+        self._clocked = mover.clocked(request.deadline_s, stopped)
 
     async def run(self) -> LookupDone:
         """Ask the DRAM cache and the owners."""
@@ -56,5 +66,5 @@ class LookupRun:
             )
             is_hit = is_cached | located.is_found
             states, reasons = np.where(is_hit, _HIT, _MISS), np.where(is_hit, _NONE, located.reasons)
-        self._mover.ended("lookup", self._keys, states, reasons)
+        self._mover.ended(self._counted_as, self._keys, states, reasons)
         return LookupDone(self._request.request, states.tobytes(), reasons.tobytes())

@@ -20,14 +20,18 @@ from ostraca_dpu_agent.mover.pace import Pace
 from ostraca_dpu_agent.mover.prefetch import PrefetchRun
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.request import Clocked
+from ostraca_dpu_agent.mover.shadow import Shadows
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import Reason
+from ostraca_fabric.rulings import Rulings, Switch
 from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.threads import show_name
-from ostraca_fabric.wire.messages import Damage
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Damage, GetDone, LookupDone, PrefetchDone, PutDone
+from ostraca_fabric.wire.placing import Places
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -51,14 +55,10 @@ if TYPE_CHECKING:
         Explain,
         Explained,
         Get,
-        GetDone,
         Lookup,
-        LookupDone,
         Prefetch,
-        PrefetchDone,
         PrefetchFor,
         Put,
-        PutDone,
     )
 
 _T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
@@ -71,13 +71,17 @@ _KINDS = {
     "get": EventKind.GOT,
     "put": EventKind.PUT,
     "prefetch": EventKind.PREFETCHED,
+    "shadow_lookup": EventKind.SHADOWED,
+    "shadow_get": EventKind.SHADOWED,
 }
+
+_SWITCHED = {Switch.OFF: Reason.SWITCHED_OFF, Switch.SHADOW: Reason.SHADOWED}
 
 
 class Mover:
     """Carries blocks for the workers of one agent. Lives on the event loop's thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a mover is made of)
         self,
         agent: AgentId,
         settings: AgentSettings,
@@ -88,8 +92,11 @@ class Mover:
         routes: Callable[[], Routes],
         clock: Callable[[], float],
         events: EventRing,
+        rulings: Callable[[], Rulings] = Rulings,
     ) -> None:
-        """Work from *routes*, which gives the newest; *drives* is kept current by the steward."""
+        """Work from *routes* and *rulings*, which give the newest; *drives* is kept current by the
+        steward.
+        """
         self._agent = agent
         self.settings = settings.flow
         self.hold_s = settings.owner.hold_s
@@ -99,6 +106,7 @@ class Mover:
         self.routes = routes
         self.clock = clock
         self._events = events
+        self._rulings = rulings
         self.locator = Locator(agent, owners, drives)
         self.pace = Pace(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.pace, clock)
@@ -106,6 +114,7 @@ class Mover:
             staging.cache.prefetched, self.pace.estimates, lambda: self.locator.found_earlier
         )
         self.tasks = Tasks("the mover")
+        self._shadows = Shadows(self)
         self._requests = 0
         self._checkers = ThreadPoolExecutor(
             _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
@@ -113,21 +122,36 @@ class Mover:
 
     async def get(self, worker: Worker, volume: ServedVolume, request: Get) -> GetDone:
         """Bring blocks into the worker's arena."""
+        switch = self.switch(volume)
+        if switch is Switch.SHADOW:
+            self._shadows.get(worker, volume, request)
+        if switch is not Switch.ON:
+            return self._switched("get", volume, request, switch, GetDone)
         return await self._bounded("get", request, lambda: GetRun(self, worker, volume, request).run())
 
     async def put(self, worker: Worker, volume: ServedVolume, request: Put) -> PutDone:
         """Take blocks from the worker's arena."""
+        if self.switch(volume) is Switch.OFF:
+            return self._switched("put", volume, request, Switch.OFF, PutDone)
         return await self._bounded("put", request, lambda: PutRun(self, worker, volume, request).run())
 
     async def lookup(self, worker: Worker, volume: ServedVolume, request: Lookup) -> LookupDone:
         """Say which blocks could be got."""
-        return await self._bounded("lookup", request, lambda: LookupRun(self, worker, volume, request).run())
+        switch = self.switch(volume)
+        if switch is Switch.SHADOW:
+            self._shadows.lookup(volume, request)
+        if switch is not Switch.ON:
+            return self._switched("lookup", volume, request, switch, LookupDone)
+        stopped = worker.stopped(request.request)
+        return await self._bounded("lookup", request, LookupRun(self, volume, request, stopped).run)
 
     async def prefetch(self, worker: Worker, volume: ServedVolume, request: Prefetch) -> PrefetchDone:
         """Bring blocks into the DRAM cache, or have them brought into that of the agent it names."""
         stopped = worker.stopped(request.request)
         if request.at in ("", self._agent):
             return await self.prefetch_here(volume, request, holder=worker, stopped=stopped)
+        if self.switch(volume) is Switch.OFF:
+            return self._switched("prefetch", volume, request, Switch.OFF, PrefetchDone)
         elsewhere = PrefetchElsewhere(self, volume, request, stopped)
         return await self._bounded("prefetch", request, elsewhere.run)
 
@@ -140,11 +164,15 @@ class Mover:
         stopped: asyncio.Future[None],
     ) -> PrefetchDone:
         """Bring blocks into the DRAM cache, with staging that counts for *holder*."""
+        if self.switch(volume) is Switch.OFF:
+            return self._switched("prefetch", volume, request, Switch.OFF, PrefetchDone)
         run = PrefetchRun(self, volume, request, holder=holder, stopped=stopped)
         return await self._bounded("prefetch", request, run.run)
 
     def end_session(self, volume: ServedVolume, spans: Sequence[Span]) -> None:
         """Let go of these blocks before others, here and with their owners: a hint, of which nobody hears."""
+        if self.switch(volume) is Switch.OFF:
+            return
         keys = derive_keys(volume.secret, spans)
         self.staging.cache.demote(keys)
         self.locator.session_ended(self.routes(), volume, spans, keys)
@@ -153,14 +181,34 @@ class Mover:
         """Say what is known of one block."""
         return await explain(self, self._events, volume, request)
 
+    def places(self, volume: ServedVolume, spans: Sequence[Span]) -> Places:
+        """Say where the first of these blocks belongs."""
+        routes = self.routes()
+        return Places(self._agent, routes.map.revision, routes.places(volume.placement_secret, spans))
+
     async def close(self, *, within_s: float) -> bool:
         """Let what is under way end; say whether all of it has.
 
         What has not goes on holding its memory, which must stay mapped.
         """
+        self._shadows.close()
         ended = await self.tasks.finish(within_s=within_s)
         self._checkers.shutdown(wait=False)
         return ended
+
+    @property
+    def requests_max(self) -> int:
+        """How many requests may be under way."""
+        return self._rulings().live.requests_max or self.settings.requests_max
+
+    @property
+    def deadline_max_s(self) -> float:
+        """The longest deadline taken at its word."""
+        return self._rulings().live.deadline_max_s or self.settings.deadline_max_s
+
+    def switch(self, volume: ServedVolume) -> Switch:
+        """Return what is to become of requests for a volume, as far as is known here now."""
+        return self._rulings().switch(volume.record.tenant, volume.record.name)
 
     # For the requests.
 
@@ -178,7 +226,7 @@ class Mover:
 
     def clocked(self, deadline_s: float, stopped: asyncio.Future[None]) -> Clocked:
         """Start the clock of a request."""
-        allowed_s = min(deadline_s, self.settings.deadline_max_s) - self.settings.answer_margin_s
+        allowed_s = min(deadline_s, self.deadline_max_s) - self.settings.answer_margin_s
         return Clocked(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)
 
     def blocks_per_wave(self, slot_bytes: int) -> int:
@@ -243,7 +291,7 @@ class Mover:
         run: Callable[[], Awaitable[_T]],
     ) -> _T:
         """Serve a request, timed, unless too many are under way."""
-        if self._requests >= self.settings.requests_max:
+        if self._requests >= self.requests_max:
             self._count_declined(operation, sum(map(len, request.spans)))
             message = f"{self._requests} requests are under way on this agent: ask again later"
             raise RefusedError("overloaded", message)
@@ -263,6 +311,22 @@ class Mover:
             tally = tally_text(answer.states, answer.reasons, STATES[operation])
             log.debug("%s answered after %.3f ms: %s", operation, 1e3 * took_s, tally)
         return answer
+
+    def _switched(
+        self,
+        operation: str,
+        volume: ServedVolume,
+        request: Get | Put | Lookup | Prefetch | PrefetchFor,
+        switch: Switch,
+        answer: Callable[[int, bytes, bytes], _T],
+    ) -> _T:
+        """Decline a request at once: an operator wants it so."""
+        keys = derive_keys(volume.secret, request.spans)
+        states = columns.filled(len(keys), STATES[operation]["DECLINED"])
+        reasons = columns.filled(len(keys), _SWITCHED[switch])
+        self.ended(operation, keys, states, reasons)
+        self.counters.tallies[operation].timed(0.0)
+        return answer(request.request, states.tobytes(), reasons.tobytes())
 
     def _count_declined(self, operation: str, blocks: int) -> None:
         declined = STATES[operation]["DECLINED"]

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostraca_fabric.fabric_map import PlacementRecord, weights_of
+from ostraca_fabric.ids import enclosure_of
 from ostraca_fabric.placement import NOWHERE, Placement
+from ostraca_fabric.wire.placing import PlaceThen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,6 +167,19 @@ class Routes:
         numbers = [int(self.made.chosen(age, secret, spans)[0]) for age in ages]
         others = dict.fromkeys(number for number in numbers[1:] if number not in (NOWHERE, numbers[0]))
         return [self.made.shards[number].id for number in others]
+
+    def places(self, secret: bytes, spans: Sequence[Span]) -> tuple[PlaceThen, ...]:
+        """Return where each live epoch places the first block, the current one first."""
+        numbers = [int(self.made.chosen(age, secret, spans)[0]) for age in range(len(self.made.records))]
+        return tuple(self._then(*each) for each in zip(self.made.records, numbers, strict=True))
+
+    def _then(self, record: PlacementRecord, number: int) -> PlaceThen:
+        if number == NOWHERE:
+            return PlaceThen(record.epoch)
+        shard = self.made.shards[number].id
+        claim = self.map.claims.get(shard)
+        owner, epoch = (self.map.owner(shard) or "", 0 if claim is None else claim.epoch)
+        return PlaceThen(record.epoch, enclosure_of(shard), shard, owner, epoch if owner else 0)
 
     def place(self, shard: ShardId) -> tuple[DriveId, int]:
         """Return the drive a shard lies on, and its first byte there."""

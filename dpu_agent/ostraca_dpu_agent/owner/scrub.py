@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LOOK_AGAIN_S = 1.0
+"""How often a scrub that operators have ruled out looks whether that still is so."""
+
 
 def begin_scrub(
     owned: OwnedShard,
@@ -45,10 +48,14 @@ def begin_scrub(
     superblock: Superblock,
     settings: ScrubSettings,
     clock: Callable[[], float],
+    *,
+    is_ruled_out: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Scrub a shard beside its other work until it is closed, unless settings turn that off."""
+    """Scrub a shard beside its other work until it is closed, unless settings turn that off. It rests while
+    it *is_ruled_out*.
+    """
     if settings.bytes_s:
-        scrub = ShardScrub(owned, drive, superblock, settings, clock)
+        scrub = ShardScrub(owned, drive, superblock, settings, clock, is_ruled_out=is_ruled_out)
         owned.scrub = scrub.progress
         owned.spawn(scrub.run())
 
@@ -63,8 +70,11 @@ class ShardScrub:
         superblock: Superblock,
         settings: ScrubSettings,
         clock: Callable[[], float],
+        *,
+        is_ruled_out: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with nothing looked at."""
+        self._is_ruled_out = is_ruled_out
         self._owned = owned
         self._drive = drive
         self._superblock = superblock
@@ -88,6 +98,9 @@ class ShardScrub:
     async def _may_read(self) -> bool:
         """Wait until something may be read; False once the shard is closed."""
         while not self._owned.is_closed:
+            if self._is_ruled_out():
+                await self._owned.closed_within(_LOOK_AGAIN_S)
+                continue
             is_idle = self._drive.queued == 0 and not self._drive.refuses_reads
             wait_s = self.progress.wait_s(self._clock(), is_idle=is_idle)
             if wait_s == 0:

@@ -42,7 +42,9 @@ class Retiring:
         turn_s: float,
         ttl_s: float,
     ) -> None:
-        """Ask through *owners* every *turn_s*; no earlier epoch is asked for longer than *ttl_s*."""
+        """Ask through *owners* every *turn_s*; no earlier epoch is asked for longer than *ttl_s*,
+        unless operators have ruled otherwise.
+        """
         self._agent = agent
         self._membership = membership
         self._owners = owners
@@ -60,11 +62,12 @@ class Retiring:
     async def turn(self) -> None:
         """Retire what is to be, if it is this agent's to say."""
         fabric_map = self._membership.map
+        ttl_s = self._membership.rulings.live.placement_ttl_s or self._ttl_s
         self._over_since_s = over_since(fabric_map, self._over_since_s, self._clock())
         if not fabric_map.earlier_placements or keeper(fabric_map) != self._agent:
             return
         passed = await self._passed(fabric_map)
-        due = to_retire(fabric_map, passed, self._over_since_s, now_s=self._clock(), ttl_s=self._ttl_s)
+        due = to_retire(fabric_map, passed, self._over_since_s, now_s=self._clock(), ttl_s=ttl_s)
         for retire in due:
             log.info("%s retires placement epoch %d: %s", self._agent, retire.epoch, retire.why)
             try:

@@ -106,7 +106,14 @@ class Serving:
         self._earlier = {grant.epoch: grant for grant in self._claimed.earlier}
         self._retire_at_s = {epoch: now_s + self._wait_s(grant) for epoch, grant in self._earlier.items()}
         owned.begin(self._claimed.epoch, withheld=_segments(self._earlier.values()))
-        begin_scrub(owned, self._drive, self._superblock, self._settings.scrub, self._clock)
+        begin_scrub(
+            owned,
+            self._drive,
+            self._superblock,
+            self._settings.scrub,
+            self._clock,
+            is_ruled_out=lambda: self._membership.rulings.live.scrub is False,
+        )
         spawn(self._keep_granted())
         if self._earlier:
             spawn(self._adopt())

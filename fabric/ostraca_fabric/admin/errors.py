@@ -3,6 +3,7 @@
 AdminError
 ├── NotFoundError      there is nothing of that name
 ├── ConflictError      it is not so that this could be done: somebody was first, or something runs
+├── UnansweredError    no agent answers now
 └── PreconditionError  it was changed since its ETag was read
 """
 
@@ -21,6 +22,10 @@ class NotFoundError(AdminError):
 
 class ConflictError(AdminError):
     """It is not so that this could be done now."""
+
+
+class UnansweredError(AdminError):
+    """No agent that could say it, or do it, answers now."""
 
 
 class PreconditionError(AdminError):

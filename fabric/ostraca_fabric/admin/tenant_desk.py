@@ -49,16 +49,17 @@ class TenantDesk:
         tenant = TenantId(ruling.name)
         volumes = await self.volumes_of(tenant)
 
-        def check(before: TenantRuling | None) -> None:
+        def after(before: TenantRuling | None, ruling: TenantRuling) -> TenantRuling:
             was_erasable = before is not None and before.is_erasable
             if ruling.is_erasable and not was_erasable and volumes:
                 raise ConflictError(
                     f"tenant {tenant} has volumes that can't be erased, as {volumes[0].name}, which is fixed "
                     "when they are made: make another tenant erasable, before its first volume"
                 )
+            return ruling
 
         key = record_keys.tenant(tenant)
-        return await self._rulings.rule(key, ruling, caller, tenant, if_match=if_match, check=check)
+        return await self._rulings.rule(key, ruling, caller, tenant, if_match=if_match, after=after)
 
     async def take_back(self, tenant: TenantId, caller: Caller, *, if_match: int | None = None) -> None:
         """Rule nothing on a tenant any more; what it has put stays. Raises NotFoundError."""

@@ -614,6 +614,22 @@ class FlashWorked(Message, frozen=True, tag=55):
     body: bytes
 
 
+class Place(Message, frozen=True, tag=56):
+    """Where does this block of a tenant's volume belong? ``spans`` name exactly one."""
+
+    request: int
+    tenant: str
+    volume: str
+    spans: Spans
+
+
+class Placed(Message, frozen=True, tag=57):
+    """``body``: ``Places`` as msgpack (``ostraca_fabric.wire.placing``)."""
+
+    request: int
+    body: bytes
+
+
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | Status | Explain
 WorkerNotice = EndSession
 AgentAnswer = (
@@ -633,8 +649,8 @@ OwnerAnswer = Resolved | Reserved | Committed | Inspected | ShardsPassed | Faile
 OwnerNotice = Release | Damage | SessionEnded
 AgentRequest = OwnerRequest | PrefetchFor
 AnswerToAgent = OwnerAnswer | PrefetchDone
-OperatorRequest = Ping | Status | FlashWork
-AnswerToOperator = Pong | StatusDone | FlashWorked | Failed
+OperatorRequest = Ping | Status | FlashWork | Place | PrefetchFor
+AnswerToOperator = Pong | StatusDone | FlashWorked | Placed | PrefetchDone | Failed
 
 AnyMessage = (
     Hello
@@ -652,4 +668,6 @@ AnyMessage = (
     | OwnerNotice
     | FlashWork
     | FlashWorked
+    | Place
+    | Placed
 )

@@ -13,7 +13,10 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -97,3 +100,14 @@ def log_to_stderr(options: argparse.Namespace, *, agent: str = "") -> None:
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
     for name in _OUR_LOGGERS:
         logging.getLogger(name).setLevel(level)
+
+
+def log_levels() -> Callable[[str | None], None]:
+    """Return what sets the least that is logged of ours, one of ``LEVELS``; None: as it is now."""
+    own = {name: logging.getLogger(name).level for name in _OUR_LOGGERS}
+
+    def set_level(level: str | None) -> None:
+        for name, before in own.items():
+            logging.getLogger(name).setLevel(before if level is None else level.upper())
+
+    return set_level

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
-from ostraca.cli.admin import audit, enclosure, operation, tenant
+from ostraca.cli.admin import audit, enclosure, operation, settings, tenant, volume
 from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
@@ -36,6 +36,8 @@ _COMMANDS = (
     fabric.COMMAND,
     enclosure.COMMAND,
     tenant.COMMAND,
+    volume.COMMAND,
+    settings.COMMAND,
     operation.COMMAND,
     audit.COMMAND,
     bench.COMMAND,
@@ -50,6 +52,7 @@ examples:
   ostraca fabric create --etcd HOST:PORT   begin a fabric that etcd keeps
   ostraca serve agent --etcd HOST:PORT     run this host's agent of it
   ostraca enclosure add NAME --controller rdma://HOST:4420 --watch     bring an enclosure into it
+  ostraca volume switch TENANT/NAME off    serve a volume no more
   ostraca status                look at it, from another terminal
   ostraca metrics               its numbers, for Prometheus
   ostraca explain HASH --volume NAME   why is, or was, this block a miss?

@@ -91,12 +91,23 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         if drive.why
     ]
     sentences += [
-        Text(sentence, style="yellow") for agent in agents for sentence in _ownership_sentences(agent)
+        Text(sentence, style="yellow")
+        for agent in agents
+        for sentence in (*_ruling_sentences(agent), *_ownership_sentences(agent))
     ]
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
     return Group(*tables, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences)
+
+
+def _ruling_sentences(agent: AgentStatus) -> Iterator[str]:
+    """Say what operators have decided that is not as always."""
+    if agent.rulings.settings:
+        told = ", ".join(f"{name} = {value}" for name, value in agent.rulings.settings.items())
+        yield f"{agent.agent}: operators have set {told}."
+    for volume, switch in agent.rulings.switched.items():
+        yield f"{agent.agent}: the switch of volume {volume} says {switch}."
 
 
 def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:

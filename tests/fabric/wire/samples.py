@@ -53,6 +53,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.ShardsPassed(1, (m.ShardPassed("e/d/0", 3),)),
     m.FlashWork(1, 30.0, b"body"),
     m.FlashWorked(1, b"body"),
+    m.Place(1, "tenant", "volume", SPANS),
+    m.Placed(1, b"body"),
     m.SessionEnded((m.ShardKeys("e/d/0", bytes(16)),)),
     m.PrefetchFor(1, 0.5, "tenant", "volume", 1, SPANS, "01020304/7"),
 )

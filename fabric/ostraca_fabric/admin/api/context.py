@@ -14,7 +14,7 @@ from ostraca_fabric.admin.api.access import Person, Role, Tokens
 from ostraca_fabric.admin.audit import Caller
 from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.errors import PreconditionError
-from ostraca_fabric.admin.hands import Hands
+from ostraca_fabric.admin.hands import BlockHands
 from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.ids import EnclosureId
@@ -35,7 +35,7 @@ class Context:
     tenants: TenantDesk
     records: Records
     membership: Membership
-    hands: Hands
+    hands: BlockHands
     tokens: Callable[[], Tokens]
     report_of: Callable[[EnclosureId], Awaitable[EnclosureReport | None]]
     volumes: Callable[[], Awaitable[Sequence[VolumeRecord]]]

@@ -1,4 +1,4 @@
-"""What there is in the fabric: agents, shards, volumes, the map, how full it is."""
+"""What there is in the fabric: agents, shards, the map, how full it is."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class AgentView(BaseModel):
     sentence: str = Field(description="What it decided last, and why.")
     trouble: str = Field(description="Why nothing was heard of it; empty where it answers.")
     paths: list[PathView]
+    rulings_revision: int = Field(description="Of the last ruling that it obeys; 0 where it does not answer.")
+    settings: dict[str, bool | int | float | str] = Field(description="Live settings that it goes by.")
 
 
 class AgentPage(BaseModel):
@@ -69,23 +71,6 @@ class ShardPage(BaseModel):
     """Some shards by name."""
 
     items: list[ShardView]
-    next: str
-
-
-class VolumeView(BaseModel):
-    """A volume."""
-
-    tenant: str
-    name: str
-    block_bytes: int
-    incarnation: int
-    model: str
-
-
-class VolumePage(BaseModel):
-    """Some volumes by tenant and name."""
-
-    items: list[VolumeView]
     next: str
 
 
@@ -163,25 +148,6 @@ async def list_shards(service: Service, _: Viewer, after: After = "", limit: Lim
     return ShardPage(items=items, next=items[-1].id if len(items) == limit else "")
 
 
-@router.get("/volumes")
-async def list_volumes(service: Service, _: Viewer, after: After = "", limit: Limit = 500) -> VolumePage:
-    """List volumes by tenant and name."""
-    known = sorted(await service.volumes(), key=lambda volume: f"{volume.tenant}/{volume.name}")
-    found = [volume for volume in known if f"{volume.tenant}/{volume.name}" > after][:limit]
-    items = [
-        VolumeView(
-            tenant=volume.tenant,
-            name=volume.name,
-            block_bytes=volume.block_bytes,
-            incarnation=volume.incarnation,
-            model=volume.layout.model,
-        )
-        for volume in found
-    ]
-    last = f"{items[-1].tenant}/{items[-1].name}" if len(items) == limit else ""
-    return VolumePage(items=items, next=last)
-
-
 @router.get("/capacity")
 async def get_capacity(service: Service, _: Viewer) -> CapacityView:
     """Return how much flash there is, and how full it is."""
@@ -233,4 +199,6 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
             )
             for each in (said.paths if said else ())
         ],
+        rulings_revision=said.rulings.revision if said else 0,
+        settings=said.rulings.settings if said else {},
     )

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from ostraca_fabric.admin.errors import ConflictError, NotFoundError, PreconditionError
+from ostraca_fabric.admin.errors import ConflictError, NotFoundError, PreconditionError, UnansweredError
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
     ChangedError,
@@ -59,6 +59,7 @@ _STATUS: tuple[tuple[type[OstracaError], int], ...] = (
     (BlocksTooLargeError, 409),
     (UsageError, 422),
     (MembershipError, 503),
+    (UnansweredError, 503),
 )
 
 

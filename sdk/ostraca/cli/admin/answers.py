@@ -198,6 +198,25 @@ class Volume(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     incarnation: int = 0
     model: str = ""
+    switch: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one placement epoch places a block."""
+
+    placement_epoch: int
+    enclosure: str = ""
+    shard: str = ""
+    owner: str = ""
+    owner_epoch: int = 0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a block belongs."""
+
+    agent: str
+    map_revision: int = 0
+    places: tuple[Place, ...] = ()
 
 
 class Tenant(msgspec.Struct, frozen=True):

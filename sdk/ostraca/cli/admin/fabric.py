@@ -1,5 +1,5 @@
 """What ``ostraca fabric`` asks the admin service for: the map, agents, drives, shards, volumes,
-capacity.
+capacity, and where a block belongs.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ostraca.cli.admin.options import add_action, client_of, write_json, write_pages
+from ostraca.cli.admin.options import add_action, client_of, volume_argument, write_json, write_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _FROM = "Asks the admin service (`ostraca serve admin`)."
 
@@ -27,6 +27,27 @@ def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ):
         description = f"{summary[0].upper()}{summary[1:]}. {_FROM}"
         add_action(actions, name, act, summary=summary, description=description)
+    place = add_action(
+        actions,
+        "place",
+        _place,
+        summary="show where a block belongs",
+        description=(
+            f"Show where a block belongs, now and in each earlier placement that is still looked up: its\n"
+            f"enclosure, its shard, and which agent owns that. Not whether it is there: `ostraca explain`\n"
+            f"tells that to its tenant. {_FROM}"
+        ),
+    )
+    place.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="its volume")
+    place.add_argument("hash", metavar="ENGINE_HASH", help="its hash in the engine, in hex")
+    place.add_argument(
+        "--root",
+        metavar="HASH",
+        help="the hash that begins its stripe unit: of the 1st, 33rd, 65th ... block of its chain, the last "
+        "one up to this (default: ENGINE_HASH, for blocks without a chain)",
+    )
+    place.add_argument("--rank", type=int, default=0, metavar="N", help="its rank (default: 0)")
+    place.add_argument("--group", type=int, default=0, metavar="N", help="its KV group (default: 0)")
 
 
 def _map(options: argparse.Namespace) -> int:
@@ -44,6 +65,19 @@ def _capacity(options: argparse.Namespace) -> int:
         from ostraca.cli.admin.view import capacity_view, show
 
         show(capacity_view(read(body, Capacity)))
+    return 0
+
+
+def _place(options: argparse.Namespace) -> int:
+    tenant, volume = options.volume
+    query = {"tenant": tenant, "volume": volume, "hash": options.hash}
+    query |= {"rank": options.rank, "group": options.group}
+    query |= {} if options.root is None else {"root": options.root}
+    if body := _asked(options, "/v1/placement", query):
+        from ostraca.cli.admin.answers import Placement, read
+        from ostraca.cli.admin.view import placement_view, show
+
+        show(placement_view(read(body, Placement)))
     return 0
 
 
@@ -83,9 +117,11 @@ def _volumes(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace, path: str) -> bytes | None:
+def _asked(
+    options: argparse.Namespace, path: str, query: Mapping[str, str | int] | None = None
+) -> bytes | None:
     """Return what is answered; None where that was all that was wanted, and is printed."""
-    body = client_of(options).get(path).body
+    body = client_of(options).get(path, query).body
     if not options.json:
         return body
     write_json(body)

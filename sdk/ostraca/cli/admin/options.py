@@ -94,6 +94,14 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def volume_argument(text: str) -> tuple[str, str]:
+    """Read TENANT/NAME."""
+    tenant, _, name = text.partition("/")
+    if not (tenant and name) or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is no volume: write TENANT/NAME")
+    return tenant, name
+
+
 def client_of(options: argparse.Namespace) -> AdminClient:
     """Return who asks the service that the user named. Raises UsageError and FormatError."""
     from ostraca.cli.admin.client import AdminClient

@@ -17,7 +17,7 @@ from ostraca.cli.admin.watching import ends_text
 from ostraca.cli.sizes import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Map,
         MapDrive,
         Operation,
+        Placement,
         Shard,
         Step,
         Tenant,
@@ -191,10 +192,10 @@ def shards_view(shards: Sequence[Shard]) -> RenderableType:
 
 def volumes_view(volumes: Sequence[Volume]) -> RenderableType:
     """Return a table of volumes."""
-    table = _table("tenant", _folded("volume"), *_right("block", "incarnation"), _folded("model"))
+    table = _table("tenant", _folded("volume"), "switch", *_right("block", "incarnation"), _folded("model"))
     for each in volumes:
-        row = (each.tenant, each.name, size_text(each.block_bytes), str(each.incarnation), each.model or "–")
-        table.add_row(*_texts(*row))
+        row = (each.tenant, each.name, each.switch, size_text(each.block_bytes), str(each.incarnation))
+        table.add_row(*_texts(*row, each.model or "–"))
     return table
 
 
@@ -228,6 +229,39 @@ def _quotas(tenant: Tenant) -> tuple[str, str]:
         size_text(flash) if flash else "what others leave",
         f"{size_text(rate)}/s" if rate else "no limit",
     )
+
+
+def volume_view(volume: Volume, etag: str) -> RenderableType:
+    """Return everything that there is to say of one volume."""
+    return _facts(
+        (
+            ("volume", f"{volume.tenant}/{volume.name}"),
+            ("switch", volume.switch),
+            ("block", size_text(volume.block_bytes)),
+            ("incarnation", str(volume.incarnation)),
+            ("model", volume.model or "–"),
+            ("ETag", etag or "–"),
+        )
+    )
+
+
+def placement_view(found: Placement) -> RenderableType:
+    """Return where a block belongs, now and before."""
+    table = _table(
+        *_right("placement epoch"), _folded("enclosure"), _folded("shard"), "owner", *_right("epoch")
+    )
+    for each in found.places:
+        where = (each.enclosure, each.shard, each.owner or "nobody", str(each.owner_epoch))
+        table.add_row(
+            *_texts(str(each.placement_epoch), *(where if each.shard else ("nowhere", "–", "–", "–")))
+        )
+    return table
+
+
+def settings_view(found: Mapping[str, object], etag: str) -> RenderableType:
+    """Return the settings of all agents."""
+    told = ((name, "each agent's own" if value is None else str(value)) for name, value in found.items())
+    return _facts((*told, ("ETag", etag or "–")))
 
 
 def capacity_view(found: Capacity) -> RenderableType:

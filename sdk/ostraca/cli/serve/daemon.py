@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca.cli.logs import log_levels
 from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_nvme_secret
 from ostraca.cli.serve.store import opened, patiently
 from ostraca.cli.transports import made_transports
@@ -31,6 +32,7 @@ from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.errors import DriveError, FormatError, MembershipError
 from ostraca_fabric.target import NQN_PREFIX
+from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.tls import Tls, TlsFiles
 from ostraca_fabric.wire.address import TcpAddress, TlsAddress, parse_address
 
@@ -83,6 +85,8 @@ class AgentDaemon:
             reservations=NvmeReservations() if nvme.reservations else None,
         )
         self.agent: Agent | None = None
+        self._log_at = log_levels()
+        self._tasks = Tasks(f"the daemon of {self.id}")
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
@@ -143,6 +147,7 @@ class AgentDaemon:
         self._state.remember(fabric=fabric, start=agent.start_id)
         await patiently("announce this agent", agent.join)
         await agent.start()
+        self._tasks.spawn(self._log_as_ruled(membership))
 
     async def stop(self) -> bool:
         """Leave the shards to other agents, end what is under way, leave the fabric, close everything.
@@ -151,6 +156,7 @@ class AgentDaemon:
         memory, as it does when it simply exits.
         """
         agent, has_ended = self.agent, True
+        await self._tasks.stop()
         if agent is not None:
             await agent.hand_over()
             drained = await agent.drain()
@@ -167,6 +173,17 @@ class AgentDaemon:
         if self._membership is not None:
             await self._membership.close()
         return has_ended
+
+    async def _log_as_ruled(self, membership: EtcdMembership) -> None:
+        """Log from the level on that operators want, as long as they do."""
+        before = ""
+        async for rulings in membership.ruling_changes():
+            wanted = rulings.live.log_level
+            level = "" if wanted is None else wanted.value
+            if level != before:
+                self._log_at(level or None)
+                log.warning("%s logs from %s on, as operators want it", self.id, level or "its own level")
+                before = level
 
     def _made_network(self) -> SocketNetwork:
         tls = self._settings.tls

@@ -61,6 +61,7 @@ _WRITES_FAIL = _READS_FAIL | {
     Reason.INDEX_FULL,
     Reason.NO_OWNER,
     Reason.FENCED,
+    Reason.SWITCHED_OFF,
     Reason.QUARANTINED,
     Reason.UNHEARD,
     Reason.QUOTA,
