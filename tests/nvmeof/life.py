@@ -137,7 +137,12 @@ class Life:
         (name,) = (each["name"] for each in failed["steps"] if each["state"] == "failed")
         assert name == step, failed
         assert because in failed["message"], failed["message"]
-        until(lambda: controllers(self._nqn) == [], "a host that is refused leaves nothing behind")
+        took_s = until(
+            lambda: controllers(self._nqn) == [],
+            "a host that is refused leaves nothing behind",
+            within_s=_LONG_S,
+        )
+        self._say(f"refused in {step}; its kernel has ended the controller {took_s:.0f} s later")
 
     def _onboarded(self) -> None:
         answer = self._register()
@@ -228,6 +233,15 @@ class Life:
 
 
 def controllers(nqn: str) -> list[str]:
-    """Return the names of this host's controllers of a subsystem, by the kernel's account."""
-    found = Path("/sys/class/nvme").glob("nvme*/subsysnqn")
-    return [each.parent.name for each in found if each.read_text().strip() == nqn]
+    """Return the names of this host's controllers of a subsystem, by the kernel's account, and of those that
+    are still being connected, which have none yet.
+    """
+    found = {each.parent.name: _read(each) for each in Path("/sys/class/nvme").glob("nvme*/subsysnqn")}
+    return [name for name, said in found.items() if said == nqn or (said and not said.startswith("nqn."))]
+
+
+def _read(attribute: Path) -> str:
+    try:
+        return attribute.read_text().strip()
+    except OSError:  # it has just gone
+        return ""
