@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.nvmeof import box
-from tests.nvmeof.guest import DATA, ENCLOSURE, say
+from tests.nvmeof import box, guest
+from tests.nvmeof.guest import DATA, ENCLOSURE, HOST, say
 from tests.pod.processes import until
 from tests.pod.work import missing, put
 
@@ -186,9 +186,10 @@ class Life:
     def _path_lost_and_back(self, client: ostraca.Client) -> None:
         assert self._is_live()
         box.ask("cut")
+        guest.cut(HOST)
         cut_s = time.monotonic()
         reasons = self._lost_in_time(client)
-        self._say(f"link down: {2 * len(LOST_CHAINS)} misses by their deadline ({reasons})")
+        self._say(f"network cut: {2 * len(LOST_CHAINS)} misses by their deadline ({reasons})")
         took_s = until(lambda: not self._is_live(), "status says that the path is lost", within_s=60.0)
         self._say(f"status says so {time.monotonic() - cut_s:.0f} s after ({took_s:.0f} s of it waited)")
         began_s = time.monotonic()
@@ -198,8 +199,9 @@ class Life:
         until(lambda: time.monotonic() - cut_s > 40.0, "fast_io_fail_tmo is over", within_s=60.0)
         self._lost_in_time(client)
         box.ask("mend")
+        guest.mend(HOST)
         took_s = until(self._is_live, "the path is back", within_s=60.0)
-        self._say(f"link up: the path is live {took_s:.0f} s later")
+        self._say(f"network mended: the path is live {took_s:.0f} s later")
         took_s = until(
             lambda: missing(client, CHAINS, deadline_s=10.0) == [], "all blocks are got again", within_s=90.0
         )
