@@ -273,6 +273,23 @@ async def test_an_enclosure_that_lets_a_host_in_and_answers_no_more_has_no_wrong
     assert caught.value.stage is Stage.REACH
 
 
+@pytest.mark.parametrize(
+    ("address", "host"), [("192.0.2.9", HOST), ("192.0.2.1", OTHER_HOST)], ids=["elsewhere", "another host"]
+)
+async def test_what_somebody_else_connects_meanwhile_is_not_taken_for_ones_own(
+    tmp_path: Path, address: str, host: str
+) -> None:
+    class Crowded(SimulatedNvme):
+        async def connect(self, options: str, within_s: float) -> str:
+            by_hand = {"transport": "tcp", "traddr": address, "trsvcid": "4420", "hostnqn": host}
+            raise self._late("nvme7", by_hand)
+
+    shelf = NvmeShelf(tmp_path / "shelf", kernel=Crowded(tmp_path / "host"))
+    with pytest.raises(PathError, match="not ended in time") as caught:
+        await shelf.paths(HOST).connect(target(shelf), SECRET)
+    assert caught.value.stage is Stage.REACH
+
+
 async def test_a_lost_path_that_comes_back_holds_no_other_up(shelf: NvmeShelf, kernel: SimulatedNvme) -> None:
     kernel.ports["tcp", "192.0.2.2", "4420"] = [Subsystem(OTHER_NQN, {})]
     other = Target(OTHER_NQN, (Controller(Transport.TCP, "192.0.2.2", 4420),))
