@@ -76,13 +76,18 @@ class LinuxKernel:
 
     async def connect(self, options: str, within_s: float) -> str:
         """See ``Kernel``."""
-        answer = await asked(
-            within_s,
-            do="connect",
-            fabrics=str(self._dev / FABRICS),
-            log=str(self._dev / "kmsg"),
-            options=options,
-        )
+        log = self._dev / "kmsg"
+        said = nvme_request.Log(str(log))
+        try:
+            answer = await asked(
+                within_s, do="connect", fabrics=str(self._dev / FABRICS), log=str(log), options=options
+            )
+        except KernelError as error:
+            if error.code == errno.ETIME:  # who was given up tells nothing
+                raise KernelError(error.code, error.during, tuple(said.lines())) from error
+            raise
+        finally:
+            said.close()
         return f"nvme{answer['instance']}"
 
     async def active(self, controller: str) -> int:

@@ -76,6 +76,12 @@ class Log:
             os.close(self._fd)
             self._fd = -1
 
+    def close(self) -> None:
+        """Follow it no more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def lines(self) -> list[str]:
         """Return what it said of NVMe since this was made."""
         found: list[str] = []
