@@ -119,6 +119,7 @@ class AdminService:
         self.url = ""
         self.records = MemoryRecords()
         self.membership = MemoryMembership(FabricId(bytes(range(ID_BYTES))))
+        self.membership.store.stands = self.records.stands
         self.agents: dict[AgentId, Agent] = {}
         self.reports: dict[str, EnclosureReport] = {}
         """By enclosure: what its own daemon says, beside what lies in ``records``."""

@@ -134,10 +134,13 @@ class MortalMembership(MemoryMembership):
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         await self._life.act(
-            lambda: self._fabric.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+            lambda: self._fabric.put_enclosures(
+                enclosures, removed=removed, seen=seen, under=under, force=force
+            )
         )
 
     async def erase_volume(self, seen: VolumeRecord) -> int:
@@ -161,10 +164,11 @@ class LateMembership(MortalMembership):
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         try:
-            await super().put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+            await super().put_enclosures(enclosures, removed=removed, seen=seen, under=under, force=force)
         finally:
             self._old = None
 
@@ -189,6 +193,7 @@ class Fabric:
     def __init__(self, directory: Path) -> None:
         self.records = MemoryRecords()
         self.membership = MemoryMembership(FabricId(bytes(range(ID_BYTES))))
+        self.membership.store.stands = self.records.stands
         self.agents: dict[AgentId, Agent] = {}
         self.shelf = Shelf(directory / SHELF, SHELF, drives=2)
         self._numbers = itertools.count()

@@ -39,12 +39,15 @@ from ostraca_fabric.ids import (
 )
 from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.membership import Claimed, Membership
+from ostraca_fabric.ports.records import Hold
 from ostraca_fabric.rulings import VERSION, LiveSettings, Rulings, Switch, TenantRuling
 from ostraca_fabric.volume import BLOCK_BYTES_MAX, VolumeRecord
 
 A, B = AgentId("agent-a"), AgentId("agent-b")
 FIRST, SECOND = StartId(b"1" * 16), StartId(b"2" * 16)
 NONE_BEFORE = OwnerEpoch(1)
+
+Held = tuple[Hold, Callable[[], Awaitable[None]]]
 
 Rule = Callable[[Rulings], Awaitable[int]]
 """Lets these be the rulings, whatever their revision says; returns the one that they have."""
@@ -409,6 +412,24 @@ class MembershipContract:
         await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
+
+    @pytest.fixture
+    async def held(self, store: Membership) -> Held:
+        """Return a hold that stands, and what ends it."""
+        raise NotImplementedError
+
+    async def test_a_change_under_a_hold_that_is_somebody_elses_by_now_is_not_made(
+        self, store: Membership, held: Held
+    ) -> None:
+        hold, let_go = held
+        await store.put_enclosures([enclosure("a")], under=hold)
+        await let_go()
+        before = store.map
+        with pytest.raises(ChangedError, match="not ours any more"):
+            await store.put_enclosures([enclosure("b")], under=hold)
+        assert store.map == before
+        await store.put_enclosures([enclosure("a")], under=hold)  # it is so already
+        await store.put_enclosures([enclosure("b")])
 
     # ---------------------------------------------------------------------------------------------- rulings
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.contract.membership_contract import MembershipContract, Rule
+from tests.contract.membership_contract import Held, MembershipContract, Rule
 
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.adapters.memory_records import MemoryRecords
+from ostraca_fabric.adapters.memory_store import MemoryStore
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import FabricId, TenantId
 from ostraca_fabric.layout import Layout
@@ -16,10 +18,23 @@ from ostraca_fabric.volume import VolumeRecord
 FABRIC = FabricId(b"f" * 16)
 
 
+async def held_in(store: MemoryStore) -> Held:
+    """Hold something in records that the store goes by."""
+    records = MemoryRecords()
+    store.stands = records.stands
+    hold = await records.hold("work/1", b"{}")
+    assert hold is not None
+    return hold, lambda: records.let_go(hold)
+
+
 class TestMemoryMembership(MembershipContract):
     @pytest.fixture
     async def store(self) -> MemoryMembership:
         return MemoryMembership(FABRIC)
+
+    @pytest.fixture
+    async def held(self, store: MemoryMembership) -> Held:
+        return await held_in(store.store)
 
     @pytest.fixture
     def rule(self, store: MemoryMembership) -> Rule:
@@ -37,6 +52,10 @@ class TestSimulatedMembership(MembershipContract):
     @pytest.fixture
     async def store(self, simulated: SimulatedStore) -> SimulatedMembership:
         return SimulatedMembership(simulated, random.Random(1))
+
+    @pytest.fixture
+    async def held(self, simulated: SimulatedStore) -> Held:
+        return await held_in(simulated.memory)
 
     @pytest.fixture
     def rule(self, simulated: SimulatedStore) -> Rule:

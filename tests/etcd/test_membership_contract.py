@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.contract.membership_contract import MembershipContract, Rule
+from tests.contract.membership_contract import Held, MembershipContract, Rule
 from tests.etcd.nodes import Cluster
 
 from ostraca_fabric import record_keys
@@ -37,10 +37,20 @@ class TestEtcdMembership(MembershipContract):
         await membership.close()
 
     @pytest.fixture
-    async def rule(self, etcd: Cluster, keys: Keys, store: EtcdMembership) -> AsyncIterator[Rule]:
+    async def records(self, etcd: Cluster, keys: Keys, store: EtcdMembership) -> AsyncIterator[EtcdRecords]:
         settings, dice = EtcdSettings(etcd.endpoints), random.Random(8)
         async with EtcdRecords(FABRIC, settings, keys=keys, dice=dice, lease_ttl_s=5) as records:
-            yield lambda rulings: write_rulings(records, rulings)
+            yield records
+
+    @pytest.fixture
+    async def held(self, records: EtcdRecords) -> Held:
+        hold = await records.hold(record_keys.work("1"), b"{}")
+        assert hold is not None
+        return hold, lambda: records.let_go(hold)
+
+    @pytest.fixture
+    def rule(self, records: EtcdRecords) -> Rule:
+        return lambda rulings: write_rulings(records, rulings)
 
 
 async def write_rulings(records: EtcdRecords, rulings: Rulings) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ostraca_fabric.fabric_map import EnclosureRecord
     from ostraca_fabric.ids import AgentId, EnclosureId, StartId
+    from ostraca_fabric.ports.records import Hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,12 @@ class Placements:
                 f"until epoch {earlier[-1].epoch} is passed over, or force it, and its blocks are lost"
             )
         return Placements(PlacementEpoch(self.epoch + 1), earlier[:EARLIER_PLACEMENTS_MAX])
+
+
+def check_stands(hold: Hold, *, stands: bool) -> None:
+    """Raise ChangedError for a change under a hold that somebody else has by now, or nobody."""
+    if not stands:
+        raise ChangedError(f"{hold.key} is not ours any more: somebody else does this")
 
 
 def enclosures_after(

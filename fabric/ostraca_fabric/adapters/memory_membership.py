@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TenantId,
     )
     from ostraca_fabric.ports.membership import Claimed
+    from ostraca_fabric.ports.records import Hold
     from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
@@ -108,10 +109,11 @@ class MemoryMembership:
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         """Add, replace and remove enclosures; the placement epoch rises when shards or weights change."""
-        self.store.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+        self.store.put_enclosures(enclosures, removed=removed, seen=seen, under=under, force=force)
         self._say_changed()
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:

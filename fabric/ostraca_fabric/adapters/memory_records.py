@@ -58,6 +58,11 @@ class MemoryRecords:
         """As in the port."""
         await self.write([Written(hold.key, None)], unchanged={hold.key: hold.revision})
 
+    def stands(self, hold: Hold) -> bool:
+        """Whether nobody else has taken a hold over, and it has not ended."""
+        known = self._records.get(hold.key)
+        return known is not None and known.revision == hold.revision
+
     async def changes(self, prefix: str) -> AsyncIterator[tuple[Record | str, ...]]:
         """As in the port."""
         at = len(self._log)

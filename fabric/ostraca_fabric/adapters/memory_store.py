@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, enclosures_after
+from ostraca_fabric.adapters.membership_rules import (
+    Placements,
+    ShardGrants,
+    check_stands,
+    enclosures_after,
+)
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.fabric_map import Claim, FabricMap, PlacementRecord, check_blocks_fit
 from ostraca_fabric.ids import PlacementEpoch
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
     from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
     from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, OwnerEpoch, ShardId, StartId, TenantId
+    from ostraca_fabric.ports.records import Hold
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -54,6 +60,9 @@ class MemoryStore:
             (record.tenant, record.name): record for record in volumes
         }
         self.rulings = Rulings()
+        self.stands: Callable[[Hold], bool] = lambda _: True
+        """Whether a hold stands, of whose records this store knows nothing."""
+
         self._grants: dict[ShardId, ShardGrants] = {}
         self.keep = keep
         self.volumes_max = volumes_max
@@ -88,11 +97,14 @@ class MemoryStore:
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         """Add, replace and remove enclosures."""
         before = self.map.enclosures
         after = enclosures_after(before, enclosures, removed=removed, seen=seen)
+        if after != before and under is not None:
+            check_stands(under, stands=self.stands(under))
         check_blocks_fit(self.volumes.values(), after.values())
         placements = Placements(self.map.placement_epoch, self.map.earlier_placements)
         placements = placements.after(before.values(), after.values(), force=force)

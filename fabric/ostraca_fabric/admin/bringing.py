@@ -257,7 +257,7 @@ class Bringing:
         """Have the map say of the enclosure what its status says, in one change."""
         is_draining = there is not None and there.state is EnclosureState.DRAINING
         wanted = map_record(subject.spec, status, is_draining=is_draining)
-        await put_in_map(self._membership, wanted, there, force=subject.operation.force)
+        await put_in_map(self._membership, subject, wanted, there)
         return wanted
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.admin.model import Operation, Step
     from ostraca_fabric.inventory import EnclosureReport
     from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.records import Records
+    from ostraca_fabric.ports.records import Hold, Records
     from ostraca_fabric.volume import VolumeRecord
 
 
@@ -106,13 +106,14 @@ class Steps:
         """Return what a step came to that raised."""
         return Taken(Failed(message))
 
-    async def take(self, operation: Operation, step: Step) -> Taken:
-        """Do a step as far as it goes. Raises OstracaError where it has failed, MembershipError where the
-        store is away.
+    async def take(self, operation: Operation, step: Step, hold: Hold) -> Taken:
+        """Do a step as far as it goes, of work that is ours by a *hold*.
+
+        Raises OstracaError where it has failed, MembershipError where the store is away.
         """
         if operation.kind is Kind.ERASE:
             return await self._erasing.take(operation, step)
-        subject = await self._subject(operation)
+        subject = await self._subject(operation, hold)
         if subject is None:
             if operation.kind is Kind.RETIRE:
                 return Taken(Done("nothing of it is left"))
@@ -124,7 +125,7 @@ class Steps:
         except BlocksTooLargeError as error:
             return Taken(Failed(str(error)))
 
-    async def _subject(self, operation: Operation) -> Subject | None:
+    async def _subject(self, operation: Operation, hold: Hold) -> Subject | None:
         enclosure = EnclosureId(operation.enclosure)
         keys = [record_keys.spec(enclosure), record_keys.status(enclosure)]
         found = await self._records.get_many(keys)
@@ -136,6 +137,7 @@ class Steps:
             decode(spec.value, EnclosureSpec),
             decode(status.value, EnclosureStatus),
             {key: found[key].revision for key in keys},
+            hold,
         )
 
     # ------------------------------------------------------------------------------------------- onboarding
@@ -157,7 +159,7 @@ class Steps:
             if not subject.operation.force and not weights_of(others):
                 message = "no other enclosure takes blocks, and puts would be declined: add one, or force it"
                 return Taken(Failed(message))
-            await put_in_map(self._membership, there.drained(), there, force=subject.operation.force)
+            await put_in_map(self._membership, subject, there.drained(), there)
         status = msgspec.structs.replace(subject.status, phase=Phase.DRAINING)
         return Taken(Done("new blocks go elsewhere"), subject.writes(status), subject.revisions)
 
@@ -175,7 +177,7 @@ class Steps:
         if there is None:
             return Taken(Failed("it is not in the map"))
         if there.state is EnclosureState.DRAINING:
-            await put_in_map(self._membership, there.undrained(), there, force=subject.operation.force)
+            await put_in_map(self._membership, subject, there.undrained(), there)
         status = msgspec.structs.replace(subject.status, phase=Phase.READY)
         return Taken(Done("it takes blocks again"), subject.writes(status), subject.revisions)
 
@@ -183,7 +185,11 @@ class Steps:
         there = self._membership.map.enclosures.get(subject.id)
         if there is not None:
             await self._membership.put_enclosures(
-                [], removed=[subject.id], seen={subject.id: there}, force=subject.operation.force
+                [],
+                removed=[subject.id],
+                seen={subject.id: there},
+                under=subject.hold,
+                force=subject.operation.force,
             )
         return Taken(Done("no agent places or owns anything there any more"))
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.admin.model import EnclosureSpec, EnclosureStatus, Operation
     from ostraca_fabric.fabric_map import EnclosureRecord
     from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.ports.records import Hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Subject:
     spec: EnclosureSpec
     status: EnclosureStatus
     revisions: dict[str, int]
+    hold: Hold
+    """By which its long work is ours."""
 
     @property
     def id(self) -> EnclosureId:
@@ -46,8 +49,12 @@ class Subject:
 
 
 async def put_in_map(
-    membership: Membership, wanted: EnclosureRecord, there: EnclosureRecord | None, *, force: bool
+    membership: Membership, subject: Subject, wanted: EnclosureRecord, there: EnclosureRecord | None
 ) -> None:
-    """Have the map say *wanted* of an enclosure, of which it said *there* when that was decided."""
+    """Have the map say *wanted* of an enclosure, of which it said *there* when that was decided; if the work
+    is still ours.
+    """
     if wanted != there:
-        await membership.put_enclosures([wanted], seen={wanted.id: there}, force=force)
+        await membership.put_enclosures(
+            [wanted], seen={wanted.id: there}, under=subject.hold, force=subject.operation.force
+        )

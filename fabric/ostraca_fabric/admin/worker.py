@@ -136,7 +136,7 @@ class Worker:
     async def _take(self, operation: Operation, step: Step, revision: int, hold: Hold) -> None:
         """Do one step as far as it goes, and write down what it came to."""
         try:
-            taken = await self._steps.take(operation, step)
+            taken = await self._steps.take(operation, step, hold)
         except MembershipError:
             raise
         except OstracaError as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StartId,
         TenantId,
     )
+    from ostraca_fabric.ports.records import Hold
     from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
@@ -99,6 +100,7 @@ class Membership(Protocol):
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         """Add or replace enclosures with their shards, and take those *removed* out of the map, all at once.
@@ -106,7 +108,8 @@ class Membership(Protocol):
         longer. Claims of shards that are gone are given back by who holds them; grants stay.
 
         *seen* says what enclosures were when the change was decided, None of one that was not there: raises
-        ChangedError when one of them is not so any more, unless all is as it is to be.
+        ChangedError when one of them is not so any more, unless all is as it is to be. *under* is a hold
+        (``ports.records``) that must stand for anything to change: raises ChangedError when it does not.
 
         Raises PlacementBusyError when as many epochs as may be are still asked, and this would be one more;
         with *force* the oldest is asked no longer. Raises BlocksTooLargeError when a shard that something is

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         TenantId,
     )
     from ostraca_fabric.ports.membership import Claimed
+    from ostraca_fabric.ports.records import Hold
     from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
@@ -262,11 +263,14 @@ class SimulatedMembership:
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         """Add or replace enclosures."""
         await self._ask(
-            lambda store: store.memory.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+            lambda store: store.memory.put_enclosures(
+                enclosures, removed=removed, seen=seen, under=under, force=force
+            )
         )
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:

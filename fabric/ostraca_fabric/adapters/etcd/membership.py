@@ -27,7 +27,7 @@ from ostraca_fabric.adapters.etcd.lease import Lease, LeaseKeeper
 from ostraca_fabric.adapters.etcd.store import EtcdStore, Read
 from ostraca_fabric.adapters.etcd.transactions import delete, put
 from ostraca_fabric.adapters.etcd.view import FIRST_PLACEMENT
-from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, enclosures_after
+from ostraca_fabric.adapters.membership_rules import Placements, ShardGrants, check_stands, enclosures_after
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
 from ostraca_fabric.fabric_map import Claim, check_blocks_fit
 from ostraca_fabric.ports.membership import Claimed
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         StartId,
         TenantId,
     )
+    from ostraca_fabric.ports.records import Hold
     from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.volume import VolumeRecord
 
@@ -220,14 +221,18 @@ class EtcdMembership:
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: Hold | None = None,
         force: bool = False,
     ) -> None:
         """Add, replace and remove enclosures; the placement epoch rises when shards or weights change."""
         keys = self._keys
         tries = self._store.tries("put enclosures")
         while True:
+            held = [] if under is None else [keys.record(under.key)]
             read = await self._store.read(
-                keys.placement(), prefixes=[keys.enclosures(), keys.earlier_placements(), keys.volumes()]
+                keys.placement(),
+                *held,
+                prefixes=[keys.enclosures(), keys.earlier_placements(), keys.volumes()],
             )
             before = _placements(read, keys)
             found = {entry.key: entry.value for entry in read.below(keys.enclosures())}
@@ -256,11 +261,13 @@ class EtcdMembership:
             ]
             if not changes:
                 return await self._follower.until_told(max(entry.modified for entry in read.entries.values()))
+            if under is not None:
+                check_stands(under, stands=read.modified(held[0]) == under.revision)
             touched = {*(each.id for each in enclosures), *removed, *(seen or ())}
             done = await self._store.write(
                 read,
                 changes,
-                unchanged=[keys.placement(), *map(keys.enclosure, sorted(touched))],
+                unchanged=[keys.placement(), *held, *map(keys.enclosure, sorted(touched))],
                 unchanged_below=[keys.volumes()],
             )
             if done is not None:
