@@ -7,17 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.agent.assembly import assembled, put_states
 from tests.agent.owned_shard import OwnedShard, keys_of, seeds_of
 
 from ostraca_dpu_agent.owner.core import ShardSettings
 from ostraca_dpu_agent.owner.core.shares import COMMON, Measures, dealt
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.wire.messages import Reserve, ShardWants
 
 COMMITTED = PutState.COMMITTED
 PER_SEGMENT = 15
@@ -129,17 +134,17 @@ def test_a_pool_with_writers_in_its_oldest_segment_is_declined_and_nobody_else_l
 
 
 def test_what_a_pool_has_emptied_stays_its_own_while_somebody_may_still_write_there() -> None:
-    shard, others = shard_of(shares={A: 0.25}), list(range(1000, 1000 + 10 * PER_SEGMENT))
-    shard.put(others)
-    for number in range(0, 3 * PER_SEGMENT, PER_SEGMENT):  # never written, never released
+    shard = shard_of(shares={A: 0.25}, free_segments=1)
+    shard.put(list(range(1000, 1000 + 20 * PER_SEGMENT)))
+    for number in range(0, 4 * PER_SEGMENT, PER_SEGMENT):  # never written, never released
         shard.reserve(list(range(number, number + PER_SEGMENT)), hold_s=1.0, pool=A)
         shard.settle()
     shard.pass_time(2.0)
-    shard.put(list(range(100, 200)), pool=A)
+    for number in range(100, 106):
+        shard.put([number], 1_000_000, pool=A)
+    assert shard.core.ring.pool_of(A).draining == 1
     assert segments_of(shard, A) <= 4
-    shard.core.check()
-    fresh = list(range(5000, 5000 + 3 * PER_SEGMENT))
-    assert set(shard.put(fresh)) == {COMMITTED}, "others have their own supply"
+    assert set(shard.put(list(range(5000, 5000 + 3 * PER_SEGMENT)))) == {COMMITTED}, "others lack nothing"
 
 
 @settings(max_examples=60, deadline=None)
@@ -212,6 +217,7 @@ def test_copies_lie_in_the_pool_of_what_they_copy() -> None:
         carry = shard.core.eviction.take_carry()
         if carry is not None:
             break
+    assert carry is not None
     assert [int(key[0]) for key in carry.keys] == read
     copy(shard, carry.keys, carry.lengths, carry.tags)
     shard.put([next(numbers) for _ in range(2 * PER_SEGMENT)], pool=A)
@@ -354,3 +360,22 @@ def test_a_flood_spends_nothing_of_anothers_write_budget() -> None:
     assert set(shard.put(mine, pool=B)) <= {COMMITTED, PutState.DECLINED}
     assert set(shard.put(mine, pool=B)) <= {COMMITTED, PutState.EXISTS}
     assert shard.found(mine) == mine
+
+
+async def test_a_put_takes_of_the_pool_of_its_volume_on_shards_that_were_recovered_before_and_after() -> None:
+    async with assembled(segments=8) as fabric:
+        await fabric.ready()
+        fabric.service.share_out({A: 0.5})
+        fabric.volume = replace(fabric.volume, pool=A)
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [COMMITTED]
+        assert fabric.shard.core.counts().pools.keys() == {A}
+        later = OwnerService(lambda: 0.0, fabric.service.events)
+        later.share_out({B: 0.5})
+        later.own(fabric.shard)
+        assert fabric.shard.core.ring.pools.keys() == {B}
+        wants = (ShardWants(fabric.shard.record.id, b"", b""),)
+        for pool in (-1, 1 << 64):
+            answer = later.answer(Reserve(1, 1.0, 1.0, wants, pool=pool))
+            assert not isinstance(answer, msgspec.Struct)
+            with pytest.raises(MalformedError, match="64 bits"):
+                await answer

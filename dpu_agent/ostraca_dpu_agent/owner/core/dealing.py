@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def deal(ring: Ring, parts: Mapping[int, Part]) -> None:
     """Let each pool have its part, and every segment the pool that it belongs to then.
 
-    Nothing is evicted by it. A pool that has no part any more lies in the common one; the segment that it
-    wrote is sealed as it is.
+    Nothing is evicted by it. A pool that has no part any more lies in the common one: the segment that it
+    wrote is sealed as it is, and that of the common pool too, where it is older.
     """
     earlier, known, data_bytes = list(ring.all_pools()), ring.pools, ring.geometry.data_bytes
     ring.common.part = parts[COMMON]
@@ -55,7 +55,10 @@ def _redeal(ring: Ring, pool: Pool) -> None:
     if leaving:
         pool.split(segment for segment in pool.sealed if ring.pool_of(segment.pool) is pool)
         for number, segments in leaving.items():
-            ring.pool_of(number).join(segments)
+            taker = ring.pool_of(number)
+            if taker.current is not None and max(turn for turn, _ in segments) > taker.current.generation:
+                taker.seal_current()  # it has its place before them, and not behind
+            taker.join(segments)
 
 
 def recount(ring: Ring) -> None:
