@@ -50,6 +50,7 @@ def shard_status(
         unreadable_segments=counts.segments_unreadable,
         volumes_recorded=volumes.recorded if volumes else 0,
         volumes_left_out=volumes.left_out if volumes else 0,
+        pools=tuple(sorted(counts.pools.items())),
         ownership=_ownership(owned.core, counts, membership, retires_in_s, now_s),
     )
 

@@ -38,6 +38,9 @@ class ServedVolume:
     break_even_tokens: int = 0
     """Chains shorter than this are not put: this worker computes them faster than it loads them."""
 
+    pool: int = 0
+    """Whose share of the flash its blocks take; 0 is everybody's who has none."""
+
 
 class Volumes:
     """Opens and creates volumes."""

@@ -111,6 +111,9 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Volumes that found no room in it."""
 
     ownership: OwnershipStatus = OwnershipStatus()
+    pools: tuple[tuple[int, int], ...] = ()
+    """Of each pool that has any: (pool, bytes handed out in its segments). Segments that were recovered count
+    whole."""
 
 
 class DriveStatus(msgspec.Struct, frozen=True):

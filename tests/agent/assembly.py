@@ -314,7 +314,7 @@ class Assembly:
     async def ready(self) -> None:
         """Wait until the shard hands out space."""
         ring = self.shard.core.ring
-        await until(lambda: bool(ring.ready or ring.current))
+        await until(lambda: bool(ring.ready or ring.common.current))
 
     async def recorded(self) -> None:
         """Wait until the volume is recorded on flash, which is written beside all else, or can't be now."""

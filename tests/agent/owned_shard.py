@@ -48,6 +48,7 @@ class OwnedShard:
     settings: ShardSettings = field(default_factory=ShardSettings)
     now_s: float = 1000.0
     epoch: int = 1
+    shares: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         geometry = Geometry.planned(
@@ -78,6 +79,7 @@ class OwnedShard:
         self.under_way.clear()
         self.epoch += 1
         self.core = ShardCore(self.superblock, settings=self.settings, earlier_pins_end_s=earlier_pins_end_s)
+        self.core.share_out(self.shares)
         self.core.take_in(self.recovered())
         self.core.begin(self.now_s, epoch=OwnerEpoch(self.epoch), withheld=withheld or frozenset())
         if withheld is None:
@@ -86,11 +88,16 @@ class OwnedShard:
 
     def successor(self, withheld: frozenset[int]) -> OwnedShard:
         """Return the next owner of the same flash, while this one lives on."""
-        made = OwnedShard(self.segments, self.block_bytes, self.settings, self.now_s, self.epoch)
+        made = OwnedShard(self.segments, self.block_bytes, self.settings, self.now_s, self.epoch, self.shares)
         made.flash = self.flash
         made.epoch = self.epoch
         made.restart(withheld=withheld)
         return made
+
+    def share_out(self, shares: dict[int, float]) -> None:
+        self.shares = shares
+        self.core.share_out(shares)
+        self.core.check()
 
     def grant(self) -> frozenset[int]:
         """Have what is wanted for the grant recorded; return the grant."""
@@ -129,15 +136,22 @@ class OwnedShard:
         self.core.check()
 
     def reserve(
-        self, numbers: list[int], length: int = 64 << 10, hold_s: float = 5.0, ttl_s: float = math.inf
+        self,
+        numbers: list[int],
+        length: int = 64 << 10,
+        hold_s: float = 5.0,
+        ttl_s: float = math.inf,
+        pool: int = 0,
     ) -> Reservations:
-        answer = self._reserve(numbers, length, hold_s, ttl_s)
+        answer = self._reserve(numbers, length, hold_s, ttl_s, pool)
         self.core.check()
         return answer
 
-    def _reserve(self, numbers: list[int], length: int, hold_s: float, ttl_s: float) -> Reservations:
+    def _reserve(
+        self, numbers: list[int], length: int, hold_s: float, ttl_s: float, pool: int
+    ) -> Reservations:
         lengths = np.full(len(numbers), length, np.uint32)
-        return self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s, ttl_s=ttl_s)
+        return self.core.reserve(self.now_s, keys_of(numbers), lengths, hold_s=hold_s, ttl_s=ttl_s, pool=pool)
 
     def commit(self, reservations: NDArray[np.uint64], numbers: list[int]) -> list[Reason]:
         """Commit, and return the reasons of what was not taken (NONE where it was)."""
@@ -154,12 +168,14 @@ class OwnedShard:
         assert ((answer.states == PutState.STAGED) == taken).all()
         return [Reason(reason) for reason in answer.reasons]
 
-    def put(self, numbers: list[int], length: int = 64 << 10, ttl_s: float = math.inf) -> list[PutState]:
+    def put(
+        self, numbers: list[int], length: int = 64 << 10, ttl_s: float = math.inf, pool: int = 0
+    ) -> list[PutState]:
         """Put blocks, one after another, up to their commit; what must hold is looked at once for each."""
         states = []
         for number in numbers:
             list(self._settling(is_checked=False))
-            answer = self._reserve([number], length, 5.0, ttl_s)
+            answer = self._reserve([number], length, 5.0, ttl_s, pool)
             if answer.states[0] == PutState.STAGED:
                 self._commit(answer.reservations, [number])
                 done = list(self._settling(is_checked=False))

@@ -131,7 +131,7 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(
         first, geometry = int(np.argmax(core.ring.generations > 0)), core.geometry
         fabric.drive.holds_reads = True
         number = await put_until_carrying(fabric, worker, FIRST)
-        current = core.ring.current
+        current = core.ring.common.current
         assert current is not None
         match broken:
             case "summary":

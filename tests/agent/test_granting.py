@@ -256,21 +256,21 @@ def test_with_no_segment_left_to_open_puts_are_declined_until_the_grant_is_retir
 def test_retired_segments_are_emptied_in_the_order_of_their_generations() -> None:
     before = OwnedShard(segments=6)
     assert before.put(list(range(110))) == [COMMITTED] * 110
-    ages = [segment.number for segment in before.core.ring.sealed]
+    ages = [segment.number for segment in before.core.ring.common.sealed]
     assert ages != sorted(ages), "it has gone round"
     shard = before.successor(frozenset(ages[1::2]))
-    sealed = shard.core.ring.sealed
+    sealed = shard.core.ring.common.sealed
     assert [segment.number for segment in sealed][: len(ages[::2])] == ages[::2]
     shard.core.retire(shard.now_s, ages[1::2])
     shard.core.check()
-    in_order = [segment.number for segment in shard.core.ring.sealed]
+    in_order = [segment.number for segment in shard.core.ring.common.sealed]
     assert [number for number in in_order if number in ages] == ages
 
 
 def test_a_segment_that_stayed_keeps_its_turn_when_others_are_retired() -> None:
     before, read = OwnedShard(segments=12), list(range(PER_SEGMENT * 3, PER_SEGMENT * 4))
     before.put(list(range(PER_SEGMENT * 10)))
-    ages = [segment.number for segment in before.core.ring.sealed]
+    ages = [segment.number for segment in before.core.ring.common.sealed]
     shard = before.successor(frozenset(ages[5:8]))
     shard.core.confirm(math.inf)
     number = 1000
@@ -278,12 +278,12 @@ def test_a_segment_that_stayed_keeps_its_turn_when_others_are_retired() -> None:
         shard.grant()
         assert shard.found(read) == read
         shard.put([number := number + 1])
-    sealed = shard.core.ring.sealed
+    sealed = shard.core.ring.common.sealed
     assert (sealed[-1].number, sealed[-1].is_kept) == (ages[3], True)
     own = [segment.number for segment in sealed]
     shard.core.retire(shard.now_s, ages[5:8])
     shard.core.check()
-    in_turn = [segment.number for segment in shard.core.ring.sealed]
+    in_turn = [segment.number for segment in shard.core.ring.common.sealed]
     assert [each for each in in_turn if each in own] == own
     older = [each for each in ages if each in in_turn and each != ages[3]]
     assert [each for each in in_turn if each in older] == older

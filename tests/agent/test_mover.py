@@ -244,7 +244,7 @@ async def test_a_block_whose_write_failed_is_declined_and_nobody_gets_it(
         done = await fabric.put(worker, range(3))
         assert put_states(done) == [PutState.DECLINED] * 3
         assert reasons_of(done) == [Reason.DRIVE_ERROR] * 3
-        current = fabric.shard.core.ring.current
+        current = fabric.shard.core.ring.common.current
         assert current is not None
         assert current.quiet_at_s > time.monotonic() + 60, "a path may deliver the write yet"
         assert reasons_of(await fabric.get(worker, range(3))) == [Reason.NOT_FOUND] * 3

@@ -142,8 +142,8 @@ async def test_a_summary_that_could_not_be_written_declines_its_blocks_and_the_n
         geometry = fabric.shard.core.geometry
         ring = fabric.shard.core.ring
         assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
-        assert ring.current is not None
-        fabric.drive.fail_writes(geometry.summary_offset(ring.current.number), geometry.summary_bytes)
+        assert ring.common.current is not None
+        fabric.drive.fail_writes(geometry.summary_offset(ring.common.current.number), geometry.summary_bytes)
         done = await fabric.put(worker, [2, 3])
         assert reasons_of(done) == [Reason.DRIVE_ERROR] * 2
         assert put_states(done) == [PutState.DECLINED] * 2

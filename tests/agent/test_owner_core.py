@@ -524,11 +524,11 @@ def test_a_segment_is_not_evicted_while_its_summary_is_being_written() -> None:
     shard.commit(first.reservations, [1])
     (write,) = shard.core.writes_due(shard.now_s)
     ring, numbers = shard.core.ring, iter(range(100, 1000))
-    while ring.free or ring.ready or not ring.needs_next:
+    while ring.free or ring.ready or not ring.common.needs_next:
         answer = shard.reserve([next(numbers)], length=300_000)
         shard.core.release(shard.now_s, [], answer.reservations)
         shard.settle()
-    assert ring.sealed[0].is_writing
+    assert ring.common.sealed[0].is_writing
     shard.write_pieces(write)
     assert shard.core.written(shard.now_s, write, is_ok=True).states.tolist() == [COMMITTED]
     shard.core.check()

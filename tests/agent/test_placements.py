@@ -71,7 +71,7 @@ async def add(fabric: Assembly, *drives: HeldDrive, agent: Agent | None = None) 
     shards = (agent or fabric.agent)._owner.shards
     await until(lambda: all(drive.shard in shards for drive in drives))
     rings = [shards[drive.shard].core.ring for drive in drives]
-    await until(lambda: all(ring.ready or ring.current for ring in rings))
+    await until(lambda: all(ring.ready or ring.common.current for ring in rings))
     await until(lambda: fabric.mover.drives.keys() >= {drive.id for drive in drives})
     await until(lambda: fabric.mover.routes().map.revision == fabric.membership.map.revision)
 

@@ -112,7 +112,7 @@ def test_in_any_order_and_cutting_the_newest_entry_counts_at_once_and_in_the_end
         core.own_alone(0.0)
         core.check()
     assert extents(in_parts, range(13)) == extents(at_once, range(13))
-    rings = [[segment.number for segment in core.ring.sealed] for core in (at_once, in_parts)]
+    rings = [[segment.number for segment in core.ring.common.sealed] for core in (at_once, in_parts)]
     assert rings[0] == rings[1]
     assert at_once.ring.generations.tolist() == in_parts.ring.generations.tolist()
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_used_again_when_no_reader_of_an_earlier_owner_is
     for _ in range(SEGMENTS):
         for write in core.writes_due(31.0):
             core.written(31.0, write, is_ok=True)
-        core.ring.take_over()
+        core.ring.take_over(core.ring.common)
         core.expire(31.0)
     assert core.counts().segments_unreadable < SEGMENTS - 2, "what is written anew can be read"
 

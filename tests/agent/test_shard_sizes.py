@@ -183,12 +183,12 @@ async def test_a_segment_is_sealed_when_its_summary_is_full_though_it_has_data_r
     async with owned(formatted(tmp_path / "drive.img", geometry)) as store:
         numbers = list(range(geometry.entries_max))
         assert set(await store.put(numbers, [4096] * len(numbers))) == {Reason.NONE}
-        first = store.shard.core.ring.current
+        first = store.shard.core.ring.common.current
         assert first is not None
         assert (first.entries_used, first.bytes_used) == (geometry.entries_max, geometry.entries_max * 4096)
         assert first.bytes_used < geometry.data_bytes / 10
         assert await store.put([-1 % 2**32], [4096]) == [Reason.NONE]
-        assert store.shard.core.ring.current is not first
+        assert store.shard.core.ring.common.current is not first
         assert await store.check() == list(store.lengths)
 
 
@@ -199,10 +199,10 @@ async def test_a_segment_is_sealed_when_its_data_area_is_full_though_its_summary
     async with owned(formatted(tmp_path / "drive.img", geometry)) as store:
         fit = geometry.data_bytes // (16 * MIB)
         assert await store.put(list(range(fit)), [16 * MIB] * fit) == [Reason.NONE] * fit
-        first = store.shard.core.ring.current
+        first = store.shard.core.ring.common.current
         assert await store.put([fit], [16 * MIB]) == [Reason.NONE]
         assert first is not None
-        assert store.shard.core.ring.current is not first
+        assert store.shard.core.ring.common.current is not first
         assert first.entries_used == fit < geometry.entries_max
         assert await store.check() == list(store.lengths)
 

@@ -91,4 +91,4 @@ def _object(value: Any, memo: Memo) -> Any:
 
 def _names(kind: type) -> tuple[str, ...]:
     """Return the attributes of a class with slots."""
-    return tuple(vars(kind)["__dataclass_fields__"]) if "__slots__" in vars(kind) else ()
+    return tuple(vars(kind).get("__slots__", ()))

@@ -60,12 +60,14 @@ def core_digest(core: ShardCore, now: int, late: int) -> Hashable:
         )
         for segment in ring.segments
     )
-    order = tuple(each.number for each in ring.sealed), tuple(each.number for each in ring.free)
+    sealed = tuple(tuple(each.number for each in pool.sealed) for pool in ring.all_pools())
+    order = sealed, tuple(each.number for each in ring.free), tuple(ring.asking)
+    current = [pool.current for pool in ring.all_pools()]
     opening = core.listing._opening_due
     return (
         segments,
         order,
-        tuple(each and each.number for each in (ring.current, *ring.ready, None, ring.opening, opening)),
+        tuple(each and each.number for each in (*current, None, *ring.ready, None, ring.opening, opening)),
         tuple(sorted(listed(core).items())),
         tuple(sorted(held)),
         (

@@ -19,6 +19,9 @@ from ostraca_fabric.testing.virtual_time import VirtualLoop
 
 STEPS = 100
 NUMBERS = 48
+POOLS = 3
+"""Number 0 is the common one. A block is of one pool, as it is of one tenant."""
+
 _PUTS_MAX = 60
 _FOREVER_S = 30.0
 
@@ -63,7 +66,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         faults = replace(faults, late_s=40.0, stall_s=20.0, late=1.0)
     return replace(
         base,
-        segments=dice.choice([2, 3, 4, 4, 5, 8]),
+        segments=dice.choice([2, 3, 4, 4, 5, 8, 12]),
         segment_bytes=MIB * dice.choice([1, 1, 1, 1, 1, 4]),
         block_bytes=dice.choice([4096, 16384, 65536]),
         has_volatile_cache=dice.random() < 0.5,
@@ -73,9 +76,17 @@ def drawn_setup(dice: random.Random) -> Setup:
             blocks_max=dice.choice([4096, 4096, 4096, 32]),
             free_segments=dice.choice([0, 1, 1, 2]),
         ),
+        shares=drawn_shares(dice),
         waits_for_late_writes=waits,
         forbids_late_writes=waits and not is_beyond,
     )
+
+
+def drawn_shares(dice: random.Random) -> dict[int, float]:
+    """Draw what pools may take of the shard: often nothing, and not always what there is."""
+    if dice.random() < 0.3:
+        return {}
+    return {pool: dice.choice([0.1, 0.25, 0.5]) for pool in range(1, POOLS) if dice.random() < 0.8}
 
 
 class History:
@@ -103,8 +114,11 @@ class History:
             self.get()
         elif roll < 0.90:
             await asyncio.sleep(dice.choice([0.0005, 0.003, 0.003, 0.1, 0.1, 1.5]))
-        elif roll < 0.94:
+        elif roll < 0.93:
             world.check()
+        elif roll < 0.94:
+            world.happened["shares changed"] += 1
+            world.share_out(drawn_shares(dice))
         elif roll < 0.945:
             await self.pass_long()
         else:
@@ -114,9 +128,10 @@ class History:
 
     def put(self) -> None:
         dice = self._dice
-        numbers = dice.sample(range(NUMBERS), dice.choice([1, 1, 2, 3, 6]))
+        pool = dice.randrange(POOLS)
+        numbers = dice.sample(range(pool, NUMBERS, POOLS), dice.choice([1, 1, 2, 3, 6]))
         fate = dice.choices([Fate.COMMIT, Fate.RELEASE, Fate.FORGET], [0.9, 0.05, 0.05])[0]
-        self.world.begin_put([(number, self.lengths()) for number in numbers], fate)
+        self.world.begin_put([(number, self.lengths()) for number in numbers], fate, pool)
 
     def get(self) -> None:
         dice = self._dice

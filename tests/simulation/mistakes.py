@@ -20,7 +20,7 @@ from ostraca_dpu_agent.mover.routes import Made, Routes
 from ostraca_dpu_agent.owner.core import ShardCore, adopting
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import ReservationTable
-from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_dpu_agent.owner.writing import SummaryWriter

@@ -78,12 +78,14 @@ class Owner:
         fabric: FabricId,
         *,
         settings: ShardSettings,
+        shares: dict[int, float],
         gone: Callable[[EventKind, list[int]], None],
     ) -> None:
         self.drive = drive
         self.record = record
         self._fabric = fabric
         self._settings = settings
+        self._shares = shares
         self._clock = asyncio.get_running_loop().time
         self._gone = gone
         self._events = _Told(self._clock, gone)
@@ -106,6 +108,7 @@ class Owner:
             clock=self._clock,
             events=self._events,
         )
+        self._shard.share_out(self._shares)
         async with aclosing(read_summaries(self.drive, self.record, superblock)) as parts:
             async for part in parts:
                 for some in _one_by_one(part):
@@ -159,10 +162,18 @@ class Owner:
                 found[row] = Listed(numbers[row], answer.tags[row].tobytes(), *extent)
         return found, answer.pin
 
-    async def reserve(self, blocks: list[Block], *, hold_s: float, within_s: float) -> Reservations:
+    def share_out(self, shares: dict[int, float]) -> None:
+        """Let pools have other shares, whether or not it has recovered yet."""
+        self._shares = shares
+        if self._shard is not None:
+            self._shard.share_out(shares)
+
+    async def reserve(
+        self, blocks: list[Block], *, hold_s: float, within_s: float, pool: int
+    ) -> Reservations:
         lengths = np.array([block.length for block in blocks], np.uint32)
         keys = keys_of([block.number for block in blocks])
-        return await self.shard.reserve(keys, lengths, hold_s=hold_s, within_s=within_s)
+        return await self.shard.reserve(keys, lengths, hold_s=hold_s, within_s=within_s, pool=pool)
 
     async def commit(
         self, blocks: list[Block], reservations: NDArray[np.uint64], epoch: OwnerEpoch

@@ -14,6 +14,7 @@ from tests.simulation.explore_scope import GRANT, HOLD, Scope
 from ostraca_dpu_agent.owner.core import ShardCore, admitting, adopting
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import ReservationTable
+from ostraca_dpu_agent.owner.core.pools import Pool
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 from ostraca_fabric.flash.summary import Entries
@@ -101,11 +102,11 @@ def test_a_second_put_that_takes_the_first_ones_place_is_seen(monkeypatch: pytes
     find, insert = BlockIndex.find, BlockIndex.insert
 
     def forgetful(
-        core: ShardCore, now_s: float, keys: NDArray[np.uint8], *others: NDArray[Any]
+        core: ShardCore, now_s: float, keys: NDArray[np.uint8], *others: NDArray[Any], pool: Pool
     ) -> NDArray[np.intp]:
         with monkeypatch.context() as patch:
             patch.setattr(BlockIndex, "find", lambda self, keys: np.full(len(keys), -1, np.intp))
-            return admit(core, now_s, keys, *others)
+            return admit(core, now_s, keys, *others, pool=pool)
 
     def latest(self: BlockIndex, keys: NDArray[np.uint8], *others: Any, **named: Any) -> NDArray[np.uint8]:
         rows = find(self, keys)

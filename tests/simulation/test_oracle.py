@@ -15,7 +15,7 @@ from tests.simulation.world import Fate, Setup, World
 
 from ostraca_dpu_agent.owner.core import CommitAnswer, ShardCore, SummaryWrite
 from ostraca_dpu_agent.owner.core.holds import ReservationTable
-from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_fabric.flash import recovery
 from ostraca_fabric.flash.summary import Entries, Pages

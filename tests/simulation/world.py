@@ -72,6 +72,9 @@ class Setup:
             retry_s=0.5,
         )
     )
+    shares: dict[int, float] = field(default_factory=dict)
+    """Of pools, at the beginning."""
+
     waits_for_late_writes: bool = True
     """A successor begins only when no write of its predecessor's movers can land any more."""
 
@@ -98,6 +101,7 @@ class World:
         self.flash.faults = setup.faults
         self.record = ShardRecord(SHARD, DRIVE, base, shard_bytes, weight=1)
         self.model = Model(self.flash, superblock)
+        self.shares = setup.shares
         self.owner: Owner | None = None
         self.mover = self._path()
         self.happened: Counter[str] = Counter()
@@ -116,20 +120,26 @@ class World:
 
     # ------------------------------------------------------------------------------------------- movers
 
-    def begin_put(self, wanted: list[tuple[int, int]], fate: Fate) -> None:
+    def begin_put(self, wanted: list[tuple[int, int]], fate: Fate, pool: int = 0) -> None:
         """Put blocks, by number and length, at the pace of the drive."""
-        self._spawn(self._put([self.model.new_block(*each) for each in wanted], fate))
+        self._spawn(self._put([self.model.new_block(*each) for each in wanted], fate, pool))
+
+    def share_out(self, shares: dict[int, float]) -> None:
+        """Let pools have other shares, of this owner and of those behind it."""
+        self.shares = shares
+        if self.owner is not None:
+            self.owner.share_out(shares)
 
     def begin_get(self, numbers: list[int], *, pin_s: float, keeps_pin_s: float = 0.0) -> None:
         """Look blocks up and read them; the pin is given back *keeps_pin_s* after that."""
         self._spawn(self._get(numbers, pin_s, keeps_pin_s))
 
-    async def _put(self, blocks: list[Block], fate: Fate) -> None:
+    async def _put(self, blocks: list[Block], fate: Fate, pool: int) -> None:
         owner, path, hold_s = self.owner, self.mover, self.setup.owner.hold_max_s
         if owner is None or not owner.answers:
             return
         until_s, departures = self.now_s + hold_s, Counter(self.model.departures)
-        made = await self._asking(owner, owner.reserve(blocks, hold_s=hold_s, within_s=1.0))
+        made = await self._asking(owner, owner.reserve(blocks, hold_s=hold_s, within_s=1.0, pool=pool))
         epoch = owner.epoch
         for block, state in zip(blocks, made.states, strict=True):
             if state == PutState.EXISTS and owner is self.owner:
@@ -256,7 +266,14 @@ class World:
         for _ in range(_OPEN_TRIES):
             mishaps = len(self.flash.mishaps)
             self.model.recovering()
-            owner = Owner(self._path(), self.record, FABRIC, settings=self.setup.owner, gone=self.model.gone)
+            owner = Owner(
+                self._path(),
+                self.record,
+                FABRIC,
+                settings=self.setup.owner,
+                shares=self.shares,
+                gone=self.model.gone,
+            )
             self.owner = owner
             try:
                 await owner.recover(epoch_above=self._epoch, earlier_pins_s=earlier_pins_s)

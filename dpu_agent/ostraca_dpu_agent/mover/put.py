@@ -82,6 +82,7 @@ class PutRun:
             clock=mover.clock,
             hold_s=mover.hold_s,
             ttl_s=request.ttl_s,
+            pool=volume.pool,
         )
         self._moving: set[Lease] = set()
         self._waiting: list[Queue] = []

@@ -70,14 +70,16 @@ class Space:
         clock: Callable[[], float],
         hold_s: float,
         ttl_s: float,
+        pool: int,
     ) -> None:
-        """Hold nothing yet. *ttl_s* is the put's."""
+        """Hold nothing yet. *ttl_s* is the put's, and *pool* whose share of the flash its blocks take."""
         self._owners = owners
         self._blocks = blocks
         self._end = end
         self._clock = clock
         self._hold_s = hold_s
         self._ttl_s = ttl_s
+        self._pool = pool
         self._until_s = 0.0
         self._targets: list[Target] = []
         self._target = np.full(len(blocks), -1, np.intp)
@@ -177,6 +179,7 @@ class Space:
                     wants,
                     ttl_s=self._ttl_s,
                     placement_epoch=routes.map.placement_epoch,
+                    pool=self._pool,
                 ),
             )
         except (TimeoutError, ConnectError):

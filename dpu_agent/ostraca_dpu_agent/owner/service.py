@@ -40,7 +40,7 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 _ANSWER_MARGIN_S = 0.002
 """A mover that hears nothing by its deadline takes its blocks for lost: the owner stops waiting before."""
 
+
+_POOLS = 1 << 64
 
 _CHANGES_BEHIND_MAX = 1
 """How many placement changes a put's agent may not have heard of. One: a change reaches agents one after the
@@ -89,6 +91,18 @@ class OwnerService:
         self.shards: dict[ShardId, OwnedShard] = {}
         self._placement, self._has_earlier = PlacementEpoch(0), False
         self._left: dict[ShardId, tuple[OwnedShard, float]] = {}
+        self._shares: Mapping[int, float] = {}
+
+    def own(self, owned: OwnedShard) -> None:
+        """Answer for a shard, whose recovery begins only now."""
+        self.shards[owned.record.id] = owned
+        owned.share_out(self._shares)
+
+    def share_out(self, shares: Mapping[int, float]) -> None:
+        """Say which part of each shard each pool may take, of those owned now and of those owned later."""
+        self._shares = dict(shares)
+        for owned in self.shards.values():
+            owned.share_out(self._shares)
 
     def placed(self, epoch: PlacementEpoch, *, has_earlier: bool) -> None:
         """Know which placement epoch is the current one, and whether earlier ones are asked along with it.
@@ -172,6 +186,8 @@ class OwnerService:
         return ((shard, owned) for shard, owned in self.shards.items() if not owned.core.is_recovering)
 
     async def _reserved(self, request: Reserve) -> Reserved:
+        if not 0 <= request.pool < _POOLS:
+            raise MalformedError(f"pool {request.pool} is not a number of 64 bits")
         wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
         with labelled(request.label):
             made = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
@@ -275,6 +291,7 @@ class OwnerService:
                 lengths,
                 depths=depths,
                 ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
+                pool=request.pool,
                 hold_s=_seconds(request.hold_s),
                 within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
             )

@@ -27,7 +27,7 @@ from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -157,6 +157,12 @@ class OwnedShard:
         self.wake()
         self._ask_for_grant()
 
+    def share_out(self, shares: Mapping[int, float]) -> None:
+        """Say which part of the shard each pool may take, as ``ShardCore.share_out``."""
+        self.core.share_out(shares)
+        self.wake()
+        self._ask_for_grant()
+
     def own_alone(self) -> None:
         """Be granted everything for ever, where no other owner knows of this shard."""
         self.core.own_alone(self._clock())
@@ -220,9 +226,10 @@ class OwnedShard:
         within_s: float,
         depths: NDArray[np.uint32] | None = None,
         ttl_s: float = math.inf,
+        pool: int = 0,
     ) -> Reservations:
-        """Hand out space; waits for a segment that is just being opened, at most *within_s*, before that for
-        the end of a recovery, but not for long, and for nothing else.
+        """Hand out space of a pool; waits for a segment that is just being opened, at most *within_s*, before
+        that for the end of a recovery, but not for long, and for nothing else.
         """
         until_s = self._clock() + min(within_s, self._settings.hold_s)
         if self.core.is_recovering:
@@ -236,9 +243,8 @@ class OwnedShard:
         core = self.core
 
         def reserve(rows: NDArray[np.intp]) -> Reservations:
-            return core.reserve(
-                self._clock(), keys[rows], lengths[rows], hold_s=hold_s, depths=depths[rows], ttl_s=ttl_s
-            )
+            now_s, some = self._clock(), (keys[rows], lengths[rows])
+            return core.reserve(now_s, *some, hold_s=hold_s, depths=depths[rows], ttl_s=ttl_s, pool=pool)
 
         return await self._placed(reserve, len(keys), until_s)
 

@@ -350,7 +350,7 @@ class Steward:
             events=self._owner.events,
             on_damage=drive.note_damage,
         )
-        self._owner.shards[record.id] = owned
+        self._owner.own(owned)
         self._serving[record.id] = serving = Serving(
             owned,
             drive,

@@ -38,6 +38,9 @@ class RecoveredSegment:
     or was never acknowledged.
     """
 
+    pool: int = 0
+    """Whose share of the shard it takes, as its pages say; 0 where they say nothing."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecoveredAreas:
@@ -106,6 +109,7 @@ def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np
     newest = np.where(is_valid, pages["generation"], np.uint64(0)).max(axis=1, initial=0)
     is_current = is_valid & (pages["generation"] == newest[:, None])
     missing = _missing(pages, is_current)
+    pools = np.where(is_current, pages["pool"], np.uint64(0)).max(axis=1, initial=0)
     rows, listed = _listed(pages, is_current)
     is_sound = _sound(geometry, numbers[rows], listed)
     rows, sound = rows[is_sound], listed[is_sound]
@@ -116,6 +120,7 @@ def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np
             Generation(int(newest[row])),
             sound[ends[row] : ends[row + 1]],
             pages_missing=int(missing[row]),
+            pool=int(pools[row]),
         )
         for row in np.flatnonzero(is_valid.any(axis=1)).tolist()
     ]

@@ -52,7 +52,11 @@ PAGE = np.dtype(
         ("generation", "<u8"),
         ("sequence", "<u8"),
         ("owner_epoch", "<u8"),
-        ("reserved", "u1", 24),
+        (
+            "pool",
+            "<u8",
+        ),  # whose share of the shard the segment takes; 0 as written by releases that knew none
+        ("reserved", "u1", 16),
         ("entries", ENTRY, ENTRIES_PER_PAGE),
     ]
 )
@@ -147,6 +151,9 @@ class SummaryLog:
     listed: int = 0
     """Entries appended so far."""
 
+    pool: int = 0
+    """The pool that the segment was given to, before anything was appended."""
+
     _tail: Entries = field(default_factory=lambda: np.zeros(0, ENTRY))
     _slot: int = 0
     _sequence: int = 0
@@ -189,6 +196,7 @@ class SummaryLog:
         made["shard"] = np.frombuffer(self.identity.digest, np.uint8)
         made["segment"], made["page"], made["generation"] = self.segment, first + numbers, self.generation
         made["sequence"], made["owner_epoch"] = self._sequence + 1 + numbers, self.epoch
+        made["pool"] = self.pool
         self._sequence += count
         made["entries"][:full] = entries[: full * ENTRIES_PER_PAGE].reshape(full, ENTRIES_PER_PAGE)
         if rest:

@@ -13,7 +13,7 @@ counts as infinitely deep.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_fabric.policies.ghost_filter import GhostFilter
-    from ostraca_fabric.policies.write_budget import WriteBudget
 
 __all__ = ["DEPTH_ANY", "DEPTH_UNKNOWN", "Admission"]
 
@@ -36,12 +35,25 @@ _PLENTY_SHARE = 0.9
 after the first write."""
 
 
+class Budget(Protocol):
+    """What pays for writes."""
+
+    @property
+    def burst_bytes(self) -> float:
+        """What can be saved up."""
+        ...
+
+    def level_at(self, now_s: float) -> float:
+        """Return what may be written now."""
+        ...
+
+
 class Admission:
     """Decides about batches of blocks for one shard."""
 
     def __init__(
         self,
-        budget: WriteBudget,
+        budget: Budget,
         ghost: GhostFilter,
         *,
         first_touch_reserve: float,
@@ -50,8 +62,8 @@ class Admission:
         """Decide by *budget* and *ghost*; the rest is as in ``EnduranceSettings``."""
         self._budget = budget
         self._ghost = ghost
-        self._reserve_bytes = first_touch_reserve * budget.burst_bytes
-        self._plenty_bytes = max(_PLENTY_SHARE, (1 + first_touch_reserve) / 2) * budget.burst_bytes
+        self._reserve_share = first_touch_reserve
+        self._plenty_share = max(_PLENTY_SHARE, (1 + first_touch_reserve) / 2)
         self._half_way_blocks = half_way_blocks
 
     def decide(
@@ -60,28 +72,36 @@ class Admission:
         keys: NDArray[np.uint8],
         stored_bytes: NDArray[np.int64],
         depths: NDArray[np.uint32],
+        *,
+        budget: Budget | None = None,
     ) -> NDArray[np.uint8]:
         """Return a Reason for each block: NONE where it is admitted, else BUDGET or ADMISSION.
 
-        *keys*, shape (n, 16), all different; *stored_bytes* is what each takes on flash. Nothing is spent
-        here: spend what is then written.
+        *keys*, shape (n, 16), all different; *stored_bytes* is what each takes on flash; *budget*: another
+        one that pays for them. Nothing is spent here: spend what is then written.
         """
-        level_bytes = self._budget.level_at(now_s)
+        budget = budget or self._budget
+        level_bytes, burst_bytes = budget.level_at(now_s), budget.burst_bytes
         is_second = self._ghost.touch(now_s, keys)
         reasons = np.full(len(keys), Reason.ADMISSION, np.uint8)
         second = np.flatnonzero(is_second)
         is_paid = _before(stored_bytes[second]) < level_bytes
         reasons[second] = np.where(is_paid, Reason.NONE, Reason.BUDGET)
         level_bytes -= float(stored_bytes[second[is_paid]].sum())
-        near = np.flatnonzero(~is_second & (depths < self.depth_limit(level_bytes)))
+        near = np.flatnonzero(~is_second & (depths < self.depth_limit(level_bytes, burst_bytes)))
         near = near[np.argsort(depths[near], kind="stable")]
-        is_paid = _before(stored_bytes[near]) < level_bytes - self._reserve_bytes
+        is_paid = _before(stored_bytes[near]) < level_bytes - self._reserve_share * burst_bytes
         reasons[near[is_paid]] = Reason.NONE
         return reasons
 
-    def depth_limit(self, level_bytes: float) -> int:
-        """Return how many blocks of a chain, from its root, are admitted when seen for the first time."""
-        plenty = (level_bytes - self._reserve_bytes) / (self._plenty_bytes - self._reserve_bytes)
+    def depth_limit(self, level_bytes: float, burst_bytes: float | None = None) -> int:
+        """Return how many blocks of a chain, from its root, are admitted when seen for the first time.
+
+        *burst_bytes*: what another budget, whose level this is, saves up.
+        """
+        burst_bytes = self._budget.burst_bytes if burst_bytes is None else burst_bytes
+        reserve_bytes, plenty_bytes = self._reserve_share * burst_bytes, self._plenty_share * burst_bytes
+        plenty = (level_bytes - reserve_bytes) / (plenty_bytes - reserve_bytes)
         if plenty <= 0:
             return 0
         if plenty >= 1:

@@ -22,6 +22,7 @@ class WriteBudget:
         assert bytes_per_day >= 0, "a budget never empties by itself"
         assert level_bytes <= burst_bytes, "no more is saved up than the burst"
         self.burst_bytes = burst_bytes
+        self.bytes_per_day = bytes_per_day
         self._bytes_per_s = bytes_per_day / DAY_S
         self._level_bytes = level_bytes
         self._at_s = now_s
@@ -44,11 +45,22 @@ class WriteBudget:
 
     def level_at(self, now_s: float) -> float:
         """Return what may be written now; below zero when too much was. Time never runs backwards here."""
-        passed_s = max(0.0, now_s - self._at_s)
-        self._level_bytes = min(self.burst_bytes, self._level_bytes + passed_s * self._bytes_per_s)
-        self._at_s += passed_s
+        self.fill(now_s)
         return self._level_bytes
 
-    def spend(self, written_bytes: int) -> None:
+    def fill(self, now_s: float) -> float:
+        """Let in what has come in until now; return how much of it found no room."""
+        passed_s = max(0.0, now_s - self._at_s)
+        full_bytes = self._level_bytes + passed_s * self._bytes_per_s
+        self._level_bytes = min(self.burst_bytes, full_bytes)
+        self._at_s += passed_s
+        return full_bytes - self._level_bytes
+
+    @property
+    def left_bytes(self) -> float:
+        """The level when it was asked last, less what was spent since."""
+        return self._level_bytes
+
+    def spend(self, written_bytes: float) -> None:
         """Count a write, whether or not the level allows it."""
         self._level_bytes -= written_bytes

@@ -431,6 +431,10 @@ class Reserve(Message, frozen=True, tag=42):
     """In which the asker finds the blocks placed in these shards; 0 says nothing. More than one change older
     than what the owner knows of, it is declined: STALE_MAP."""
 
+    pool: int = 0
+    """Whose share of the shards these blocks take, below 2**64; 0, and a pool without a share, is everybody's
+    together."""
+
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``states``: u8, a PutState (STAGED stands for "reserved", EXISTS, DECLINED); ``reasons``: u8;

@@ -284,3 +284,14 @@ def test_more_entries_than_the_summary_area_lists_are_a_broken_invariant() -> No
     log = log_of(0)
     with pytest.raises(AssertionError, match="full"):
         log.append(blocks(0, GEOMETRY.entries_max + 1))
+
+
+def test_a_pool_is_in_every_page_behind_the_first_and_changes_nothing_else() -> None:
+    pool, logs = (1 << 64) - 3, [log_of(0), log_of(0)]
+    assert logs[0].opening() == logs[1].opening()
+    logs[1].pool = pool
+    pieces = [log.append(blocks(0, 1)) for log in logs]
+    (_, without), (_, named) = (each[-1] for each in pieces)
+    assert without[72:96] == bytes(24), "as in pages of releases that knew none"
+    assert named[72:96] == pool.to_bytes(8, "little") + bytes(16)
+    assert (named[8:72], named[96:]) == (without[8:72], without[96:])

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.owner.core.evicting import room_of
+from ostraca_dpu_agent.owner.core.shares import COMMON
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.policies.admission import Admission
 from ostraca_fabric.policies.endurance import EnduranceSettings, WriteMeter, years_left
 from ostraca_fabric.policies.ghost_filter import GhostFilter
+from ostraca_fabric.policies.shared_budget import SharedBudget
 from ostraca_fabric.policies.write_budget import WriteBudget
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 
@@ -33,7 +39,8 @@ class Spending:
         self._settings = settings
         self._size_bytes = size_bytes
         self._meter = WriteMeter(0.0)
-        self._budget: WriteBudget | None = None
+        self._budget: SharedBudget | None = None
+        self._shares: Mapping[int, float] = {}
         self._admission: Admission | None = None
         self._now_s = 0.0
 
@@ -43,7 +50,9 @@ class Spending:
         self._meter = WriteMeter(now_s)
         settings = self._settings
         if settings.has_budget:
-            self._budget = WriteBudget.of_shard(settings, size_bytes=self._size_bytes, now_s=now_s)
+            whole = WriteBudget.of_shard(settings, size_bytes=self._size_bytes, now_s=now_s)
+            self._budget = SharedBudget(whole, now_s)
+            self._budget.share_out(self._shares, now_s)
             self._admission = Admission(
                 self._budget,
                 GhostFilter(settings.ghost_bytes, retry_s=settings.retry_s),
@@ -51,16 +60,22 @@ class Spending:
                 half_way_blocks=settings.half_way_blocks,
             )
 
+    def share_out(self, shares: Mapping[int, float]) -> None:
+        """Give each of these pools a part of the budget for itself, 0 to 1 in all."""
+        self._shares = dict(shares)
+        if self._budget is not None:
+            self._budget.share_out(shares, self._now_s)
+
     def advance(self, now_s: float) -> None:
         """Say what time it is, about once a second."""
         self._now_s = now_s
         self._meter.advance(now_s)
 
-    def spend(self, written_bytes: int) -> None:
-        """Count a write, whether or not the budget allows it."""
+    def spend(self, written_bytes: int, pool: int = COMMON) -> None:
+        """Count a write for a pool, whether or not the budget allows it."""
         self._meter.add(written_bytes)
         if self._budget is not None:
-            self._budget.spend(written_bytes)
+            self._budget.spend(written_bytes, pool)
 
     def decide(
         self,
@@ -68,11 +83,14 @@ class Spending:
         keys: NDArray[np.uint8],
         stored_bytes: NDArray[np.int64],
         depths: NDArray[np.uint32],
+        *,
+        pool: int = COMMON,
     ) -> NDArray[np.uint8]:
-        """Return a Reason for each block, as ``Admission.decide``."""
-        if self._admission is None:
+        """Return a Reason for each block of a pool, as ``Admission.decide``."""
+        if self._admission is None or self._budget is None:
             return np.full(len(keys), Reason.NONE, np.uint8)
-        return self._admission.decide(now_s, keys, stored_bytes, depths)
+        part = self._budget.part_of(pool)
+        return self._admission.decide(now_s, keys, stored_bytes, depths, budget=part)
 
     @property
     def level_bytes(self) -> float:
@@ -81,6 +99,10 @@ class Spending:
         Who writes because it is useful, and not because somebody waits, looks here first.
         """
         return math.inf if self._budget is None else self._budget.level_at(self._now_s)
+
+    def level_of(self, pool: int) -> float:
+        """Return what may be written now for a pool; infinite without a budget."""
+        return math.inf if self._budget is None else self._budget.part_of(pool).level_at(self._now_s)
 
     @property
     def written_bytes(self) -> int:
@@ -114,8 +136,10 @@ def admitted(
     depths: NDArray[np.uint32] | None,
     states: NDArray[np.uint8],
     reasons: NDArray[np.uint8],
+    *,
+    pool: Pool,
 ) -> NDArray[np.intp]:
-    """Return which blocks are to have space, as far as there is any; answer for the others.
+    """Return which blocks of a pool are to have space, as far as there is any; answer for the others.
 
     What is there, or under way, costs nothing and is said first; then what is not worth writing; then what
     has no room. *sizes*: on flash, in bytes. *states*, DECLINED so far, and *reasons*, all NONE, are filled
@@ -133,11 +157,15 @@ def admitted(
     wanted = core.reservations.not_in_flight(keys, wanted, reasons)
     if depths is None:
         depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
-    reasons[wanted] = core.spending.decide(now_s, keys[wanted], sizes[wanted], depths[wanted])
+    reasons[wanted] = core.spending.decide(
+        now_s, keys[wanted], sizes[wanted], depths[wanted], pool=pool.number
+    )
     wanted = wanted[reasons[wanted] == Reason.NONE]
     reasons[wanted[core.reservations.room :]] = Reason.OVERLOADED
     wanted = wanted[: core.reservations.room]
-    room = max(0, core.index.room - len(core.reservations))
+    if len(wanted):
+        core.eviction.ask(now_s, pool)
+    room = room_of(core, pool)
     reasons[wanted[room:]] = Reason.INDEX_FULL
     within: NDArray[np.intp] = wanted[:room]
     return within

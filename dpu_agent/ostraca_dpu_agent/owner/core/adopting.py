@@ -57,7 +57,7 @@ class Adoption:
                 gone.append(core.index.remove_segment(found.number).keys)
                 core.lifetimes.forget(found.number)
                 self._seen.pop(found.number, None)
-            core.ring.renew(found.number, found.generation, len(found.entries))
+            core.ring.renew(found)
             new += self._list(found)
         core.ring.unreadable.difference_update(found.number for found in areas.segments)
         core.ring.unreadable.update(areas.unreadable)
@@ -85,7 +85,7 @@ class Adoption:
             return 0
         entries = entries[~outranked(core, found, entries)]
         room = max(0, index.room - len(core.reservations))
-        if found.generation <= core.ring.unlisted_up_to:
+        if found.generation <= core.ring.pool_of(found.pool).unlisted_up_to:
             room = 0
         left, entries = entries[room:], entries[:room]
         keys = np.ascontiguousarray(entries["key"])

@@ -13,6 +13,7 @@ from ostraca_fabric.extent import PAGE_BYTES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 
@@ -40,10 +41,10 @@ def check(core: ShardCore) -> None:
 def _check_ring(core: ShardCore) -> None:
     ring = core.ring
     in_ring: list[tuple[Segment | None, SegmentState]] = [
-        (ring.current, SegmentState.OPEN),
+        *((pool.current, SegmentState.OPEN) for pool in ring.all_pools()),
         *((segment, SegmentState.OPEN) for segment in ring.ready),
         (ring.opening, SegmentState.OPENING),
-        *((segment, SegmentState.SEALED) for segment in ring.sealed),
+        *((segment, SegmentState.SEALED) for pool in ring.all_pools() for segment in pool.sealed),
         *((segment, SegmentState.DRAINING) for segment in ring.draining),
         *((segment, SegmentState.FREE) for segment in ring.free),
         *((segment, SegmentState.WITHHELD) for segment in ring.withheld),
@@ -53,18 +54,47 @@ def _check_ring(core: ShardCore) -> None:
     assert sorted(placed, key=lambda pair: pair[0]) == states, (
         "each segment is in one place of the ring, by its state"
     )
-    ages = [
-        segment.generation
-        for segment in (*ring.sealed, ring.current, *ring.ready, ring.opening)
-        if segment is not None and not segment.is_kept
-    ]
-    assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
-    looked = [segment.is_looked_through for segment in ring.sealed]
-    assert looked == sorted(looked, reverse=True), "segments are looked through in order"
-    assert sum(looked) == ring.looked_through, "those looked through are counted"
+    for pool in ring.all_pools():
+        _check_pool(core, pool)
+    assert ring.pools.keys() >= ring.asking.keys() | ring.changed.keys(), "only pools with a share ask"
+    assert sum(pool.part.segments_max for pool in ring.all_pools()) < len(ring.segments), (
+        "parts add up to less than the ring, of which some is kept free"
+    )
+    numbers = [segment.pool for segment in ring.segments]
+    assert numbers == ring.pool_numbers.tolist(), "a segment's pool is what carrying goes by"
     generations = [segment.generation for segment in ring.segments]
     assert generations == ring.generations.tolist(), "a segment's generation is what readers are told"
     assert not any(segment.entries_used for segment in ring.ready), "a segment that waits is empty"
+
+
+def _check_pool(core: ShardCore, pool: Pool) -> None:
+    ring = core.ring
+    ages = [
+        segment.generation
+        for segment in (*pool.sealed, pool.current, *ring.ready, ring.opening)
+        if segment is not None and not segment.is_kept
+    ]
+    assert ages == sorted(set(ages)), "segments are sealed in the order of their generations"
+    looked = [segment.is_looked_through for segment in pool.sealed]
+    assert looked == sorted(looked, reverse=True), "segments are looked through in order"
+    assert sum(looked) == pool.looked_through, "those looked through are counted"
+    has = [*pool.sealed, *([pool.current] if pool.current is not None else [])]
+    has += [segment for segment in ring.withheld if segment.entries_used and _is_of(core, segment, pool)]
+    assert all(_is_of(core, segment, pool) for segment in has), "what a pool has is of that pool"
+    assert pool.segments == len(has), "a pool's segments are counted"
+    assert pool.entries == sum(segment.entries_used for segment in has), "and their entries"
+    assert pool.draining == sum(_is_of(core, segment, pool) for segment in ring.draining), (
+        "and those that it has emptied"
+    )
+    taken = pool.segments + pool.draining
+    assert not pool.has_share or taken <= pool.part.segments_max + pool.excess, (
+        "a pool takes no more than its share"
+    )
+    assert pool.asks == (not pool.has_share or pool.number in ring.asking), "who asks is known"
+
+
+def _is_of(core: ShardCore, segment: Segment, pool: Pool) -> bool:
+    return core.ring.pool_of(segment.pool) is pool
 
 
 def _check_segment(core: ShardCore, segment: Segment, here: NDArray[np.intp]) -> None:

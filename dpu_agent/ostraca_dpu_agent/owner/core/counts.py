@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 
+_HOLDING = (SegmentState.OPEN, SegmentState.SEALED, SegmentState.WITHHELD)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
     """What a shard holds and has done since its owner began."""
@@ -27,6 +30,10 @@ class ShardCounts:
     """Data areas of all segments."""
 
     segments: Mapping[SegmentState, int]
+    pools: Mapping[int, int]
+    """Bytes handed out in the segments of each pool that has any; whole data areas of those that were
+    recovered."""
+
     pins: int
     reservations: int
     """Reservations and commits under way."""
@@ -79,6 +86,7 @@ def counts_of(core: ShardCore) -> ShardCounts:
         block_bytes=core.index.block_bytes,
         capacity_bytes=core.geometry.segments * core.geometry.data_bytes,
         segments={state: by_state[state] for state in SegmentState},
+        pools=_bytes_by_pool(core),
         pins=len(core.pins),
         reservations=len(core.reservations),
         keys_asked=counted["keys_asked"],
@@ -100,3 +108,11 @@ def counts_of(core: ShardCore) -> ShardCounts:
         summary_writes=counted["summary_writes"],
         summary_write_failures=counted["summary_write_failures"],
     )
+
+
+def _bytes_by_pool(core: ShardCore) -> Mapping[int, int]:
+    by_pool: Counter[int] = Counter()
+    for segment in core.ring.segments:
+        if segment.entries_used and segment.state in _HOLDING:
+            by_pool[segment.pool] += segment.bytes_used
+    return by_pool

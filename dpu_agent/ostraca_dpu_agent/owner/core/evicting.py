@@ -31,12 +31,9 @@ from ostraca_fabric.outcome import PutState, Reason
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.segments import Segment
     from ostraca_dpu_agent.owner.core.shard import ShardCore
-
-_INDEX_HEADROOM_SHARE = 8
-"""A segment is evicted when less than this share of the index is left (and less than one segment can
-list)."""
 
 _KEPT_AT = 0.75
 """A segment goes round again when so much of it is worth keeping: copying that would make little room."""
@@ -79,7 +76,6 @@ class Eviction:
         """Carry forward at most *carry_share* bytes for each byte committed."""
         self._core = core
         self._carry_share = carry_share
-        self._credit_bytes = 0.0
         self._none_stays_up_to = 0
         self._due: Carry | None = None
         self._taken: Carry | None = None
@@ -129,12 +125,12 @@ class Eviction:
         rows = self._core.index.find(keys)
         self._core.index.forget_reads(rows[rows >= 0])
 
-    def committed(self, stored_bytes: int) -> None:
-        """Count what was committed for callers: a share of it may be carried."""
+    def committed(self, stored_bytes: int, pool: Pool) -> None:
+        """Count what was committed for callers: a share of it may be carried, of blocks of the same pool."""
         geometry = self._core.geometry
         segments = max(1, min(_CREDIT_SEGMENTS, geometry.segments // _CREDIT_SEGMENTS))
-        earned = self._credit_bytes + self._carry_share * stored_bytes
-        self._credit_bytes = min(earned, float(segments * geometry.data_bytes))
+        earned = pool.credit_bytes + self._carry_share * stored_bytes
+        pool.credit_bytes = min(earned, float(segments * geometry.data_bytes))
 
     def end_stays(self, up_to: int) -> None:
         """Let no segment of this generation or below stay for another round: of it only copies are kept.
@@ -147,49 +143,95 @@ class Eviction:
     def advance(self, now_s: float) -> None:
         """Empty segments until enough are free, or nothing more can go; look through those that are next."""
         core, ring = self._core, self._core.ring
-        while ring.lacks_free or self._lacks_index_room:
-            granted = core.grants.oldest_sealed()
-            segment = ring.begin_draining(each for each in granted if not self._is_promised(each, now_s))
-            if segment is None:
+        for pool in list(ring.asking.values()):
+            while self.make_room(now_s, pool):
+                pass
+            if not (pool.is_full or pool.lacks_entries or pool.needs_next):
+                ring.asks_no_more(pool)
+        while (victims := self._victims()) is not None:
+            if not any(self._evict(now_s, pool) for pool in victims):
                 break
-            removed = core.index.remove_segment(segment.number)
-            core.lifetimes.forget(segment.number)
-            self.note_evicted(removed.keys)
-            core.counted["segments_evicted"] += 1
-            core.counted["blocks_evicted"] += removed.blocks
-            core.counted["blocks_evicted_unread"] += removed.unread
-            ring.end_draining(now_s, core.pins.on_segment)
         else:
-            core.promises.lift()
-        self._look_through(now_s)
+            if not any(pool.is_full or pool.lacks_entries for pool in ring.asking.values()):
+                core.promises.lift()
+        for pool in [ring.common, *ring.changed.values()]:
+            if self._look_through(now_s, pool):
+                ring.changed.pop(pool.number, None)
 
-    def _look_through(self, now_s: float) -> None:
-        """Forget reads where that is due; of the segments that are next, keep those that are worth it."""
+    def ask(self, now_s: float, pool: Pool) -> None:
+        """Make room for what somebody wants to put into a pool, where it has to give up some of its own."""
+        if pool.has_share:
+            self._core.ring.ask(pool)
+            while self.make_room(now_s, pool):
+                pass
+
+    def make_room(self, now_s: float, pool: Pool) -> bool:
+        """Evict the oldest segment of a pool that is at its share and wants more; say whether one was.
+
+        Not one with writers still at work: in a small pool they have only just been given their space.
+        """
+        if not (pool.is_full or pool.lacks_entries) or (pool.sealed and pool.sealed[0].held):
+            return False
+        return self._evict(now_s, pool, for_itself=True)
+
+    def _victims(self) -> list[Pool] | None:
+        """Return the pools of which a segment should go, the first that can; None where nothing is short."""
+        core, ring = self._core, self._core.ring
+        if ring.lacks_free:
+            return ring.most_over(by_entries=False)
+        if core.index.room - len(core.reservations) >= ring.headroom:
+            return None
+        # Evicting a segment whose writers are still at work would make room, and fail them.
+        over = ring.most_over(by_entries=True)
+        return [pool for pool in over if pool.sealed and not pool.sealed[0].held] or None
+
+    def _evict(self, now_s: float, pool: Pool, *, for_itself: bool = False) -> bool:
+        """Empty the oldest segment of a pool that can go; say whether one could."""
+        core, ring = self._core, self._core.ring
+        granted = core.grants.oldest_sealed(pool, for_itself=for_itself)
+        segment = ring.begin_draining(pool, (each for each in granted if not self._is_promised(each, now_s)))
+        if segment is None:
+            return False
+        removed = core.index.remove_segment(segment.number)
+        core.lifetimes.forget(segment.number)
+        self.note_evicted(removed.keys)
+        core.counted["segments_evicted"] += 1
+        core.counted["blocks_evicted"] += removed.blocks
+        core.counted["blocks_evicted_unread"] += removed.unread
+        ring.end_draining(now_s, core.pins.on_segment)
+        return True
+
+    def _look_through(self, now_s: float, pool: Pool) -> bool:
+        """Forget reads where that is due; of the segments that are next, keep those that are worth it.
+
+        Return whether there is nothing more to look at now.
+        """
         core, ring = self._core, self._core.ring
         for _ in range(_LOOKS_AT_ONCE):
-            while (aged := ring.to_age()) is not None:
+            while (aged := pool.to_age()) is not None:
                 aged.is_aged = True
                 core.index.forget_reads(core.index.rows_of(aged.number))
             if self._due is not None or self._taken is not None:
-                break
-            segment = ring.look_through()
+                return False
+            segment = pool.look_through(len(ring.free))
             if segment is None:
-                break
-            self._due = self._keep_or_carry(now_s, segment)
+                return True
+            self._due = self._keep_or_carry(now_s, segment, pool)
+        return False
 
-    def _keep_or_carry(self, now_s: float, segment: Segment) -> Carry | None:
+    def _keep_or_carry(self, now_s: float, segment: Segment, pool: Pool) -> Carry | None:
         """Let a segment go round again where it is; or choose what to copy, as far as copies may cost."""
         core, index = self._core, self._core.index
         rows = index.read_rows_of(segment.number)
         rows = rows[core.lifetimes.ends_s(segment.number, index.marks(rows)) > now_s]
         rows = rows[np.argsort(index.offsets(rows))]
         ends_bytes = np.cumsum(_stored_bytes(index.lengths(rows)))
-        is_paid = ends_bytes <= min(self._credit_bytes, core.spending.level_bytes)
+        is_paid = ends_bytes <= min(pool.credit_bytes, core.spending.level_of(pool.number))
         # Of what emptying it would make room for: bytes or, where blocks are small, entries.
         worth_bytes = int(ends_bytes[-1]) if len(rows) else 0
-        share = max(worth_bytes / core.geometry.data_bytes, len(rows) / core.ring.entries_max)
+        share = max(worth_bytes / core.geometry.data_bytes, len(rows) / pool.part.entries_max)
         if share >= (_KEPT_AT if is_paid.all() else _KEPT_UNPAID_AT) and self._may_stay(segment):
-            core.ring.keep(segment)
+            pool.keep(segment)
             index.forget_reads(rows)
             core.counted["segments_kept"] += 1
             return None
@@ -197,7 +239,7 @@ class Eviction:
         if not len(rows):
             return None
         lengths, keys, tags = index.lengths(rows), index.keys(rows), index.tags(rows)
-        self._credit_bytes -= int(_stored_bytes(lengths).sum())
+        pool.credit_bytes -= int(_stored_bytes(lengths).sum())
         return Carry(segment.number, segment.generation, keys, tags, index.offsets(rows), lengths)
 
     def _may_stay(self, segment: Segment) -> bool:
@@ -206,16 +248,6 @@ class Eviction:
     def _is_promised(self, segment: Segment, now_s: float) -> bool:
         core = self._core
         return core.promises.bind(segment.number, now_s, at_most_s=now_s + core.settings.pin_max_s)
-
-    @property
-    def _lacks_index_room(self) -> bool:
-        # Evicting a segment whose writers are still at work would make room, and fail them.
-        core = self._core
-        ring = core.ring
-        if not ring.sealed or ring.sealed[0].held:
-            return False
-        headroom = min(ring.entries_max, core.index.blocks_max // _INDEX_HEADROOM_SHARE)
-        return core.index.room - len(core.reservations) < headroom
 
 
 def reserve_carried(
@@ -231,8 +263,14 @@ def reserve_carried(
     wanted = np.flatnonzero(rows >= 0)  # one that was dropped meanwhile stays so
     wanted = wanted[core.index.is_read(rows[wanted])]  # its session may have ended
     wanted = core.reservations.not_in_flight(keys, wanted, reasons)
-    wanted = wanted[: min(core.reservations.room, max(0, core.index.room - len(core.reservations)))]
-    offsets, segments = core.ring.place(_stored_bytes(lengths[wanted]))
+    if not len(wanted):
+        return made
+    pools = core.ring.pool_numbers[core.ring.segment_of(core.index.offsets(rows[wanted]))]
+    wanted = wanted[pools == pools[0]]  # what is carried together lies in one segment
+    pool = core.ring.pool_of(int(pools[0]))
+    core.eviction.ask(now_s, pool)
+    wanted = wanted[: min(core.reservations.room, room_of(core, pool))]
+    offsets, segments = placed(core, now_s, pool, _stored_bytes(lengths[wanted]))
     taken = wanted[: len(offsets)]
     if len(taken):
         end_s = now_s + min(hold_s, core.settings.hold_max_s)
@@ -247,8 +285,25 @@ def reserve_carried(
             is_carried=True,
         )
         made.offsets[taken], states[taken], reasons[taken] = offsets, PutState.STAGED, Reason.NONE
-        core.spending.spend(int(_stored_bytes(lengths[taken]).sum()))
+        core.spending.spend(int(_stored_bytes(lengths[taken]).sum()), pool.number)
     return made
+
+
+def room_of(core: ShardCore, pool: Pool) -> int:
+    """Return how many more blocks of a pool the index takes."""
+    room = core.index.room - len(core.reservations)
+    return max(0, min(room, pool.entry_room) if pool.has_share else room)
+
+
+def placed(
+    core: ShardCore, now_s: float, pool: Pool, sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """Hand out room of a pool, as ``Ring.place``; one that is at its share makes room for it."""
+    offsets, segments = core.ring.place(pool, sizes)
+    while len(offsets) < len(sizes) and core.eviction.make_room(now_s, pool):
+        more, behind = core.ring.place(pool, sizes[len(offsets) :])
+        offsets, segments = np.concatenate([offsets, more]), np.concatenate([segments, behind])
+    return offsets, segments
 
 
 def listed(core: ShardCore, slots: NDArray[np.intp], segment: int) -> None:
@@ -280,7 +335,7 @@ def listed(core: ShardCore, slots: NDArray[np.intp], segment: int) -> None:
     core.counted["blocks_committed"] += int(np.count_nonzero(~is_carried))
     committed_bytes = int(stored_bytes.sum()) - carried_bytes
     core.counted["bytes_committed"] += committed_bytes
-    core.eviction.committed(committed_bytes)
+    core.eviction.committed(committed_bytes, core.ring.pool_of(core.ring.segments[segment].pool))
 
 
 def _stored_bytes(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from ostraca_dpu_agent.owner.core.segments import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.segments import Segment
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
@@ -43,6 +45,10 @@ _SHARD_SHARE = 4
 """At most one in so many segments is granted ahead: a successor has the others at once."""
 
 _ASK_BELOW = 0.5
+_ASK_BELOW_OF_PART = 0.25
+_REMEMBERED = 2
+"""Of what pools have taken so many times the line is remembered, and half of that at least."""
+
 _DAY_S = 86_400.0
 
 
@@ -132,15 +138,17 @@ class Grants:
         few = islice(self._core.ring.free, self.ahead)
         return next((segment for segment in few if self.may_open(segment.number)), None)
 
-    def oldest_sealed(self) -> Iterator[Segment]:
-        """Yield sealed segments that may be opened once they are empty, those first whose turn is next.
+    def oldest_sealed(self, pool: Pool, *, for_itself: bool = False) -> Iterator[Segment]:
+        """Yield sealed segments of a pool that may be opened once they are empty, those first whose turn is
+        next.
 
         It gives up where too many others stand before them: the line is to be granted anew then, and of a
-        long ring no call looks at more than its head.
+        long ring no call looks at more than its head. A pool that makes room *for itself* only has to have
+        less: where another segment can be opened, its oldest goes, granted or not.
         """
-        passed_by = 0
-        for segment in self._core.ring.sealed:
-            if self.may_open(segment.number):
+        passed_by, any_will_do = 0, for_itself and self.first_free() is not None
+        for segment in pool.sealed:
+            if any_will_do or self.may_open(segment.number):
                 yield segment
             elif (passed_by := passed_by + 1) > self.ahead:
                 return
@@ -176,7 +184,7 @@ class Grants:
             line = self._line()
             # Sealed ones that are granted, having been written lately, are of no use while others are free.
             has_next = not core.ring.free or self.first_free() is not None
-            if has_next and self._granted_of(line) >= self._granted_least:
+            if has_next and self._granted_of(line) >= self._granted_least and not self._any_lacks():
                 return None
             in_use = (number for number in self.own if self._is_in_use(number, now_s))
             wanted = frozenset(line).union(in_use, self._resumed)
@@ -191,9 +199,50 @@ class Grants:
         return self._granted_of(self._line())
 
     def _line(self) -> list[int]:
+        ring, ahead = self._core.ring, self.ahead
+        if not ring.pools:
+            in_line = chain(ring.free, ring.draining, ring.common.sealed)
+            return [segment.number for segment in islice(in_line, ahead)]
+        heads = chain.from_iterable(islice(pool.sealed, part) for pool, part in self._parts())
+        in_line = chain(ring.free, ring.draining, heads)
+        return [segment.number for segment in islice(in_line, ahead)]
+
+    def _parts(self) -> list[tuple[Pool, int]]:
+        """Return how many of each pool's oldest are in line behind what is free.
+
+        What pools have taken of late tells what they will. One that is at its share takes its own; what the
+        others take is that of whoever is farthest above its share.
+        """
         ring = self._core.ring
-        in_line = chain(ring.free, ring.draining, ring.sealed)
-        return [segment.number for segment in islice(in_line, self.ahead)]
+        left = self.ahead - len(ring.free) - len(ring.draining)
+        if left <= 0:
+            return []
+        pools = [pool for pool in ring.all_pools() if pool.sealed]
+        gives_way = max(pools, key=lambda pool: pool.segments - pool.part.segments_max, default=ring.common)
+        takes = {pool.number: 0.0 for pool in pools}
+        for pool in ring.all_pools():
+            giver = pool if pool.has_share and pool.segments >= pool.part.segments_max - 1 else gives_way
+            takes[giver.number] = takes.get(giver.number, 0.0) + pool.taken
+        weights = [takes[pool.number] for pool in pools]
+        if not any(weights):
+            weights = [float(len(pool.sealed)) for pool in pools]
+        whole = sum(weights)
+        parts: list[tuple[Pool, int]] = []
+        for pool, weight in sorted(zip(pools, weights, strict=True), key=itemgetter(1), reverse=True):
+            part = min(left - sum(part for _, part in parts), math.ceil(left * weight / whole))
+            if part > 0:
+                parts.append((pool, part))
+        return parts
+
+    def _any_lacks(self) -> bool:
+        """Say whether of some pool's part of the line next to nothing is granted, however much of others'."""
+        if not self._core.ring.pools:
+            return False
+        for pool, part in self._parts():
+            heads = [segment.number for segment in islice(pool.sealed, part)]
+            if heads and self._granted_of(heads) < max(1, _ASK_BELOW_OF_PART * len(heads)):
+                return True
+        return False
 
     def _granted_of(self, line: list[int]) -> int:
         return sum(number in self.own for number in line)
@@ -201,11 +250,15 @@ class Grants:
     def granted(self, segments: Iterable[int]) -> None:
         """Take the own grant as it is recorded now."""
         self.own, self._asked = frozenset(segments), None
+        pools = list(self._core.ring.all_pools())
+        if sum(pool.taken for pool in pools) > _REMEMBERED * self.ahead:
+            for pool in pools:
+                pool.taken /= 2
 
     def check(self) -> None:
         """Assert that nothing is open outside the grant, nor anything withheld."""
         ring = self._core.ring
-        for segment in (ring.opening, *ring.ready, ring.current):
+        for segment in (ring.opening, *ring.ready, *(pool.current for pool in ring.all_pools())):
             if segment is not None:
                 assert segment.number in self.own, "what is open is granted"
                 assert self._asked is None or segment.number in self._asked, "and stays so"

@@ -159,7 +159,7 @@ class Listing:
         core.counted["summary_bytes"] += written_bytes
         self._under_way[number] = (segment, slots)
         segment.is_writing = True
-        core.spending.spend(written_bytes)
+        core.spending.spend(written_bytes, segment.pool)
         return SummaryWrite(number, segment.number, segment.generation, pieces)
 
     def _break(self, segment: Segment, slots: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -168,6 +168,7 @@ class Listing:
         failed = np.concatenate([slots, *segment.queued])
         segment.queued = []
         self._queued.pop(segment.number, None)
-        if segment is self._core.ring.current:
-            self._core.ring.seal_current()
+        pool = self._core.ring.pool_of(segment.pool)
+        if segment is pool.current:
+            pool.seal_current()
         return failed

@@ -19,14 +19,14 @@ from ostraca_dpu_agent.owner.core.answers import (
 )
 from ostraca_dpu_agent.owner.core.check import check
 from ostraca_dpu_agent.owner.core.counts import ShardCounts, counts_of
-from ostraca_dpu_agent.owner.core.evicting import Eviction, reserve_carried
+from ostraca_dpu_agent.owner.core.evicting import Eviction, placed, reserve_carried
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import HELD, Pins, Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.lifetimes import NO_END_S, Lifetimes, end_of
 from ostraca_dpu_agent.owner.core.listing import Listing
 from ostraca_dpu_agent.owner.core.recovering import number_above, take_in
 from ostraca_dpu_agent.owner.core.resolving import known, resolved
-from ostraca_dpu_agent.owner.core.segments import Ring
+from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.core.settings import ShardSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.extent import PAGE_BYTES
@@ -37,7 +37,7 @@ from ostraca_fabric.rows import distinct
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -135,6 +135,18 @@ class ShardCore:
         self.spending.begin(now_s)
         self._advance(now_s)
 
+    def share_out(self, shares: Mapping[int, float]) -> None:
+        """Say which part of the shard each pool may take, from 0 to 1. Others' blocks share the common pool.
+
+        At any time; before anything is taken in, so that what recovery has no room for is left out by shares
+        too. What a pool has above a share that fell goes when somebody needs the space, before anything else.
+        """
+        self.ring.share_out(shares)
+        there_are = sum(pool.part.segments_max for pool in self.ring.all_pools())
+        self.spending.share_out(
+            {number: pool.part.segments_max / there_are for number, pool in self.ring.pools.items()}
+        )
+
     def confirm(self, until_s: float, *, asked_s: float = math.inf) -> None:
         """Hand out space and write summaries until then, or until a later time that was said before.
 
@@ -214,11 +226,13 @@ class ShardCore:
         hold_s: float,
         depths: NDArray[np.uint32] | None = None,
         ttl_s: float = NO_END_S,
+        pool: int = 0,
     ) -> Reservations:
         """Hand out space, in the order asked and adjacent where one segment holds it, for *hold_s* at most.
 
         *depths* in their chains, where they are known, say which blocks matter most; *ttl_s* from now on the
-        blocks are no longer worth carrying forward. The holder writes within the reservation, then commits or
+        blocks are no longer worth carrying forward; *pool*: whose share of the shard they take. The holder
+        writes within the reservation, then commits or
         releases it.
         """
         self.expire(now_s)
@@ -226,19 +240,20 @@ class ShardCore:
         states, reasons = np.full(count, PutState.DECLINED, np.uint8), np.zeros(count, np.uint8)
         numbers, offsets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         sizes = -(-lengths.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
-        wanted = admitted(self, now_s, keys, sizes, depths, states, reasons)
-        placed, segments = self.ring.place(sizes[wanted])
-        taken = wanted[: len(placed)]
-        reasons[wanted[len(placed) :]] = Reason.NO_SPACE
+        of_pool = self.ring.pool_of(pool)
+        wanted = admitted(self, now_s, keys, sizes, depths, states, reasons, pool=of_pool)
+        there, segments = placed(self, now_s, of_pool, sizes[wanted])
+        taken = wanted[: len(there)]
+        reasons[wanted[len(there) :]] = Reason.NO_SPACE
         if len(taken):
             end_s = now_s + min(hold_s, self.settings.hold_max_s)
             kept_until_s = end_of(now_s, ttl_s)
             numbers[taken] = self.reservations.add(
-                end_s, keys[taken], lengths[taken], placed, segments, kept_until_s=kept_until_s
+                end_s, keys[taken], lengths[taken], there, segments, kept_until_s=kept_until_s
             )
-            offsets[taken], states[taken] = placed, PutState.STAGED
+            offsets[taken], states[taken] = there, PutState.STAGED
             self.counted["blocks_reserved"] += len(taken)
-            self.spending.spend(int(sizes[taken].sum()))
+            self.spending.spend(int(sizes[taken].sum()), of_pool.number)
         self._advance(now_s)
         return Reservations(states, reasons, numbers, offsets)
 
