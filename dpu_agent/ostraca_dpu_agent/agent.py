@@ -25,7 +25,7 @@ from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.reserving import Reserving
-from ostraca_dpu_agent.quotas import Quotas
+from ostraca_dpu_agent.quotas import Quotas, flash_shares
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.shard_status import shard_status
 from ostraca_dpu_agent.steward.attaching import Opening, bar_nobody, path_of
@@ -126,7 +126,7 @@ class Agent:
             events=self._events,
             rulings=lambda: membership.rulings,
         )
-        self._incarnations = Incarnations(membership, clock)
+        self._incarnations = Incarnations(membership, clock, self._share_out)
         volumes = Volumes(membership, fabric_key, self._incarnations)
         quotas = Quotas(agent, lambda: membership.rulings, clock)
         gate = Gate(self._incarnations, quotas, self._mover.counters)
@@ -345,7 +345,11 @@ class Agent:
     def _claim_of(self, shard: ShardId) -> Claim | None:
         return self._membership.map.claims.get(shard)
 
+    def _share_out(self) -> None:
+        self._owner.share_out(flash_shares(self._membership.rulings, self._membership.map))
+
     def _on_map(self, fabric_map: FabricMap) -> None:
+        self._share_out()
         self._owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
         if self._keeper is not None:
             self._keeper.see(fabric_map)

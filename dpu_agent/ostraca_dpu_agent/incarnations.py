@@ -40,8 +40,16 @@ _AGAIN_S = 1.0
 class Incarnations:
     """The newest record of each volume that this agent has heard of. ``run`` it beside the steward."""
 
-    def __init__(self, membership: Membership, clock: Callable[[], float]) -> None:
-        """Have heard nothing yet; *clock* is monotonic, in seconds."""
+    def __init__(
+        self,
+        membership: Membership,
+        clock: Callable[[], float],
+        on_ruled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Have heard nothing yet; *clock* is monotonic, in seconds. *on_ruled* is called when something may
+        have been ruled.
+        """
+        self._on_ruled = on_ruled
         self._membership = membership
         self._clock = clock
         self._newest: dict[tuple[TenantId, str], VolumeRecord] = {}
@@ -99,6 +107,7 @@ class Incarnations:
                     async for _ in changes:
                         await self._take()
                         self._ruled.set()
+                        self._on_ruled()
             except MembershipError as error:
                 log.warning("What is erased can't be followed now: %s", error)
             await asyncio.sleep(_AGAIN_S)

@@ -1,4 +1,4 @@
-"""What tenants may get and put in a second at this agent.
+"""What tenants may take of the fabric's flash, and what they may get and put in a second at this agent.
 
 A tenant beyond its rate is declined at once, so that it can recompute, and nobody waits for it: its puts
 first, when less than half a second of its rate is left, then its prefetches, and its gets when none is.
@@ -6,7 +6,7 @@ first, when less than half a second of its rate is left, then its prefetches, an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.fabric_map import FabricMap
     from ostraca_fabric.ids import AgentId, TenantId
     from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.wire.messages import LookupDone
@@ -96,3 +97,16 @@ def _lengths(volume: ServedVolume, request: Request) -> NDArray[np.uint32]:
     if isinstance(request, Get | Put):
         return columns.u32(request.lengths, count)
     return np.full(count, volume.record.block_bytes, np.uint32)
+
+
+def flash_shares(rulings: Rulings, fabric_map: FabricMap) -> dict[int, float]:
+    """Return by pool which part of the flash is kept for its tenant: its quota of all that is placed on.
+
+    Every shard has the same part, since placement fills shards alike.
+    """
+    usable_bytes = sum(shard.weight for shard in fabric_map.shards())
+    quotas: Counter[int] = Counter()
+    for tenant in rulings.tenants.values():
+        if tenant.flash_bytes:
+            quotas[tenant.pool] += tenant.flash_bytes
+    return {pool: quota / usable_bytes for pool, quota in quotas.items()} if usable_bytes else {}

@@ -87,11 +87,13 @@ class Volumes:
         return self._served(found)
 
     def newest(self, volume: ServedVolume) -> ServedVolume:
-        """Return an open volume as it is served now: it may have been erased since it was opened."""
+        """Return an open volume as it is served now: since it was opened it may have been erased, or its
+        tenant given a quota.
+        """
         if self._incarnations is None:
             return volume
         record = self._incarnations.newest(volume.record)
-        if record is volume.record:
+        if record is volume.record and volume.pool == self._pool_of(record.tenant):
             return volume
         return replace(self._served(record), break_even_tokens=volume.break_even_tokens)
 
@@ -100,7 +102,12 @@ class Volumes:
         secret = volume_secret(
             self._fabric_key, tenant=found.tenant, name=found.name, incarnation=found.incarnation
         )
-        return ServedVolume(found, identity, secret, placement_secret(secret))
+        return ServedVolume(
+            found, identity, secret, placement_secret(secret), pool=self._pool_of(found.tenant)
+        )
+
+    def _pool_of(self, tenant: TenantId) -> int:
+        return self._membership.rulings.tenant(tenant).pool
 
     async def _found(self, wanted: VolumeRecord, *, create: bool) -> VolumeRecord:
         found = await self._membership.volume(wanted.tenant, wanted.name)

@@ -100,9 +100,10 @@ class OwnerService:
 
     def share_out(self, shares: Mapping[int, float]) -> None:
         """Say which part of each shard each pool may take, of those owned now and of those owned later."""
-        self._shares = dict(shares)
-        for owned in self.shards.values():
-            owned.share_out(self._shares)
+        if shares != self._shares:
+            self._shares = dict(shares)
+            for owned in self.shards.values():
+                owned.share_out(self._shares)
 
     def placed(self, epoch: PlacementEpoch, *, has_earlier: bool) -> None:
         """Know which placement epoch is the current one, and whether earlier ones are asked along with it.
