@@ -70,7 +70,7 @@ soak-pod: $(READY) ## An hour of etcd, agents and workers that die and are cut o
 	@$(BIN)/python -m tests.soak_pod $(SOAK_POD_ARGS)
 
 .PHONY: test-nvmeof
-test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual machines; ten minutes (NVMEOF_ARGS: --transport, --limit)
+test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual machines; a quarter of an hour (NVMEOF_ARGS: --transport, --limit)
 	@$(BIN)/python -m tests.nvmeof $(NVMEOF_ARGS)
 
 .PHONY: simulate

@@ -46,9 +46,18 @@ def fix_arithmetic(threads: int | None = None) -> int:
 
     Call it once, before anything is computed. Equal bits are only promised between processes with the same
     number of threads, on machines of one kind, with one version of torch.
+
+    The cosines and sines that rotate keys and queries come from MKL's vector library, and torch has each
+    thread compute a part of them. The library looks at the processor at its first call. In MKL 2024.2, which
+    torch's builds contain, a thread whose own first call comes in the midst of that gets a kernel for another
+    accuracy, with errors up to 1.5e-4, for that call alone (https://github.com/pytorch/pytorch/issues/188792):
+    the first chunk of a process then has other bits than each later one. So each function is called here
+    once, on one number, which is the work of one thread.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(mode=True)
+    for function in (torch.cos, torch.sin):
+        function(torch.zeros(1))
     return torch.get_num_threads()
 
 

@@ -15,6 +15,8 @@ import msgspec
 
 from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.gate import Gate
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
@@ -22,9 +24,11 @@ from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.neighbours import Neighbours
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
+from ostraca_dpu_agent.paths.reserving import Reserving
+from ostraca_dpu_agent.quotas import Quotas
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.shard_status import shard_status
-from ostraca_dpu_agent.steward.attaching import Opening, path_of
+from ostraca_dpu_agent.steward.attaching import Opening, bar_nobody, path_of
 from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.connection import Network, Server
     from ostraca_fabric.fabric_map import Claim, DriveRecord, FabricMap
-    from ostraca_fabric.ids import AgentId, DriveId, ShardId
+    from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, ShardId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.ports.owners import Reach
@@ -122,28 +126,46 @@ class Agent:
             events=self._events,
             rulings=lambda: membership.rulings,
         )
-        volumes = Volumes(membership, fabric_key)
+        self._incarnations = Incarnations(membership, clock)
+        volumes = Volumes(membership, fabric_key, self._incarnations)
+        quotas = Quotas(agent, lambda: membership.rulings, clock)
+        gate = Gate(self._incarnations, quotas, self._mover.counters)
         self._neighbours = Neighbours(
-            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes
+            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes, gate=gate
         )
         self._sessions = Sessions(
             settings.requests,
             mover=self._mover,
             neighbours=self._neighbours,
             volumes=volumes,
+            gate=gate,
             transports=transports,
             status=self.status,
             flash=None if keeper is None else FlashWorker(keeper, lambda: membership.map),
         )
         record = AgentRecord(agent, self.start_id, tuple(addresses if reached_at is None else reached_at))
         self._record = record
+        self._reserving = None
+        if keeper is not None and keeper.reservations is not None:
+            self._reserving = Reserving(
+                agent,
+                keeper.reservations,
+                keeper,
+                newest_map=lambda: membership.map,
+                stands=lambda: membership.confirm(agent, self.start_id),
+            )
         self._steward = Steward(
             record,
             settings,
             membership=membership,
             owner=self._owner,
             drives=self._drives,
-            opening=Opening(self._open_guarded, close_drive, path_of if keeper is None else keeper.device_of),
+            opening=Opening(
+                self._open_guarded,
+                close_drive,
+                path_of if keeper is None else keeper.device_of,
+                bar_nobody if self._reserving is None else self._reserving.bar,
+            ),
             clock=clock,
         )
         self._keeper = keeper
@@ -181,10 +203,14 @@ class Agent:
             transport.register(self._staging.memory.view, chunk_bytes=self._settings.memory.chunk_bytes)
         if self._keeper is not None:
             await self._keeper.found(self._membership.map, within_s=self._settings.nvme.found_within_s)
+        if self._reserving is not None:
+            await self._reserving.begin(within_s=self._settings.nvme.found_within_s)
+            self._loops.spawn(self._reserving.run())
         await self._steward.turn()
         self._on_map(self._membership.map)
         self._loops.spawn(self._steward.run(self._on_map))
         self._loops.spawn(self._volume_copies.run())
+        self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._retiring.run())
         requests = self._settings.requests
         handshake = AgentHandshake(
@@ -302,11 +328,15 @@ class Agent:
             peers=self._owners.peers(),
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
-            paths=() if self._keeper is None else self._keeper.status(),
+            paths=() if self._keeper is None else self._keeper.status(self._reserved()),
+            purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
+
+    def _reserved(self) -> Mapping[EnclosureId, str]:
+        return {} if self._reserving is None else self._reserving.states()
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
         """Open the path to a drive. Agents of one process share it; what each believes of it is its own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ from ostraca_fabric.wire.messages import Placed, PrefetchFor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
+    from ostraca_dpu_agent.gate import Gate
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.owner.service import OwnerService
     from ostraca_dpu_agent.settings import RequestSettings
@@ -41,13 +43,14 @@ class Neighbours:
     """Answers agents."""
 
     def __init__(
-        self, settings: RequestSettings, *, owner: OwnerService, mover: Mover, volumes: Volumes
+        self, settings: RequestSettings, *, owner: OwnerService, mover: Mover, volumes: Volumes, gate: Gate
     ) -> None:
-        """Serve shards through *owner*, prefetches through *mover*."""
+        """Serve shards through *owner*, prefetches through *mover* as far as *gate* lets them."""
         self._settings = settings
         self._owner = owner
         self._mover = mover
         self._volumes = volumes
+        self._gate = gate
         self._stops: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -70,7 +73,8 @@ class Neighbours:
         with labelled(request.label):
             volume = await self._known(tenant, request)
             check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
-            return await self._mover.prefetch_here(volume, request, holder=Guests(tenant), stopped=stopped)
+            bring = partial(self._mover.prefetch_here, holder=Guests(tenant), stopped=stopped)
+            return await self._gate.passed(volume, request, bring)
 
     async def place(self, request: Place) -> Placed:
         """Say where a block belongs. No owner is asked, so that nobody learns whether it is there.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,6 +47,7 @@ from ostraca_fabric.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from ostraca_dpu_agent.gate import Gate
     from ostraca_dpu_agent.mover.mover import Mover
     from ostraca_dpu_agent.neighbours import Neighbours
     from ostraca_dpu_agent.paths.flash_work import FlashWorker
@@ -117,12 +119,13 @@ class Session:
         self._volumes.append(volume)
         return len(self._volumes) - 1
 
-    def volume(self, handle: int) -> ServedVolume:
-        """Return an open volume."""
+    def volume(self, handle: int, volumes: Volumes) -> ServedVolume:
+        """Return an open volume, of the incarnation that is served now."""
         if not 0 <= handle < len(self._volumes):
             message = f"no volume with handle {handle} is open on this connection: open it first"
             raise RefusedError("unknown_volume", message)
-        return self._volumes[handle]
+        volume = self._volumes[handle] = volumes.newest(self._volumes[handle])
+        return volume
 
     def is_of(self, other: Session) -> bool:
         """Whether both are connections of one client."""
@@ -154,17 +157,19 @@ class Sessions:
         mover: Mover,
         neighbours: Neighbours,
         volumes: Volumes,
+        gate: Gate,
         transports: Mapping[str, Transport],
         status: Callable[[], AgentStatus],
         flash: FlashWorker | None,
     ) -> None:
-        """Serve workers through *mover*, agents through *neighbours*, operators through *flash*; None where
-        this host has no paths of its own.
+        """Serve workers through *mover*, as far as *gate* lets them, agents through *neighbours*, operators
+        through *flash*; None where this host has no paths of its own.
         """
         self._settings = settings
         self._mover = mover
         self._neighbours = neighbours
         self._volumes = volumes
+        self._gate = gate
         self._transports = transports
         self._status = status
         self._flash = flash
@@ -243,7 +248,7 @@ class Sessions:
     def _end_session(self, session: Session, notice: EndSession) -> None:
         """Hand a hint on. One that can't be meant is of no use, and nobody waits to be told."""
         try:
-            volume = session.volume(notice.handle)
+            volume = session.volume(notice.handle, self._volumes)
             check_spans(volume, notice.spans, blocks_max=self._settings.blocks_max)
         except (RefusedError, UsageError) as error:
             log.debug("%s said that a session ended: %s", session.worker, error)
@@ -299,15 +304,15 @@ class Sessions:
         return await self._mover.explain(volume, request)
 
     async def _blocks(self, session: Session, request: BlockRequest) -> AgentAnswer:
-        volume = session.volume(request.handle)
+        volume = session.volume(request.handle, self._volumes)
         # Columns and sizes are checked where they are read.
         check_spans(volume, request.spans, blocks_max=self._settings.blocks_max)
         match request:
             case Get():
-                return await self._mover.get(session, volume, request)
+                return await self._gate.passed(volume, request, partial(self._mover.get, session))
             case Put():
-                return await self._mover.put(session, volume, request)
+                return await self._gate.passed(volume, request, partial(self._mover.put, session))
             case Lookup():
-                return await self._mover.lookup(session, volume, request)
+                return await self._gate.passed(volume, request, partial(self._mover.lookup, session))
             case Prefetch():
-                return await self._mover.prefetch(session, volume, request)
+                return await self._gate.passed(volume, request, partial(self._mover.prefetch, session))

@@ -222,6 +222,11 @@ class NvmeSettings:
     longer wait helps only writes, and makes them later: paths for which that is too late for
     ``owner.late_write_s`` are not connected."""
 
+    reservations: bool = False
+    """Whether drives are reserved for the agents of the fabric, where their enclosures can: those that are
+    gone write no more then, however late (ADR 0029). Turn it on at all agents. It is off because it was never
+    run on a kernel that can."""
+
     hold_s: float = 300.0
     """How long an enclosure that was looked at, and is not in the map, stays connected."""
 

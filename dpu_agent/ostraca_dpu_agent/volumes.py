@@ -21,6 +21,7 @@ from ostraca_fabric.keys import placement_secret, volume_secret
 from ostraca_fabric.volume import VolumeIdentity, VolumeRecord
 
 if TYPE_CHECKING:
+    from ostraca_dpu_agent.incarnations import Incarnations
     from ostraca_fabric.ids import TenantId
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.wire.messages import OpenVolume
@@ -41,10 +42,15 @@ class ServedVolume:
 class Volumes:
     """Opens and creates volumes."""
 
-    def __init__(self, membership: Membership, fabric_key: bytes) -> None:
-        """Take the fabric key, from which every volume's secret is derived."""
+    def __init__(
+        self, membership: Membership, fabric_key: bytes, incarnations: Incarnations | None = None
+    ) -> None:
+        """Take the fabric key, from which every volume's secret is derived, and who knows what was erased;
+        without that nothing ever is.
+        """
         self._membership = membership
         self._fabric_key = fabric_key
+        self._incarnations = incarnations
 
     async def open(self, tenant: TenantId, request: OpenVolume) -> ServedVolume:
         """Return the volume, made if it was asked to be.
@@ -77,6 +83,15 @@ class Volumes:
             raise UnknownVolumeError("unknown_volume", f"there is no volume {name!r} of tenant {tenant!r}")
         return self._served(found)
 
+    def newest(self, volume: ServedVolume) -> ServedVolume:
+        """Return an open volume as it is served now: it may have been erased since it was opened."""
+        if self._incarnations is None:
+            return volume
+        record = self._incarnations.newest(volume.record)
+        if record is volume.record:
+            return volume
+        return replace(self._served(record), break_even_tokens=volume.break_even_tokens)
+
     def _served(self, found: VolumeRecord) -> ServedVolume:
         identity = VolumeIdentity(found.tenant, found.name, found.layout.digest())
         secret = volume_secret(
@@ -89,7 +104,9 @@ class Volumes:
         if found is not None:
             return found
         if create:
-            return await self._membership.create_volume(wanted)
+            await self._membership.hear_rulings()
+            tenant = self._membership.rulings.tenant(wanted.tenant)
+            return await self._membership.create_volume(replace(wanted, is_erasable=tenant.is_erasable))
         message = (
             f"there is no volume {wanted.name!r} of tenant {wanted.tenant!r}: open it with create=True to "
             "make it"

@@ -21,6 +21,11 @@ class EnclosureSettings:
     force: bool = False
     """Export drives that are not fit, as in laboratories."""
 
+    reservations: bool = False
+    """Whether hosts may reserve drives that are exported from now on; a kernel before Linux 6.13 exports them
+    without. Turn it on where agents do it (``nvme.reservations``), and nowhere else: any host that is let in
+    could keep the others out."""
+
     turn_s: float = 5.0
     """How often it looks whether all is exported as it should be. A drive that was plugged in is seen after
     this time, and a step that failed is tried again."""

@@ -154,8 +154,10 @@ _MEANINGS = {
     Reason.FENCED.name: "the owner could not tell whether its claim still stood, or had lost it",
     Reason.SWITCHED_OFF.name: "an operator had switched the volume off",
     Reason.STALE_MAP.name: "the agent that put it had not heard of two changes of the placement",
+    Reason.UNHEARD.name: "the volume may have been erased, and the agent could not ask",
+    Reason.QUOTA.name: "the tenant had used what it may get and put in a second",
 }
-"""Reasons that say nothing to who has not read of ownership."""
+"""Reasons that say nothing to who has not read of ownership, or of tenants."""
 
 _OF_OWNERS = (
     EventKind.RESERVED.name,

@@ -118,3 +118,7 @@ class Reason(IntEnum):
     SHADOWED = 29
     """An operator tries the volume out: whether the block would have come is found out and counted, and it is
     not handed over."""
+    UNHEARD = 30
+    """The volume can be erased, and its agent has not heard for so long whether it was."""
+    QUOTA = 31
+    """The tenant has used what it may get and put in a second."""

@@ -103,6 +103,9 @@ class LiveSettings(msgspec.Struct, frozen=True):
     """How long an agent that can't ask the store goes on serving erasable volumes. An erasure is complete
     after so long at the latest."""
 
+    key_ttl_longest_s: float = 900.0
+    """The longest that it ever was, which nobody sets: an agent that is cut off may go by that."""
+
     log_level: LogLevel | None = None
     requests_max: int | None = None
     """In place of ``flow.requests_max``."""
@@ -123,14 +126,28 @@ class LiveSettings(msgspec.Struct, frozen=True):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < math.inf:
                 raise UsageError(f"{name} is {seconds}: it is a time above 0")
+        if self.key_ttl_s > self.key_ttl_longest_s:
+            raise UsageError(
+                f"key_ttl_s is {self.key_ttl_s}, and was at most {self.key_ttl_longest_s} ever: write both"
+            )
         if self.requests_max is not None and self.requests_max < 1:
             raise UsageError(f"requests_max is {self.requests_max}: it is 1 or more")
+
+    def after(self, before: LiveSettings | None) -> LiveSettings:
+        """Return these as they are written after others: what was the longest stays so."""
+        earlier_s = LiveSettings().key_ttl_longest_s if before is None else before.key_ttl_longest_s
+        longest_s = max(earlier_s, self.key_ttl_s)
+        return msgspec.structs.replace(self, key_ttl_longest_s=longest_s)
 
     def in_force(self) -> dict[str, bool | int | float | str]:
         """Return those that somebody has set, by name."""
         said: dict[str, bool | int | float | str] = msgspec.to_builtins(self)
         unset = msgspec.to_builtins(LiveSettings(self.version))
-        return {name: value for name, value in said.items() if value != unset[name]}
+        return {
+            name: value
+            for name, value in said.items()
+            if value != unset[name] and name != "key_ttl_longest_s"
+        }
 
 
 @dataclass(frozen=True, slots=True)

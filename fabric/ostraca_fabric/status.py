@@ -169,6 +169,10 @@ class EnclosurePathStatus(msgspec.Struct, frozen=True):
     trouble: str = ""
     """Why nothing of it can be reached, as a clause; empty while something can."""
 
+    reservations: str = ""
+    """How far this host is with NVMe reservations of its drives, as in ``held``; empty where it asks for
+    none."""
+
 
 class AskCounters(msgspec.Struct):
     """How requests to another agent ended. Those that their askers gave up are in none of the counts."""
@@ -342,6 +346,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     paths: tuple[EnclosurePathStatus, ...] = ()
     """Every enclosure that is reached by NVMe-oF, or as files with a target."""
 
+    purged: int = 0
+    """The revision of rulings up to which nothing that was erased is served any more."""
     rulings: RulingsStatus = RulingsStatus()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_paths import FilePaths
@@ -43,6 +44,8 @@ class Agent:
     """Whether it is of a release that knows nothing of placing."""
 
     asked: list[FlashAsk] = field(default_factory=list)
+    incarnations: Incarnations | None = None
+    """What it serves of each volume, where a test erases some."""
     prefetched: list[tuple[VolumeRecord, tuple[Span, ...], float]] = field(default_factory=list)
     places: tuple[PlaceThen, ...] = (PlaceThen(2, "shelf-1", "shelf-1/d0/0", "agent-0", 7), PlaceThen(1))
     """Where it says that every block belongs."""
@@ -69,7 +72,8 @@ class Agent:
             shards=self.shards,
             agents=(),
             drives=self.drives,
-            paths=self.keeper.status(),
+            paths=self.keeper.status({}),
+            purged=0 if self.incarnations is None else self.incarnations.purged,
         )
 
 

@@ -40,6 +40,7 @@ import uvicorn
 from tests.admin.agents import Agent, AgentsHere, made_agent
 from tests.admin.shelf import DRIVE_BYTES, Shelf
 
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd.records import decode_report
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
@@ -51,13 +52,16 @@ from ostraca_fabric.admin.api.limits import BodyLimit
 from ostraca_fabric.admin.asking import Asking, AskSettings
 from ostraca_fabric.admin.audit import Audit
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.erasing import Erasing
 from ostraca_fabric.admin.model import Operation, State, decode
 from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import AgainSettings, Steps
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.fabric_map import AgentRecord, EnclosureState
 from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
 from ostraca_fabric.inventory import EnclosureReport
+from ostraca_fabric.rulings import Rulings
 from ostraca_fabric.tls import TlsFiles
 from ostraca_fabric.volume import VolumeRecord
 
@@ -175,6 +179,14 @@ class AdminService:
         """Wait until an operation has ended; return what came of it."""
         return self.do(self._ended(number))
 
+    def rule(self, rulings: Rulings) -> None:
+        """Let these be the rulings, as agents see them."""
+
+        async def rule() -> None:
+            self.membership.rule(rulings)
+
+        self.do(rule())
+
     def onboarded(self, name: str, *, drives: int = 1) -> Shelf:
         """Make an enclosure on files that is in the map."""
         shelf = self.shelf(name, drives=drives)
@@ -221,7 +233,10 @@ class AdminService:
         self.url = f"http{'s' if self._tls else ''}://{host}:{port}"
         working = asyncio.ensure_future(worker.run())
         serving = asyncio.ensure_future(server.serve([listening]))
-        seeing = asyncio.ensure_future(self._see_maps())
+        seeing = asyncio.gather(
+            self._see_maps(),
+            *(agent.incarnations.run() for agent in self.agents.values() if agent.incarnations),
+        )
         await server.has_started.wait()
         self._ready.set_result(None)
         await self._stop.wait()
@@ -259,7 +274,8 @@ class AdminService:
                 agent.keeper.see(fabric_map)
 
     async def _add_agent(self, name: AgentId) -> None:
-        self.agents[name] = made_agent(name, lambda: self.membership.map)
+        self.agents[name] = agent = made_agent(name, lambda: self.membership.map)
+        agent.incarnations = Incarnations(self.membership, time.monotonic)
         await self.membership.join(AgentRecord(name, StartId(bytes(ID_BYTES)), (f"unix:///{name}",)))
 
     def _worker(self) -> Worker:
@@ -271,15 +287,18 @@ class AdminService:
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            erasing=Erasing(self.membership, self.hands, clock=time.monotonic, look_every_s=0.2),
             again=AgainSettings(busy_s=0.5, passed_s=0.2),
         )
         return Worker(self.records, steps, name="admin-0", unix_s=time.time, look_every_s=0.2)
 
     def _server(self, worker: Worker) -> _Server:
         audit = Audit(time.time, self._new_id)
+        rulings = RulingDesk(self.records, audit)
         context = Context(
             desk=Desk(self.records, audit),
-            rulings=RulingDesk(self.records, audit),
+            rulings=rulings,
+            tenants=TenantDesk(self.records, rulings, audit, volumes=self._volumes),
             records=self.records,
             membership=self.membership,
             hands=self.hands,

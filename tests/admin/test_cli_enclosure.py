@@ -212,6 +212,21 @@ def test_a_drive_is_replaced_by_the_one_that_is_named(service: AdminService, ost
     assert ostraca("enclosure", "replace", "shelf-1", "drive-9").code == 1
 
 
+def test_drives_are_added_those_that_are_named_or_all(service: AdminService, ostraca: Commands) -> None:
+    shelf = service.onboarded("shelf-1")
+    full, other = shelf.plug_in(b"used before"), shelf.plug_in()
+    assert ostraca("enclosure", "expand", "shelf-1", "--drive", full, "--watch").code == 1
+    ran = ostraca("enclosure", "expand", "shelf-1", "--drive", full, "--wipe", full, "--watch")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("expand of shelf-1 (operation ")
+    assert ran.out.endswith("done: its 2 drives take blocks, 1 of them is new\n")
+    assert ostraca("enclosure", "expand", "shelf-1", "--watch").code == 0
+    names = [drive.nguid for drive in service.membership.map.enclosures[SHELF].drives]
+    assert names[1:] == [full, other]
+    nothing = ostraca("enclosure", "expand", "shelf-1", "--watch")
+    assert (nothing.code, "put one in" in nothing.err) == (1, True)
+
+
 def test_who_watches_a_drain_that_is_taken_back_is_told_so(service: AdminService, ostraca: Commands) -> None:
     service.onboarded("shelf-1")
     begun = ostraca("enclosure", "drain", "shelf-1", "--force", "--json").json

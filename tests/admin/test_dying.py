@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ import pytest
 from tests.admin.agents import Agent, AgentsHere, made_agent
 from tests.admin.shelf import Shelf
 
+from ostraca_dpu_agent.incarnations import Incarnations
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.adapters.memory_records import MemoryRecords
 from ostraca_fabric.admin.asking import Asking, AskSettings
 from ostraca_fabric.admin.audit import Audit, Caller
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.erasing import Erasing
 from ostraca_fabric.admin.model import (
     VERSION,
     EnclosureSpec,
@@ -32,15 +35,20 @@ from ostraca_fabric.admin.model import (
     State,
     decode,
 )
+from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import AgainSettings, Steps
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord, EnclosureState
+from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord, EnclosureState, FabricMap
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.superblock import decode_superblock
-from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
+from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId, TenantId
+from ostraca_fabric.layout import Layout
 from ostraca_fabric.ports.records import Hold, Record, Written
+from ostraca_fabric.rulings import LiveSettings, Rulings
 from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.volume import VolumeRecord
 from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk
 
 _T = TypeVar("_T")
@@ -132,6 +140,34 @@ class MortalMembership(MemoryMembership):
             lambda: self._fabric.put_enclosures(enclosures, removed=removed, seen=seen, force=force)
         )
 
+    async def erase_volume(self, seen: VolumeRecord) -> int:
+        return await self._life.act(lambda: self._fabric.erase_volume(seen))
+
+
+class LateMembership(MortalMembership):
+    """The same of a process that hears of no change of the map, until one that it asks for is refused."""
+
+    def __init__(self, fabric: MemoryMembership, old: FabricMap) -> None:
+        super().__init__(fabric, Life())
+        self._old: FabricMap | None = old
+
+    @property
+    def map(self) -> FabricMap:
+        return self._old or super().map
+
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        force: bool = False,
+    ) -> None:
+        try:
+            await super().put_enclosures(enclosures, removed=removed, seen=seen, force=force)
+        finally:
+            self._old = None
+
 
 class MortalHands:
     """Agents as a process asks them that may die."""
@@ -161,6 +197,15 @@ class Fabric:
         for name in (AgentId("agent-0"), AgentId("agent-1")):
             self.agents[name] = made_agent(name, lambda: self.membership.map)
             await self.membership.join(AgentRecord(name, StartId(bytes(ID_BYTES)), (f"unix:///{name}",)))
+            self.agents[name].incarnations = Incarnations(self.membership, time.monotonic)
+
+    @property
+    def tenants(self) -> TenantDesk:
+        audit = Audit(lambda: 0.0, lambda: f"{next(self._numbers):012x}")
+        return TenantDesk(self.records, RulingDesk(self.records, audit), audit, volumes=self._volumes)
+
+    async def _volumes(self) -> list[VolumeRecord]:
+        return list(self.membership.store.volumes.values())
 
     @property
     def spec(self) -> EnclosureSpec:
@@ -170,10 +215,10 @@ class Fabric:
     def desk(self) -> Desk:
         return Desk(self.records, Audit(lambda: 0.0, lambda: f"{next(self._numbers):012x}"))
 
-    async def lives(self, life: Life) -> bool:
+    async def lives(self, life: Life, membership: MortalMembership | None = None) -> bool:
         """Let an admin do long work until it is over, or the admin is; say whether it was over."""
         records = MortalRecords(self.records, life)
-        membership = MortalMembership(self.membership, life)
+        membership = membership or MortalMembership(self.membership, life)
         hands = MortalHands(AgentsHere(self.agents), life)
 
         async def report_of(_: EnclosureId) -> None:
@@ -189,6 +234,7 @@ class Fabric:
             report_of=report_of,
             volumes=volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            erasing=Erasing(membership, hands, clock=time.monotonic, look_every_s=0.01),
             again=AgainSettings(busy_s=0.01, passed_s=0.01),
         )
         worker = Worker(records, steps, name="admin", unix_s=lambda: 0.0, look_every_s=0.01)
@@ -284,7 +330,7 @@ async def test_an_admin_whose_work_has_passed_on_writes_nothing_of_it(tmp_path: 
     assert [step.state for step in operation.steps[:2]] == [State.RUNNING, State.WAITING]
 
 
-@pytest.mark.parametrize("kind", [Kind.DRAIN, Kind.UNDRAIN, Kind.REPLACE, Kind.RETIRE])
+@pytest.mark.parametrize("kind", [Kind.DRAIN, Kind.UNDRAIN, Kind.REPLACE, Kind.EXPAND, Kind.RETIRE])
 async def test_an_admin_may_die_at_anything_else_it_does(tmp_path: Path, kind: Kind) -> None:
     for number, is_last_done in itertools.islice(
         itertools.product(range(1, FAR), (False, True)), 0, None, STRIDE
@@ -295,14 +341,74 @@ async def test_an_admin_may_die_at_anything_else_it_does(tmp_path: Path, kind: K
         assert await fabric.lives(Life())
         passing = asyncio.ensure_future(_pass_over(fabric)) if kind is Kind.DRAIN else None
         await _ask(fabric, kind)
+        placement = fabric.membership.map.placement_epoch
         life = Life(number, is_last_done=is_last_done)
         has_lived = await fabric.lives(life)
         assert await fabric.lives(Life())
         if passing is not None:
             await passing
         await _check(fabric, kind)
+        if kind is Kind.EXPAND:
+            assert fabric.membership.map.placement_epoch == placement + 1
         if has_lived and life.acts > 0:
             return
+
+
+async def test_an_admin_may_die_at_anything_it_does_to_erase(tmp_path: Path) -> None:
+    """Every volume gets its next incarnation once, and none is told to be erased that somebody serves."""
+    for number, is_last_done in itertools.product(range(1, FAR), (False, True)):
+        fabric = Fabric(tmp_path / f"{number}-{is_last_done}")
+        await fabric.begin()
+        fabric.membership.rule(Rulings(live=LiveSettings(key_ttl_s=0.05, key_ttl_longest_s=0.05)))
+        for name in ("a", "b"):
+            await fabric.membership.create_volume(_erasable("t", name))
+        await fabric.membership.create_volume(_erasable("other", "a"))
+        hearing = [asyncio.ensure_future(_hear(agent)) for agent in fabric.agents.values()]
+        await fabric.tenants.erase(TenantId("t"), ALICE)
+        life = Life(number, is_last_done=is_last_done)
+        has_lived = await fabric.lives(life)
+        assert await fabric.lives(Life())
+        for each in hearing:
+            each.cancel()
+        (operation,) = await fabric.operations()
+        assert [step.state for step in operation.steps] == [State.DONE] * 3, operation
+        found = {at: volume.incarnation for at, volume in fabric.membership.store.volumes.items()}
+        assert found == {("t", "a"): 2, ("t", "b"): 2, ("other", "a"): 1}
+        assert {agent.status().purged for agent in fabric.agents.values()} == {
+            fabric.membership.rulings.revision
+        }
+        if has_lived and life.acts > 0:
+            return
+
+
+def _erasable(tenant: str, name: str) -> VolumeRecord:
+    return VolumeRecord(TenantId(tenant), name, Layout("m", "bf16", 16), 4096, is_erasable=True)
+
+
+async def _hear(agent: Agent) -> None:
+    assert agent.incarnations is not None
+    await agent.incarnations.run()
+
+
+@pytest.mark.parametrize("kind", [Kind.REPLACE, Kind.EXPAND])
+async def test_an_admin_whose_map_is_late_loses_no_drive_that_came_in_before(
+    tmp_path: Path, kind: Kind
+) -> None:
+    fabric = Fabric(tmp_path)
+    await fabric.begin()
+    await fabric.desk.register(fabric.spec, ALICE)
+    assert await fabric.lives(Life())
+    old = fabric.membership.map
+    came = fabric.shelf.plug_in()
+    await fabric.desk.expand(SHELF, ALICE)
+    assert await fabric.lives(Life())
+    comes = fabric.shelf.plug_in()
+    if kind is Kind.REPLACE:
+        await fabric.desk.replace(SHELF, "drive-0", ALICE, replacement=comes)
+    else:
+        await fabric.desk.expand(SHELF, ALICE, drives=[comes])
+    assert await fabric.lives(Life(), LateMembership(fabric.membership, old))
+    assert {came, comes} <= {drive.nguid for drive in fabric.membership.map.enclosures[SHELF].drives}
 
 
 async def _pass_over(fabric: Fabric) -> None:
@@ -327,6 +433,10 @@ async def _ask(fabric: Fabric, kind: Kind) -> None:
         case Kind.REPLACE:
             fabric.shelf.plug_in()
             await fabric.desk.replace(SHELF, "drive-0", ALICE)
+        case Kind.EXPAND:
+            fabric.shelf.plug_in()
+            fabric.shelf.plug_in()
+            await fabric.desk.expand(SHELF, ALICE)
         case _:
             await fabric.desk.retire(SHELF, ALICE, force=True)
 
@@ -349,6 +459,10 @@ async def _check(fabric: Fabric, kind: Kind) -> None:
     assert status.phase is (Phase.DRAINED if kind is Kind.DRAIN else Phase.READY)
     if kind is Kind.REPLACE:
         assert {each.name for each in status.drives} == {"drive-1", "drive-2"}
+    if kind is Kind.EXPAND:
+        assert [each.name for each in status.drives] == [f"drive-{number}" for number in range(4)]
+        await fabric.check_is_in_the_map()
+    assert not any(each.is_coming for each in status.drives)
     used = await fabric.records.below(record_keys.NGUIDS)
     uses = {record.key.removeprefix(record_keys.NGUIDS) for record in used}
     assert uses == {each.nguid for each in status.drives}

@@ -84,3 +84,13 @@ def test_settings_are_set_and_taken_back_by_command(service: AdminService, ostra
     ostraca.become("operator")
     assert ostraca("settings", "unset", "scrub").code == 1
     assert kept(service) == LiveSettings(deadline_max_s=2.5, scrub=False)
+
+
+def test_the_longest_time_that_keys_ever_lived_is_kept_for_erasures(service: AdminService) -> None:
+    """An agent that is cut off may go by what was ruled before."""
+    for seconds, longest in ((1800, 1800), (60, 1800), (None, 1800), (2000, 2000)):
+        assert service.ask("PUT", "/v1/settings", {"key_ttl_s": seconds}).status == 200
+        kept = service.do(service.records.get(record_keys.live()))
+        assert kept is not None
+        live = decode(kept.value, LiveSettings)
+        assert (live.key_ttl_s, live.key_ttl_longest_s) == (seconds or 900, longest)

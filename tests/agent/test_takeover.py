@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.adapters.memory_store import MemoryStore
     from ostraca_fabric.fabric_map import FabricMap, Grant
-    from ostraca_fabric.ids import StartId
+    from ostraca_fabric.ids import DriveId, StartId
     from ostraca_fabric.ports.membership import Claimed
     from ostraca_fabric.status import OwnershipStatus
     from ostraca_fabric.volume import VolumeRecord
@@ -243,6 +243,23 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         other = agents.seen_from_the_second()
         assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
         agents.second_shard.core.check()
+
+
+async def test_who_is_gone_is_barred_once_its_grant_is_retired_and_before_its_segments_are_used() -> None:
+    async with pair() as agents:
+        await agents.fabric.put(agents.fabric.worker(), [1, 2, 3])
+        barred = []
+
+        async def bar(drive: DriveId, agent: AgentId) -> None:
+            barred.append((drive, agent, len(agents.grants), bool(agents.second_shard.withheld)))
+
+        steward = agents.second._steward
+        steward._opening = replace(steward._opening, bar=bar)
+        agents.lease_runs_out()
+        await agents.taken_over()
+        assert barred == []
+        await until(lambda: agents.second_shard.withheld == frozenset())
+        assert barred == [(agents.fabric.drive.id, FIRST, 1, True)]
 
 
 async def test_what_lands_late_over_the_volume_records_is_made_good_when_grants_are_retired() -> None:

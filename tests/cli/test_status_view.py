@@ -12,6 +12,7 @@ from ostraca_fabric.status import (
     AgentStatus,
     AskCounters,
     DriveStatus,
+    EnclosurePathStatus,
     MembershipStatus,
     OwnershipStatus,
     PeerStatus,
@@ -130,6 +131,18 @@ def test_other_agents_are_shown_only_where_one_was_asked() -> None:
     alone = FabricStatus((msgspec.structs.replace(agent, peers=()),), ())
     assert "Requests to other agents" in shown(STATUS)
     assert "Requests to other agents" not in shown(alone)
+
+
+@pytest.mark.parametrize(
+    ("reservations", "is_told"),
+    [("", False), ("held", False), ("not registered", True), ("reserved by somebody else", True)],
+)
+def test_what_may_keep_a_host_from_writing_is_told(reservations: str, *, is_told: bool) -> None:
+    (agent,) = STATUS.agents
+    path = EnclosurePathStatus("shelf-1", 2, reservations=reservations)
+    text = shown(FabricStatus((msgspec.structs.replace(agent, paths=(path,)),), ()))
+    says = f"enclosure shelf-1 may refuse what this host writes: {reservations}."
+    assert (says in " ".join(text.split())) == is_told
 
 
 def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:

@@ -68,6 +68,12 @@ class SimulatedNvme:
         self.silent: set[tuple[str, str, str]] = set()
         """Ports that never answer."""
 
+        self.mute: set[tuple[str, str, str]] = set()
+        """Ports whose answer to a secret is lost, as over RDMA: the host asks until ``end_begun``."""
+
+        self.halting: set[tuple[str, str, str]] = set()
+        """Ports that let a host in, and then answer no more."""
+
         self.scan_s = 0.0
         """How long after a controller was made its namespaces are named."""
 
@@ -79,11 +85,16 @@ class SimulatedNvme:
         """What the log says meanwhile of others."""
 
         self._controllers: dict[str, _Controller] = {}
+        self._begun: dict[str, Path] = {}
+        """Controllers that are being connected, past their time: the kernel does nothing else."""
+
         self._count = 0
         parameters = self.sysfs / "module" / "nvme_core" / "parameters"
         parameters.mkdir(parents=True)
         (parameters / "multipath").write_text("Y\n")
         (parameters / "io_timeout").write_text("30\n")
+        (parameters / "admin_timeout").write_text("60\n")
+        (parameters / "max_retries").write_text("5\n")
         for name in ("nvme", "nvme-subsystem"):
             (self.sysfs / "class" / name).mkdir(parents=True)
 
@@ -112,9 +123,18 @@ class SimulatedNvme:
             if _port(each.options) == port:
                 (each.directory / "state").write_text("live\n")
 
+    def end_begun(self) -> None:
+        """Have the kernel give up what it was connecting."""
+        for name, directory in self._begun.items():
+            (self.sysfs / "class" / "nvme" / name).unlink()
+            shutil.rmtree(directory)
+        self._begun.clear()
+
     # ``Kernel``.
 
     async def options(self) -> frozenset[str]:
+        if self._begun:
+            raise KernelError(errno.ETIME, "options")
         return self.options_known
 
     async def connect(self, options: str, within_s: float) -> str:
@@ -129,7 +149,7 @@ class SimulatedNvme:
             )
         uuid.UUID(wanted["hostid"])
         port = _port(wanted)
-        if port in self.silent:
+        if port in self.silent or self._begun:
             raise KernelError(errno.ETIME, "connect")
         if any(
             _port(each.options) == port
@@ -182,11 +202,32 @@ class SimulatedNvme:
         if key and not shown:
             raise self._error(errno.EIO, f"{device}: qid 0: authentication setup failed")
         if key and key != shown:
+            if port in self.mute:
+                raise self._late(name, wanted, f"{device}: I/O tag 29 (001d) opcode 0x7f (Fabrics Cmd)")
             raise self._error(errno.EIO, f"{device}: qid 0: authentication failed, error 16785")
+        if port in self.halting:
+            raise self._late(name, wanted, *([f"{device}: qid 0: authenticated"] if key else []))
         return subsystem
 
-    def _error(self, code: int, said: str) -> KernelError:
-        return KernelError(code, "connect", (*self.noise, said, *self.noise) if self.is_log_readable else ())
+    def _late(self, name: str, wanted: Mapping[str, str], *said: str) -> KernelError:
+        """Begin with a controller that took the connection, and does not come to be in its time."""
+        directory = self.sysfs / "devices" / "virtual" / "nvme-fabrics" / "ctl" / name
+        directory.mkdir(parents=True)
+        for attribute, text in {
+            "subsysnqn": "(efault)",
+            "transport": wanted["transport"],
+            "address": f"traddr={wanted['traddr']},trsvcid={wanted['trsvcid']}",
+            "hostnqn": wanted["hostnqn"],
+            "state": "connecting",
+            "cntlid": "1",
+        }.items():
+            (directory / attribute).write_text(f"{text}\n")
+        (self.sysfs / "class" / "nvme" / name).symlink_to(directory)
+        self._begun[name] = directory
+        return self._error(errno.ETIME, *said)
+
+    def _error(self, code: int, *said: str) -> KernelError:
+        return KernelError(code, "connect", (*self.noise, *said, *self.noise) if self.is_log_readable else ())
 
     def _make(self, name: str, wanted: Mapping[str, str], subsystem: Subsystem) -> None:
         directory = self.sysfs / "devices" / "virtual" / "nvme-fabrics" / "ctl" / name
@@ -200,6 +241,7 @@ class SimulatedNvme:
             "hostnqn": wanted["hostnqn"],
             "hostid": wanted["hostid"],
             "state": "live",
+            "cntlid": "1",
             "kato": wanted.get("keep_alive_tmo", "5"),
             "fast_io_fail_tmo": "off" if fast < 0 else str(fast),
             "ctrl_loss_tmo": "off" if loss < 0 else str(loss),

@@ -213,6 +213,95 @@ async def test_a_controller_that_never_answers_is_given_up_and_the_next_is_tried
     assert "not ended in time" in states[0].detail
 
 
+@pytest.mark.parametrize("is_log_readable", [True, False], ids=["log", "no log"])
+async def test_a_secret_whose_refusal_never_arrives_is_told_as_one(
+    tmp_path: Path, *, is_log_readable: bool
+) -> None:
+    shelf = NvmeShelf(tmp_path, Transport.RDMA)
+    shelf.kernel.is_log_readable = is_log_readable
+    shelf.kernel.mute.add(shelf.port)
+    shelf.allow({HOST: SECRET})
+    with pytest.raises(PathError, match=rf"{HOST}.*give this host the secret that the encl") as caught:
+        await shelf.paths(HOST).connect(target(shelf), OTHER_SECRET)
+    assert caught.value.stage is Stage.AUTHENTICATE
+
+
+async def test_a_host_that_asks_again_while_its_kernel_is_still_refused_is_told_the_same(
+    tmp_path: Path,
+) -> None:
+    shelf = NvmeShelf(tmp_path, Transport.RDMA)
+    shelf.kernel.mute.add(shelf.port)
+    shelf.allow({HOST: SECRET})
+    paths = shelf.paths(HOST)
+    told = []
+    for _ in range(2):
+        with pytest.raises(PathError) as caught:
+            await paths.connect(target(shelf), OTHER_SECRET)
+        told.append((caught.value.stage, str(caught.value)))
+    assert told[0] == told[1]
+    assert len(shelf.kernel.written) == 1
+    shelf.kernel.end_begun()
+    shelf.allow({HOST: OTHER_SECRET})
+    assert len(await paths.connect(target(shelf), OTHER_SECRET)) == len(NGUIDS)
+
+
+async def test_what_waits_behind_a_controller_that_is_still_refused_says_so_and_blames_nobody(
+    tmp_path: Path,
+) -> None:
+    shelf = NvmeShelf(tmp_path, Transport.RDMA)
+    shelf.kernel.mute.add(shelf.port)
+    shelf.allow({HOST: SECRET})
+    paths = shelf.paths(HOST)
+    with pytest.raises(PathError):
+        await paths.connect(target(shelf), OTHER_SECRET)
+    for asking in (paths, shelf.paths(HOST)):  # the second has not heard what this kernel can do
+        with pytest.raises(PathError, match=r"busy with nvme0 for up to 360 s.*ask again") as caught:
+            await asking.connect(target(shelf), SECRET)
+        assert caught.value.stage is Stage.REACH
+    shelf.kernel.end_begun()
+    assert len(await paths.connect(target(shelf), SECRET)) == len(NGUIDS)
+
+
+@pytest.mark.parametrize("secret", ["", SECRET], ids=["no secret", "secret"])
+async def test_an_enclosure_that_lets_a_host_in_and_answers_no_more_has_no_wrong_secret(
+    shelf: NvmeShelf, kernel: SimulatedNvme, secret: str
+) -> None:
+    kernel.halting.add(shelf.port)
+    shelf.allow({HOST: secret})
+    with pytest.raises(PathError, match=r"took the connection.*answers no more") as caught:
+        await shelf.paths(HOST).connect(target(shelf), secret)
+    assert caught.value.stage is Stage.REACH
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("192.0.2.9", HOST), ("192.0.2.1", OTHER_HOST)], ids=["elsewhere", "another host"]
+)
+async def test_what_somebody_else_connects_meanwhile_is_not_taken_for_ones_own(
+    tmp_path: Path, address: str, host: str
+) -> None:
+    class Crowded(SimulatedNvme):
+        async def connect(self, options: str, within_s: float) -> str:
+            by_hand = {"transport": "tcp", "traddr": address, "trsvcid": "4420", "hostnqn": host}
+            raise self._late("nvme7", by_hand)
+
+    shelf = NvmeShelf(tmp_path / "shelf", kernel=Crowded(tmp_path / "host"))
+    with pytest.raises(PathError, match="not ended in time") as caught:
+        await shelf.paths(HOST).connect(target(shelf), SECRET)
+    assert caught.value.stage is Stage.REACH
+
+
+async def test_a_lost_path_that_comes_back_holds_no_other_up(shelf: NvmeShelf, kernel: SimulatedNvme) -> None:
+    kernel.ports["tcp", "192.0.2.2", "4420"] = [Subsystem(OTHER_NQN, {})]
+    other = Target(OTHER_NQN, (Controller(Transport.TCP, "192.0.2.2", 4420),))
+    paths = shelf.paths(HOST)
+    await paths.connect(other, "")
+    kernel.lose(("tcp", "192.0.2.2", "4420"))
+    kernel.silent.add(shelf.port)
+    with pytest.raises(PathError, match="not ended in time") as caught:
+        await paths.connect(target(shelf), "")
+    assert caught.value.stage is Stage.REACH
+
+
 async def test_a_kernel_that_knows_no_secrets_is_never_shown_one(
     shelf: NvmeShelf, kernel: SimulatedNvme
 ) -> None:

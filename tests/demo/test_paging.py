@@ -1,12 +1,15 @@
 """The demo's own arithmetic: paging moves bytes and nothing else, and recomputing gives the same bits."""
 
 import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from demo.document import PAGE_TOKENS, QUESTIONS, ModelSize, document
 from demo.model import CHUNK_TOKENS, build_model, continue_from, fix_arithmetic, kv_shape, prefill
 from demo.paging import KvCache, block_digest, engine_hashes
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.slow
@@ -14,6 +17,31 @@ pytestmark = pytest.mark.slow
 TOKENS = document(3 * CHUNK_TOKENS + 2 * PAGE_TOKENS)
 PAGES = range(len(TOKENS) // PAGE_TOKENS)
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
+VECTOR_MATH = {
+    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "log"),
+    *("log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"),
+}
+"""What torch leaves to MKL's vector library, by its `ATen/cpu/vml.h`."""
+
+
+class VectorMath(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]  # torch's class is untyped
+    """Keeps which functions of `VECTOR_MATH` are called, and on how many numbers at most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.numbers_max: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in VECTOR_MATH:
+            self.numbers_max[name] = max(self.numbers_max.get(name, 0), args[0].numel())
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +110,18 @@ def test_only_chunks_with_holes_are_recomputed_to_the_same_bits(
     assert recomputed == [page for page in PAGES if page // CHUNK_PAGES in chunks]
     assert digests(holed) == digests(computed)
     assert continue_from(model, holed, QUESTIONS[0]).is_equal(continue_from(model, computed, QUESTIONS[0]))
+
+
+def test_no_function_of_the_vector_library_is_called_first_by_several_threads(
+    model: LlamaForCausalLM,
+) -> None:
+    with VectorMath() as called_before:
+        fix_arithmetic()
+    cache = empty(model)
+    with VectorMath() as called:
+        prefill(model, TOKENS, cache)
+        continue_from(model, cache, QUESTIONS[0])
+    assert called_before.numbers_max == dict.fromkeys(called.numbers_max, 1)
 
 
 def test_an_answer_depends_on_every_page(model: LlamaForCausalLM, computed: KvCache) -> None:

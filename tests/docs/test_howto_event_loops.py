@@ -27,7 +27,7 @@ def test_every_program_of_the_page_prints_what_the_page_says(tmp_path: Path) -> 
             here = program.replace("unix:///tmp/fabric/agent-0.sock", fabric.address)
             (tmp_path / name).write_text(here)
             done = subprocess.run(
-                [sys.executable, "-X", "dev", "-W", "error", name],
+                [sys.executable, "-W", "error", name],
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,

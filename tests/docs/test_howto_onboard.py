@@ -116,7 +116,7 @@ def test_the_page_from_top_to_bottom(
         assert "shelf-1/drive-1/0" in shown["ostraca fabric shards"]
         audit = shown["ostraca audit"]
         assert [line.split()[-2] for line in audit.splitlines()] == [
-            *("onboard", "replace", "drain", "undrain", "retire"),
+            *("onboard", "expand", "replace", "drain", "undrain", "retire"),
         ]
     assert "Traceback" not in (tmp_path / "log").read_text()
 

@@ -33,6 +33,9 @@ class SimulatedNvmet(Configfs):
         super().__init__(root)
         self._addresses = addresses
         self._has_auth = has_auth
+        self.has_reservations = False
+        """As Linux has from 6.13 on."""
+
         self.changes = 0
         self.killed_at: int | None = None
         """The process is killed when it is about to make so manieth a change."""
@@ -58,6 +61,8 @@ class SimulatedNvmet(Configfs):
                 self._set(
                     made, device_path=UNSET, device_nguid=ZERO, device_uuid=str(uuid.uuid4()), enable="0"
                 )
+                if self.has_reservations:
+                    self._set(made, resv_enable="0")
             case ["ports", port]:
                 if not 0 <= int(port) <= 65535:
                     raise self._refused(errno.EINVAL, path)
@@ -99,7 +104,7 @@ class SimulatedNvmet(Configfs):
         if not file.is_file():
             raise self._refused(errno.ENOENT, path)
         folder, name = path.rsplit("/", 1)
-        if name.startswith("device_") and self.read(f"{folder}/enable") == "1":
+        if (name.startswith("device_") or name == "resv_enable") and self.read(f"{folder}/enable") == "1":
             raise self._refused(errno.EBUSY, path)
         if name.startswith("addr_") and self.names(f"{folder}/subsystems"):
             raise self._refused(errno.EACCES, path)

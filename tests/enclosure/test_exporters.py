@@ -102,6 +102,18 @@ class TestNvmet(ExporterContract):
         assert self.tree.read(f"subsystems/{NQN}/attr_allow_any_host") == "0"
         assert self.tree.read(f"hosts/{ALICE}/dhchap_key") == SECRET
 
+    @pytest.mark.parametrize(("is_known", "is_asked"), [(True, True), (True, False), (False, True)])
+    def test_drives_may_be_reserved_where_that_is_asked_and_the_kernel_can(
+        self, want: Want, *, is_known: bool, is_asked: bool
+    ) -> None:
+        self.tree.has_reservations = is_known
+        exporter = NvmetExporter(self.tree, NQN, MadeHere(self.state, "boot-1"), reservations=is_asked)
+        for each in brought(exporter, want).offered:
+            at = f"subsystems/{NQN}/namespaces/{each.slot}/resv_enable"
+            assert self.tree.has(at) == is_known
+            if is_known:
+                assert self.tree.read(at) == str(int(is_asked))
+
     def test_the_serial_number_is_the_same_when_the_subsystem_is_made_anew(self, want: Want) -> None:
         brought(self.make(), want)
         serial = self.tree.read(f"subsystems/{NQN}/attr_serial")

@@ -75,6 +75,26 @@ async def test_a_secret_is_in_no_argument_of_any_process(tmp_path: Path) -> None
         os.close(holder)
 
 
+async def test_what_the_kernel_said_until_it_was_given_up_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FABRICS)
+    holder = os.open(tmp_path / FABRICS, os.O_RDWR)
+    os.set_blocking(holder, False)
+    try:
+        os.write(holder, b"x" * (1 << 16))  # full: who writes to it waits
+        log = tmp_path / "kmsg"
+        log.write_text("3,811,50,-;nvme nvme0: long ago\n")
+        asked = asyncio.create_task(LinuxKernel(tmp_path).connect(OPTIONS, 0.3))
+        await asyncio.sleep(0)
+        log.write_text(log.read_text() + "3,812,51,-;nvme nvme1: qid 0: authenticated\n")
+        with pytest.raises(KernelError) as caught:
+            await asked
+    finally:
+        os.close(holder)
+    said = ("nvme nvme1: qid 0: authenticated",)
+    assert (caught.value.code, caught.value.during, caught.value.log) == (errno.ETIME, "connect", said)
+    assert str(log) not in _files(os.getpid())
+
+
 async def test_what_the_kernel_refuses_comes_back_with_its_error(tmp_path: Path) -> None:
     (tmp_path / FABRICS).symlink_to("/dev/full")
     with pytest.raises(KernelError) as caught:

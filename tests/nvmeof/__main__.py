@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="test-nvmeof", description=__doc__)
     parser.add_argument("--transport", choices=("tcp", "rdma"), action="append", help="only this one")
     parser.add_argument(
-        "--limit", type=float, default=600.0, metavar="SECONDS", help="(default: %(default)s)"
+        "--limit", type=float, default=1500.0, metavar="SECONDS", help="(default: %(default)s)"
     )
     parser.add_argument(
         "--cache",

@@ -20,6 +20,7 @@ PROGRAMS = {
     "depmod": "kmod",
     "ip": "iproute2",
     "rdma": "iproute2",
+    "tc": "iproute2",
     "nvme": "nvme-cli",
 }
 """By program, the package that brings it."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.nvmeof import box, guest
-from tests.nvmeof.guest import DATA, ENCLOSURE, say
+from tests.nvmeof.guest import ENCLOSURE, say
 
 NVMET = Path("/sys/kernel/config/nvmet")
 _WITHIN_S = 120.0
@@ -76,12 +76,12 @@ class Enclosure:
         return guest.kernel_log()[-4000:]
 
     def cut(self) -> None:
-        """Take the data network's link down."""
-        guest.run("ip", "link", "set", guest.card_on(DATA, ENCLOSURE), "down")
+        """Hear nothing of the data network any more."""
+        guest.cut(ENCLOSURE)
 
     def mend(self) -> None:
-        """Take it up again."""
-        guest.run("ip", "link", "set", guest.card_on(DATA, ENCLOSURE), "up")
+        """Hear it again."""
+        guest.mend(ENCLOSURE)
 
     def _write(self, hosts: Mapping[str, str]) -> None:
         self._hosts.touch(mode=0o600)

@@ -63,6 +63,22 @@ def join_networks(who: int) -> None:
     run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", card_on(DATA, who))
 
 
+def cut(who: int) -> None:
+    """Lose silently whatever comes in from the data network.
+
+    Its card stays up: soft RoCE never answers a connection again once it has had no route to send from.
+    """
+    load("sch_ingress", "cls_matchall", "act_gact")
+    card = card_on(DATA, who)
+    run("tc", "qdisc", "add", "dev", card, "ingress")
+    run("tc", "filter", "add", "dev", card, "ingress", "matchall", "action", "drop")
+
+
+def mend(who: int) -> None:
+    """Lose it no more."""
+    run("tc", "qdisc", "del", "dev", card_on(DATA, who), "ingress")
+
+
 def card_on(network: str, who: int) -> str:
     """Return the name of this guest's card on a network."""
     wanted = mac(network, who)

@@ -23,7 +23,8 @@ _TAIL = 5000
 
 
 def main() -> int:
-    # A refused secret takes as long as this to be told, twice: 60 s unless it is set.
+    # A refused secret may take as long as this to be told, and over RDMA six times as long: 60 s unless it is
+    # set.
     guest.run("modprobe", "-d", os.environ[guest.MODULES], "nvme_core", "admin_timeout=15")
     guest.load("nvme-tcp", "nvme-rdma")
     guest.join_networks(HOST)

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.nvmeof import box
-from tests.nvmeof.guest import DATA, ENCLOSURE, say
+from tests.nvmeof import box, guest
+from tests.nvmeof.guest import DATA, ENCLOSURE, HOST, say
 from tests.pod.processes import until
 from tests.pod.work import missing, put
 
@@ -137,7 +137,12 @@ class Life:
         (name,) = (each["name"] for each in failed["steps"] if each["state"] == "failed")
         assert name == step, failed
         assert because in failed["message"], failed["message"]
-        until(lambda: controllers(self._nqn) == [], "a host that is refused leaves nothing behind")
+        took_s = until(
+            lambda: controllers(self._nqn) == [],
+            "a host that is refused leaves nothing behind",
+            within_s=_LONG_S,
+        )
+        self._say(f"refused in {step}; its kernel has ended the controller {took_s:.0f} s later")
 
     def _onboarded(self) -> None:
         answer = self._register()
@@ -181,9 +186,10 @@ class Life:
     def _path_lost_and_back(self, client: ostraca.Client) -> None:
         assert self._is_live()
         box.ask("cut")
+        guest.cut(HOST)
         cut_s = time.monotonic()
         reasons = self._lost_in_time(client)
-        self._say(f"link down: {2 * len(LOST_CHAINS)} misses by their deadline ({reasons})")
+        self._say(f"network cut: {2 * len(LOST_CHAINS)} misses by their deadline ({reasons})")
         took_s = until(lambda: not self._is_live(), "status says that the path is lost", within_s=60.0)
         self._say(f"status says so {time.monotonic() - cut_s:.0f} s after ({took_s:.0f} s of it waited)")
         began_s = time.monotonic()
@@ -193,8 +199,9 @@ class Life:
         until(lambda: time.monotonic() - cut_s > 40.0, "fast_io_fail_tmo is over", within_s=60.0)
         self._lost_in_time(client)
         box.ask("mend")
+        guest.mend(HOST)
         took_s = until(self._is_live, "the path is back", within_s=60.0)
-        self._say(f"link up: the path is live {took_s:.0f} s later")
+        self._say(f"network mended: the path is live {took_s:.0f} s later")
         took_s = until(
             lambda: missing(client, CHAINS, deadline_s=10.0) == [], "all blocks are got again", within_s=90.0
         )
@@ -228,6 +235,15 @@ class Life:
 
 
 def controllers(nqn: str) -> list[str]:
-    """Return the names of this host's controllers of a subsystem, by the kernel's account."""
-    found = Path("/sys/class/nvme").glob("nvme*/subsysnqn")
-    return [each.parent.name for each in found if each.read_text().strip() == nqn]
+    """Return the names of this host's controllers of a subsystem, by the kernel's account, and of those that
+    are still being connected, which have none yet.
+    """
+    found = {each.parent.name: _read(each) for each in Path("/sys/class/nvme").glob("nvme*/subsysnqn")}
+    return [name for name, said in found.items() if said == nqn or (said and not said.startswith("nqn."))]
+
+
+def _read(attribute: Path) -> str:
+    try:
+        return attribute.read_text().strip()
+    except OSError:  # it has just gone
+        return ""

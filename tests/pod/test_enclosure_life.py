@@ -27,7 +27,15 @@ def busy(own: Pod) -> Iterator[Pod]:
     """A fabric of two agents and one enclosure, with an admin's files."""
     own.create(enclosures=1, capacity="132MiB")
     for number in range(2):
-        own.agent(f"agent-{number}", "--set", "nvme.turn_s=0.2", "--set", "open_again_s=0.5")
+        own.agent(
+            f"agent-{number}",
+            "--set",
+            "nvme.turn_s=0.2",
+            "--set",
+            "open_again_s=0.5",
+            "--set",
+            "nvme.reservations=true",
+        )
     own.start()
     yield own
     own.check_logs()
@@ -131,23 +139,30 @@ def test_the_whole_life_of_an_enclosure_under_load(busy: Pod, shelf_1: Enclosure
         admin.done(admin.ask("POST", "/v1/enclosures/shelf-1:undrain", {}))
         assert admin.operation(began.headers["location"].rpartition("/")[2])["state"] == "cancelled"
 
+        # A drive is added, and nothing is lost by it.
+        _expand(admin, busy, shelf_1)
+
         # A drive is replaced by one that was put in.
         failed = admin.done(
             admin.ask("POST", "/v1/enclosures/shelf-1/drives/drive-0:replace", {}), state="failed"
         )
         assert "put one in" in failed["message"]
-        shelf_1.start("--drives", "3")
+        shelf_1.start("--drives", "4")
         load.may_lose = True
         admin.done(admin.ask("POST", "/v1/enclosures/shelf-1/drives/drive-0:replace", {"force": True}))
         drives = admin.enclosure("shelf-1")["status"]["drives"]
         assert [(each["name"], each["is_in_map"]) for each in drives] == [
             ("drive-1", True),
             ("drive-2", True),
+            ("drive-3", True),
         ]
         exported = shelf_1.exports()
         assert exported is not None
         assert {each["nguid"] for each in drives} < {each["nguid"] for each in exported["namespaces"]}
         busy.await_settled()
+
+        # Files can't be reserved, and nothing hangs on it.
+        until(lambda: _reserved(admin) == {"not supported"}, "agents have looked whether drives can be")
 
         # Retired: its drives are let go, and nobody asks for it any more.
         admin.done(admin.ask("POST", "/v1/enclosures/shelf-1:retire", {"force": True}))
@@ -159,6 +174,7 @@ def test_the_whole_life_of_an_enclosure_under_load(busy: Pod, shelf_1: Enclosure
         "shelf-1",
         "shelf-1:drain",
         "shelf-1:undrain",
+        "shelf-1:expand",
         "drive-0:replace",
         "drive-0:replace",
         "shelf-1:retire",
@@ -244,6 +260,25 @@ def test_a_host_that_is_not_let_in_is_told_who_must_let_it_in(busy: Pod) -> None
 def _has_begun(admin: Admin, operation: str, step: int) -> bool:
     steps = admin.operation(operation)["steps"]
     return bool(steps[min(step, len(steps) - 1)]["state"] != "waiting")
+
+
+def _expand(admin: Admin, pod: Pod, shelf: EnclosureProcess) -> None:
+    """Put a third drive into an enclosure, and see that it takes blocks and those of others are still got."""
+    shelf.start("--drives", "3")
+    done = admin.done(admin.ask("POST", "/v1/enclosures/shelf-1:expand", {"force": True}))
+    assert done["message"] == "its 3 drives take blocks, 1 of them is new"
+    shelf.kill()
+    pod.await_settled()
+    assert "shelf-1/drive-2/0" in pod.claims()
+    for agent in pod.agents:
+        with agent.connect() as client:
+            assert missing(client) == []
+
+
+def _reserved(admin: Admin) -> set[str]:
+    """Return what agents say of reservations of the enclosure."""
+    agents = admin.ask("GET", "/v1/agents").body["items"]
+    return {path["reservations"] for agent in agents for path in agent["paths"]}
 
 
 def _audit(pod: Pod) -> list[dict[str, str]]:

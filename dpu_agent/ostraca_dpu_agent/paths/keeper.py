@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import DriveRecord, FabricMap
     from ostraca_fabric.ids import EnclosureId
     from ostraca_fabric.ports.paths import Namespace, Paths, PathState
+    from ostraca_fabric.ports.reservations import Reservations
     from ostraca_fabric.target import Target
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,16 @@ class PathKeeper:
         clock: Callable[[], float],
         turn_s: float,
         hold_s: float,
+        reservations: Reservations | None = None,
     ) -> None:
         """Look at each enclosure every *turn_s*. *secret_of* returns the secret of a name, and raises
         OstracaError; *is_open* says whether one of these drives, by NGUID, is open here. Whoever was looked
-        at is left alone for *hold_s* after that.
+        at is left alone for *hold_s* after that. *reservations* is how this host reserves drives, where it is
+        to (``Reserving``).
         """
         self.paths = paths
         self.secret_of = secret_of
+        self.reservations = reservations
         self._is_open = is_open
         self._clock = clock
         self._turn_s = turn_s
@@ -108,14 +112,15 @@ class PathKeeper:
         """Leave a target connected for a while, though the map may not have it."""
         self._held_until_s[target] = self._clock() + self._hold_s
 
-    def status(self) -> tuple[EnclosurePathStatus, ...]:
-        """Say how the paths to each enclosure are."""
+    def status(self, reserved: Mapping[EnclosureId, str]) -> tuple[EnclosurePathStatus, ...]:
+        """Say how the paths to each enclosure are. *reserved*: what ``Reserving`` says of its drives."""
         return tuple(
             EnclosurePathStatus(
                 enclosure,
                 len(kept.namespaces),
                 tuple(PathStatus(str(each.controller), each.is_live, each.detail) for each in kept.states),
                 kept.trouble,
+                reserved.get(enclosure, ""),
             )
             for enclosure, kept in sorted(self._kept.items())
         )

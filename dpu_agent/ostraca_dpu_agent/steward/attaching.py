@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,10 @@ def path_of(drive: DriveRecord) -> str:
     return drive.path
 
 
+async def bar_nobody(drive: DriveId, agent: AgentId) -> None:
+    """Leave it to time-outs what an agent that is gone still writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """How an agent's process opens drives."""
@@ -42,6 +46,9 @@ class Opening:
 
     device_of: Callable[[DriveRecord], str] = path_of
     """Says where a drive can be opened now; empty where nowhere."""
+
+    bar: Callable[[DriveId, AgentId], Awaitable[None]] = bar_nobody
+    """Has a drive refuse what an agent that is gone still writes, where it can."""
 
 
 class Attaching:

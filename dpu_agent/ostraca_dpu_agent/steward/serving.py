@@ -21,7 +21,7 @@ from ostraca_fabric.errors import DriveError, MembershipError
 from ostraca_fabric.fabric_map import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from typing import Any
 
     from ostraca_dpu_agent.owner.shard import OwnedShard
@@ -52,8 +52,11 @@ class Serving:
         settings: OwnerSettings,
         membership: Membership,
         clock: Callable[[], float],
+        bar: Callable[[AgentId], Awaitable[None]],
     ) -> None:
-        """Serve what was *claimed*; it was asked for by *claimed_s*, and stood some time after that."""
+        """Serve what was *claimed*; it was asked for by *claimed_s*, and stood some time after that. *bar*
+        has the drive refuse what an agent that is gone still writes, where it can.
+        """
         self.owned = owned
         self.claimed_s = claimed_s
         self._drive = drive
@@ -63,6 +66,7 @@ class Serving:
         self._settings = settings
         self._membership = membership
         self._clock = clock
+        self._bar = bar
         self._earlier: dict[OwnerEpoch, Grant] = {}
         self._retire_at_s: dict[OwnerEpoch, float] = {}
         self._granting = asyncio.Lock()
@@ -184,6 +188,9 @@ class Serving:
             own = tuple(sorted(self.owned.core.grants.own))
             if not await self._granted(own, due):
                 return False
+        # The store has just said that the claim stands; no segment of theirs is used before this.
+        for agent in sorted({self._earlier[epoch].agent for epoch in due}):
+            await self._bar(agent)
         grants = [self._earlier.pop(epoch) for epoch in sorted(due)]
         for epoch in due:
             del self._retire_at_s[epoch]

@@ -79,6 +79,7 @@ class Steward:
         self._membership = membership
         self._owner = owner
         self._drives = drives
+        self._opening = opening
         self._attaching = Attaching(agent.id, drives, opening, clock=clock, again_s=settings.open_again_s)
         self._clock = clock
         self._failed: dict[ShardId, tuple[int, float]] = {}
@@ -360,6 +361,7 @@ class Steward:
             settings=self._settings.owner,
             membership=self._membership,
             clock=self._clock,
+            bar=partial(self._opening.bar, record.drive),
         )
         recovering = self._tasks.spawn(self._recover(serving))
         self._recoveries[record.id] = recovering

@@ -63,11 +63,14 @@ _HOW = {
 class NvmetExporter:
     """One enclosure's subsystem. Implements ``ports.Exporter``."""
 
-    def __init__(self, tree: Configfs, nqn: str, made: MadeHere) -> None:
-        """*tree* is that of nvmet; *made* remembers what was made there."""
+    def __init__(self, tree: Configfs, nqn: str, made: MadeHere, *, reservations: bool = False) -> None:
+        """*tree* is that of nvmet; *made* remembers what was made there. With *reservations* hosts may
+        reserve drives that are offered from now on, where the kernel knows how.
+        """
         self._tree = tree
         self._nqn = nqn
         self._made = made
+        self._reservations = reservations
         self._subsystem = f"subsystems/{nqn}"
 
     def observe(self, hosts: Mapping[str, HostSecrets]) -> Have:
@@ -176,6 +179,8 @@ class NvmetExporter:
         self._tree.write(f"{at}/device_path", export.device)
         self._tree.write(f"{at}/device_nguid", export.nguid)
         self._tree.write(f"{at}/device_uuid", uuid_of(export.nguid))
+        if self._reservations and self._tree.has(f"{at}/resv_enable"):
+            self._tree.write(f"{at}/resv_enable", "1")
         self._tree.write(f"{at}/enable", "1")
 
     def _take_back(self, slot: int) -> None:

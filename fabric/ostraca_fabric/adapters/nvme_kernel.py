@@ -71,31 +71,37 @@ class LinuxKernel:
 
     async def options(self) -> frozenset[str]:
         """See ``Kernel``."""
-        answer = await _asked(self._ask_s, do="options", fabrics=str(self._dev / FABRICS))
+        answer = await asked(self._ask_s, do="options", fabrics=str(self._dev / FABRICS))
         return frozenset(answer["options"])
 
     async def connect(self, options: str, within_s: float) -> str:
         """See ``Kernel``."""
-        answer = await _asked(
-            within_s,
-            do="connect",
-            fabrics=str(self._dev / FABRICS),
-            log=str(self._dev / "kmsg"),
-            options=options,
-        )
+        log = self._dev / "kmsg"
+        said = nvme_request.Log(str(log))
+        try:
+            answer = await asked(
+                within_s, do="connect", fabrics=str(self._dev / FABRICS), log=str(log), options=options
+            )
+        except KernelError as error:
+            if error.code == errno.ETIME:  # who was given up tells nothing
+                raise KernelError(error.code, error.during, tuple(said.lines())) from error
+            raise
+        finally:
+            said.close()
         return f"nvme{answer['instance']}"
 
     async def active(self, controller: str) -> int:
         """See ``Kernel``."""
-        answer = await _asked(self._ask_s, do="active", device=str(self._dev / controller))
+        answer = await asked(self._ask_s, do="active", device=str(self._dev / controller))
         return int(answer["active"])
 
     async def write(self, attribute: Path, text: str, within_s: float) -> None:
         """See ``Kernel``."""
-        await _asked(within_s, do="write", path=str(attribute), text=text)
+        await asked(within_s, do="write", path=str(attribute), text=text)
 
 
-async def _asked(within_s: float, **request: str) -> dict[str, Any]:
+async def asked(within_s: float, **request: str) -> dict[str, Any]:
+    """Put a request to the kernel by a process of its own. Raises KernelError, ETIME past its time."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",

@@ -21,8 +21,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.nvme_kernel import KernelError, LinuxKernel
+from ostraca_fabric.adapters.nvme_late import Asked, LateControllers
 from ostraca_fabric.adapters.nvme_refusals import refusal
-from ostraca_fabric.adapters.nvme_sysfs import NvmeSysfs, canonical, is_address
+from ostraca_fabric.adapters.nvme_sysfs import NvmeSysfs, canonical, is_address, leads_to
 from ostraca_fabric.adapters.nvme_timeouts import PathSettings, too_late
 from ostraca_fabric.adapters.path_errors import furthest
 from ostraca_fabric.errors import UsageError, shown
@@ -74,6 +75,10 @@ class NvmePaths:
 
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By the target's NQN."""
+
+        self._late = LateControllers(self._sysfs)
+        self._knows_secrets = False
+        """Whether the kernel has said that it can show one. It says nothing while it connects something."""
 
         self._connecting = asyncio.Lock()
         """The kernel makes one controller after the other: whose turn it is."""
@@ -151,7 +156,10 @@ class NvmePaths:
 
     async def _check_kernel_knows_secrets(self) -> None:
         """A kernel that does not would log the secret as an option that it does not know."""
-        if "dhchap_secret" not in await self._kernel.options():
+        if self._knows_secrets:
+            return
+        self._knows_secrets = "dhchap_secret" in await self._kernel.options()
+        if not self._knows_secrets:
             raise PathError(
                 Stage.FIT,
                 "this host's kernel can't show an enclosure a secret (CONFIG_NVME_HOST_AUTH): use one that "
@@ -192,7 +200,7 @@ class NvmePaths:
         """Have a path to one controller. Return its name where it was made now."""
         addresses = await self._resolved(controller)
         for found in await self._ours(target):
-            if not _leads_to(found, controller, addresses) or found.is_going:
+            if not leads_to(found, controller, addresses) or found.is_going:
                 continue
             if found.is_live:
                 return ""
@@ -201,6 +209,9 @@ class NvmePaths:
                 f"the path to {controller} is lost, and tried again every "
                 f"{self._settings.reconnect_delay_s} s ({found.name} is {found.state})",
             )
+        asked = Asked(target.nqn, controller, addresses, self._host, secret)
+        if (before := await asyncio.to_thread(self._late.told, asked)) is not None:
+            raise before
         settings = self._settings
         options = {
             "transport": controller.transport.value,
@@ -220,15 +231,27 @@ class NvmePaths:
             if secret:
                 await self._check_kernel_knows_secrets()
             async with self._connecting:
+                others = await asyncio.to_thread(self._sysfs.names)
                 return await self._kernel.connect(
                     ",".join(f"{name}={value}" for name, value in options.items()), settings.connect_s
                 )
         except KernelError as error:
             if error.code == errno.EALREADY:  # somebody has just done it: the next look finds it
                 return ""
-            raise refusal(
-                controller, target.nqn, self._host, error.without(others), has_secret=bool(secret)
-            ) from error
+            late = None
+            if error.code == errno.ETIME:
+                late = await asyncio.to_thread(self._late.seen, asked, others)
+            told = refusal(
+                controller,
+                target.nqn,
+                self._host,
+                error.without(others),
+                has_secret=bool(secret),
+                late=late,
+            )
+            if late is not None:
+                self._late.remember(late, asked, told)
+            raise told from error
 
     async def _attached(self, target: Target, made: list[str]) -> None:
         """Wait until the kernel has named the drives of controllers that were just made."""
@@ -268,7 +291,7 @@ class NvmePaths:
         states = [
             each.state
             for each in found
-            if each.host == self._host and _leads_to(each, controller, addresses) and not each.is_going
+            if each.host == self._host and leads_to(each, controller, addresses) and not each.is_going
         ]
         if "live" in states:
             return PathState(controller, is_live=True, detail="live")
@@ -305,11 +328,3 @@ class NvmePaths:
             if error.code == errno.ENOENT:  # it has just gone
                 return
             raise PathError(Stage.FIT, f"{found.name} can't be ended: {error}") from error
-
-
-def _leads_to(found: FoundController, controller: Controller, addresses: tuple[str, ...]) -> bool:
-    return (
-        found.transport == controller.transport.value
-        and found.service == controller.service
-        and found.address in addresses
-    )

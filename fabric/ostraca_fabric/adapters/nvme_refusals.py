@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.ports.paths import PathError, Stage
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _NOT_ALLOWED = ("is not allowed, hostnqn", "Connect Invalid Data Parameter, hostnqn")
 _ANOTHER = ("Connect Invalid Data Parameter, subsysnqn",)
 _NOT_AUTHENTICATED = ("authentication",)
+_AUTHENTICATED = (": authenticated",)
 _BUSY = ("controller is busy or not available",)
 _SECRET_ERRORS = (errno.ENOKEY, errno.EKEYREJECTED, errno.EKEYEXPIRED)
 _WAYS = {
@@ -30,7 +32,6 @@ _WAYS = {
     errno.ENETUNREACH: "no network leads there",
     errno.ETIMEDOUT: "nothing answers there",
     errno.EAGAIN: "something listens there, and does not answer as NVMe-oF",
-    errno.ETIME: "it has not ended in time",
     errno.EADDRNOTAVAIL: "no device of this host leads there",
     errno.ENODEV: "no device of this host leads there",
     errno.EHOSTDOWN: "no host answers there",
@@ -38,18 +39,35 @@ _WAYS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What the host shows of a controller that was given up."""
+
+    name: str = ""
+    """Of the controller, while the kernel is still at it."""
+
+    has_answered: bool = False
+    """The other end took the connection."""
+
+    behind: str = ""
+    """The controller that was asked for before, and is under way still: nothing was sent for this one."""
+
+    behind_s: float = 0.0
+    """For how long it may be."""
+
+
 def refusal(
-    controller: Controller, nqn: str, host: str, error: KernelError, *, has_secret: bool
+    controller: Controller,
+    nqn: str,
+    host: str,
+    error: KernelError,
+    *,
+    has_secret: bool,
+    late: Late | None = None,
 ) -> PathError:
-    """Return what to tell of a controller that the kernel did not connect."""
-    if error.during == "open":
-        return _cannot_ask(controller, error)
-    if error.during == "options":  # the enclosure was asked nothing yet
-        return PathError(
-            Stage.FIT,
-            f"this host does not say whether its kernel can show {controller} a secret "
-            f"({os.strerror(error.code)}): has it too much to do?",
-        )
+    """Return what to tell of a controller that the kernel did not connect; with *late*, not in time."""
+    if (unasked := _not_asked(controller, error, late)) is not None:
+        return unasked
     said = "\n".join(error.log)
     if _any(_NOT_ALLOWED, said):
         stage, why = (
@@ -74,6 +92,9 @@ def refusal(
         )
     elif _any(_BUSY, said):
         stage, why = Stage.REACH, "has no room for another host now: raise how many it may have"
+    elif error.code == errno.ETIME:
+        has_said_yes = _any(_AUTHENTICATED, said)
+        stage, why = _not_in_time(host, late or Late(), is_secret_open=has_secret and not has_said_yes)
     elif error.code in _WAYS:
         stage, why = (
             Stage.REACH,
@@ -100,6 +121,43 @@ def refusal(
             ),
         )
     return PathError(stage, f"{controller} {why}")
+
+
+def _not_in_time(host: str, late: Late, *, is_secret_open: bool) -> tuple[Stage, str]:
+    see = "see that the enclosure's daemon runs, and that this host's network leads to it"
+    if late.has_answered and is_secret_open:
+        # Linux's target ends the connection of whom it refuses, often before its answer has gone out.
+        return Stage.AUTHENTICATE, (
+            f"took the connection of {host}, and has not ended authentication in time, as one does that has "
+            "another secret for it: give this host the secret that the enclosure has for it; the enclosure's "
+            "kernel log has the reason"
+        )
+    if late.has_answered:
+        return (
+            Stage.REACH,
+            f"took the connection of {host}, and answers no more: see its kernel's log",
+        )
+    return Stage.REACH, f"can't be reached: it has not ended in time (ETIME); {see}"
+
+
+def _not_asked(controller: Controller, error: KernelError, late: Late | None) -> PathError | None:
+    """Return what to tell where nothing was sent to the enclosure; None where something may have been."""
+    if error.during == "open":
+        return _cannot_ask(controller, error)
+    if error.code == errno.ETIME and late is not None and late.behind:
+        return PathError(
+            Stage.REACH,
+            f"{controller} was not tried: this host's kernel makes one path after the other, and is busy "
+            f"with {late.behind} for up to {late.behind_s:.0f} s, as where a secret is refused "
+            "(nvme_core.admin_timeout, for each time that it asks): ask again then",
+        )
+    if error.during == "options":
+        return PathError(
+            Stage.FIT,
+            f"this host does not say whether its kernel can show {controller} a secret "
+            f"({os.strerror(error.code)}): has it too much to do?",
+        )
+    return None
 
 
 def _cannot_ask(controller: Controller, error: KernelError) -> PathError:

@@ -32,6 +32,34 @@ _ADMIN_COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIII")
 _ADMIN_IOCTL = 0xC0484E41
 """``NVME_IOCTL_ADMIN_CMD``."""
 
+_IO_IOCTL = 0xC0484E43
+"""``NVME_IOCTL_IO_CMD``."""
+
+_ID_IOCTL = 0x4E40
+"""``NVME_IOCTL_ID``: which namespace of its subsystem a device is."""
+
+_REGISTER, _REPORT, _ACQUIRE, _RELEASE = 0x0D, 0x0E, 0x11, 0x15
+_TYPE = 5 << 8
+"""Write Exclusive - All Registrants."""
+
+_ACTS = {
+    "register": (_REGISTER, 0),
+    "reserve": (_ACQUIRE, _TYPE),
+    "clear": (_RELEASE, 1),
+    "bar": (_ACQUIRE, _TYPE | 1),
+}
+"""The command of each, and its first word: the action, with the type."""
+
+_CONFLICT = 0x83
+_NOT_KNOWN = (0x01, 0x02)
+"""Invalid Command Opcode, and Invalid Field."""
+
+_STATUS_BITS = 0x7FF
+_REGISTRANTS_MAX = 511
+_REPORT_HEAD = struct.Struct("<IBH2xB54x")
+_REGISTRANT = struct.Struct("<HB5xQ16s32x")
+"""As of the extended data structure, with host identifiers of 128 bits, which NVMe-oF has alone."""
+
 
 class Log:
     """What the kernel says meanwhile; nothing where this process may not read it."""
@@ -45,6 +73,12 @@ class Log:
         try:
             os.lseek(self._fd, 0, os.SEEK_END)
         except OSError:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Follow it no more."""
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
@@ -124,6 +158,45 @@ def active(device: str) -> dict[str, object]:
     return {"active": sum(bool(number) for (number,) in struct.iter_unpack("<I", listed.raw))}
 
 
+def passed(fd: int, opcode: int, word: int, data: ctypes.Array[ctypes.c_char], *, extended: int = 0) -> int:
+    """Pass a command on reservations to a namespace; return its status, without the bits around it."""
+    words = [word, extended, 0, 0, 0, 0]
+    command = _ADMIN_COMMAND.pack(
+        *(opcode, 0, 0, fcntl.ioctl(fd, _ID_IOCTL), 0, 0, 0),
+        *(ctypes.addressof(data), 0, len(data), *words, 0, 0),
+    )
+    status: int = fcntl.ioctl(fd, _IO_IOCTL, bytearray(command))
+    return status & _STATUS_BITS
+
+
+def report(device: str) -> dict[str, object] | None:
+    """Return how a namespace is reserved, and by whom; None where it is none that can be. What kept it from
+    being asked is ``errno``.
+    """
+    data = ctypes.create_string_buffer(_REPORT_HEAD.size + _REGISTRANTS_MAX * _REGISTRANT.size)
+    try:
+        status = passed(os.open(device, os.O_RDONLY), _REPORT, len(data) // 4 - 1, data, extended=1)
+    except OSError as error:
+        return None if error.errno in (errno.ENOTTY, errno.EINVAL) else {"errno": error.errno}
+    if status:
+        return None if status in _NOT_KNOWN else {"errno": errno.EIO}
+    _, kind, count, _ = _REPORT_HEAD.unpack_from(data)
+    listed = data.raw[_REPORT_HEAD.size :][: min(count, _REGISTRANTS_MAX) * _REGISTRANT.size]
+    return {"type": kind, "keys": [key for _, _, key, _ in _REGISTRANT.iter_unpack(listed)]}
+
+
+def reserve(device: str, act: str, key: int, other: int) -> dict[str, object]:
+    """Ask for something about the reservation of a namespace; say whether it was done."""
+    opcode, word = _ACTS[act]
+    keys = {"register": (0, key), "bar": (key, other)}.get(act, (key, 0))
+    data = ctypes.create_string_buffer(struct.pack("<QQ", *keys), 16)
+    fd = os.open(device, os.O_RDWR)
+    status = passed(fd, opcode, word, data)
+    if status not in (0, _CONFLICT):
+        return {"errno": errno.EIO, "during": f"{act}, status {status:#x}", "log": []}
+    return {"is_done": status == 0}
+
+
 def answered(request: dict[str, str]) -> dict[str, object]:
     """Do what is asked."""
     match request["do"]:
@@ -133,6 +206,10 @@ def answered(request: dict[str, str]) -> dict[str, object]:
             return options(request["fabrics"])
         case "active":
             return active(request["device"])
+        case "reports":
+            return {"reports": [report(device) for device in request["devices"].split("\n")]}
+        case "reserve":
+            return reserve(request["device"], request["act"], int(request["key"]), int(request["other"]))
         case _:
             return write(request["path"], request["text"])
 

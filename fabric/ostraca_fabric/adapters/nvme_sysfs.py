@@ -10,14 +10,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostraca_fabric.adapters.nvme_timeouts import IO_TIMEOUT_DEFAULT_S, KEEP_ALIVE_DEFAULT_S
+from ostraca_fabric.adapters.nvme_timeouts import (
+    ADMIN_TIMEOUT_DEFAULT_S,
+    IO_TIMEOUT_DEFAULT_S,
+    KEEP_ALIVE_DEFAULT_S,
+    RETRIES_DEFAULT,
+)
 from ostraca_fabric.ports.paths import Namespace
+from ostraca_fabric.target import Controller
 
 _CONTROLLER = re.compile(r"nvme[0-9]+\Z")
 _HEAD = re.compile(r"nvme[0-9]+n[0-9]+\Z")
 _PATH = re.compile(r"nvme[0-9]+(?:c[0-9]+)?n[0-9]+\Z")
 _SECTOR_BYTES = 512
 _FABRICS = ("rdma", "tcp")
+_CONNECTING = ("new", "connecting")
+_NQN_BEGINS = "nqn."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,23 @@ class FoundController:
         return self.state.startswith("deleting")
 
 
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """A controller that is not there yet, or is there no more and comes back."""
+
+    name: str
+    transport: str
+    address: str
+    service: int
+    host: str
+    has_answered: bool
+    """Whether the other end has taken it, and given it an id: its allow-list did not mind then, and the
+    secret is what it asks for next."""
+
+    has_been: bool
+    """Whether it was there before: it has a subsystem. One that has not is ended by the kernel alone."""
+
+
 class NvmeSysfs:
     """NVMe as ``/sys`` shows it."""
 
@@ -73,6 +98,12 @@ class NvmeSysfs:
         """Return how long a command of a controller that is made now may take."""
         return _number(_text(self._parameter("io_timeout")), IO_TIMEOUT_DEFAULT_S)
 
+    def refused_s(self) -> float:
+        """Return how long this host may take to learn that its secret was refused (``nvme_late``)."""
+        return _number(_text(self._parameter("admin_timeout")), ADMIN_TIMEOUT_DEFAULT_S) * (
+            1 + _number(_text(self._parameter("max_retries")), RETRIES_DEFAULT)
+        )
+
     def names(self) -> frozenset[str]:
         """Return the names of all controllers there are, wherever they lead."""
         return frozenset(each.name for each in _entries(self._root / "class" / "nvme", _CONTROLLER))
@@ -83,15 +114,15 @@ class NvmeSysfs:
         for directory in _entries(self._root / "class" / "nvme", _CONTROLLER):
             if _text(directory / "subsysnqn") != nqn or _text(directory / "transport") not in _FABRICS:
                 continue
-            where = dict(part.partition("=")[::2] for part in _text(directory / "address").split(","))
+            address, service = _where(directory)
             fast_io_fail = _text(directory / "fast_io_fail_tmo")
             found.append(
                 FoundController(
                     name=directory.name,
                     directory=directory,
                     transport=_text(directory / "transport"),
-                    address=canonical(where.get("traddr", "")),
-                    service=int(_number(where.get("trsvcid", ""), 0)),
+                    address=address,
+                    service=service,
                     host=_text(directory / "hostnqn"),
                     state=_text(directory / "state"),
                     fast_io_fail_s=float(fast_io_fail) if fast_io_fail.isdigit() else None,
@@ -105,6 +136,30 @@ class NvmeSysfs:
                     ),
                     secret=_text(directory / "dhchap_secret"),
                     is_patient=_text(directory / "ctrl_loss_tmo") in ("off", ""),
+                )
+            )
+        return found
+
+    def connecting(self) -> list[Connecting]:
+        """Return the controllers that are being connected, wherever they lead.
+
+        Linux learns a controller's subsystem after authentication, and till then shows ``(efault)`` for it.
+        """
+        found = []
+        for directory in _entries(self._root / "class" / "nvme", _CONTROLLER):
+            transport = _text(directory / "transport")
+            if transport not in _FABRICS or _text(directory / "state") not in _CONNECTING:
+                continue
+            address, service = _where(directory)
+            found.append(
+                Connecting(
+                    name=directory.name,
+                    transport=transport,
+                    address=address,
+                    service=service,
+                    host=_text(directory / "hostnqn"),
+                    has_answered=_number(_text(directory / "cntlid"), 0) > 0,
+                    has_been=_text(directory / "subsysnqn").startswith(_NQN_BEGINS),
                 )
             )
         return found
@@ -151,6 +206,21 @@ def is_address(text: str) -> bool:
 def canonical(address: str) -> str:
     """Return an address in its one spelling; as it is where it is none."""
     return str(ipaddress.ip_address(address)) if is_address(address) else address
+
+
+def _where(directory: Path) -> tuple[str, int]:
+    """Return the address and port of a controller."""
+    where = dict(part.partition("=")[::2] for part in _text(directory / "address").split(","))
+    return canonical(where.get("traddr", "")), int(_number(where.get("trsvcid", ""), 0))
+
+
+def leads_to(found: FoundController | Connecting, controller: Controller, addresses: tuple[str, ...]) -> bool:
+    """Say whether this is a path to a controller, whose name stands for *addresses*."""
+    return (
+        found.transport == controller.transport.value
+        and found.service == controller.service
+        and found.address in addresses
+    )
 
 
 def _identity(head: Path) -> str:

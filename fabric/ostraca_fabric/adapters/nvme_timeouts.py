@@ -25,6 +25,9 @@ KEEP_ALIVE_DEFAULT_S = 5.0
 ADMIN_TIMEOUT_DEFAULT_S = 60.0
 """``nvme_core.admin_timeout`` of Linux."""
 
+RETRIES_DEFAULT = 5
+"""``nvme_core.max_retries`` of Linux."""
+
 ASK_S = 15.0
 """``PathSettings.ask_s``."""
 
@@ -57,9 +60,9 @@ class PathSettings:
 
     connect_s: float = ADMIN_TIMEOUT_DEFAULT_S + 15.0
     """How long one controller may take to connect. Controllers that are not there take about three seconds
-    over TCP. Of a secret that is refused, Linux's host was seen to learn only when its
-    ``nvme_core.admin_timeout`` is over, and over RDMA after several of them. One that is given up before is
-    told as a controller that does not answer."""
+    over TCP. Of a secret that is refused, Linux's host may learn only when its ``nvme_core.admin_timeout`` is
+    over, and over RDMA when six of them are. One that is given up before is told by how far it came: did the
+    other end take the connection?"""
 
     ask_s: float = ASK_S
     """How long a question to this host's kernel may take, with the start of the process that asks: seconds,

@@ -14,7 +14,9 @@ import msgspec
 from ostraca_fabric import record_keys
 from ostraca_fabric.admin.errors import ConflictError, NotFoundError
 from ostraca_fabric.admin.model import (
+    STEPS,
     VERSION,
+    About,
     AuditEntry,
     DriveUse,
     EnclosureSpec,
@@ -29,6 +31,7 @@ from ostraca_fabric.admin.model import (
     encode,
 )
 from ostraca_fabric.admin.rules import (
+    check_addition,
     check_changeable,
     check_match,
     check_spec,
@@ -47,23 +50,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.ports.records import Record, Records
 
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
-
-STEPS = {
-    Kind.ONBOARD: (
-        "reachable",
-        "authenticated",
-        "identified",
-        "preflight",
-        "formatted",
-        "probed",
-        "in the map",
-    ),
-    Kind.DRAIN: ("takes nothing new", "passed over"),
-    Kind.UNDRAIN: ("takes blocks again",),
-    Kind.REPLACE: ("identified", "preflight", "formatted", "probed", "in the map"),
-    Kind.RETIRE: ("out of the map", "forgotten"),
-}
-"""Of each kind of long work, in order."""
 
 _TRIES = 8
 
@@ -110,12 +96,7 @@ class Desk:
         enclosure = EnclosureId(spec.name)
         named = {record_keys.nguid(nguid): nguid for nguid in spec.drives}
         uses = await self._records.get_many(list(named))
-        for key, nguid in named.items():
-            if key in uses and (other := decode(uses[key].value, DriveUse)).enclosure != enclosure:
-                raise ConflictError(
-                    f"drive {nguid} is one of enclosure {other.enclosure}: retire it there first, or "
-                    "leave it out"
-                )
+        _refuse_others(enclosure, named, uses)
         use = encode(DriveUse(VERSION, enclosure, ""))
         changes = [Written(record_keys.spec(enclosure), encode(spec))]
         changes += [Written(key, use) for key in named if key not in uses]
@@ -200,7 +181,32 @@ class Desk:
             {Phase.READY, Phase.DRAINING, Phase.DRAINED},
             if_match=if_match,
             force=force,
-            about=(drive, replacement, tuple(wipe)),
+            about=About(drive=drive, replacement=replacement, wipe=tuple(wipe)),
+        )
+
+    async def expand(
+        self,
+        enclosure: EnclosureId,
+        caller: Caller,
+        *,
+        drives: Sequence[str] = (),
+        wipe: Sequence[str] = (),
+        if_match: int | None = None,
+        force: bool = False,
+    ) -> Operation:
+        """Add drives to an enclosure in use: those that are named, or all that it shows and does not use."""
+        check_addition(drives, wipe)
+        await self._known(enclosure)
+        named = {record_keys.nguid(nguid): nguid for nguid in drives}
+        _refuse_others(enclosure, named, await self._records.get_many(list(named)))
+        return await self._long_work(
+            Kind.EXPAND,
+            enclosure,
+            caller,
+            {Phase.READY},
+            if_match=if_match,
+            force=force,
+            about=About(drives=tuple(drives), wipe=tuple(wipe)),
         )
 
     async def _long_work(
@@ -212,15 +218,19 @@ class Desk:
         *,
         if_match: int | None,
         force: bool,
-        about: tuple[str, str, tuple[str, ...]] = ("", "", ()),
+        about: About | None = None,
     ) -> Operation:
-        drive, replacement, wipe = about
+        about = about or About()
         for _ in range(_TRIES):
             known = await self._known(enclosure)
             check_match(if_match, known.spec_revision)
             running = known.operation if known.operation.state is State.RUNNING else None
-            if running is not None and (running.kind, running.drive) == (kind, drive):
-                return running
+            if running is not None and (running.kind, running.about) == (kind, about):
+                if not force or running.force:
+                    return running
+                if await self._forced(known, caller):
+                    return msgspec.structs.replace(running, force=True)
+                continue
             if known.status.phase not in phases:
                 raise ConflictError(not_now(kind, enclosure, known.status.phase))
             if running is not None and not may_cancel(kind, running.kind, force=force):
@@ -230,15 +240,25 @@ class Desk:
                 )
             operation = msgspec.structs.replace(
                 self._operation(kind, enclosure, caller),
-                drive=drive,
-                replacement=replacement,
-                wipe=wipe,
+                drive=about.drive,
+                replacement=about.replacement,
+                wipe=about.wipe,
+                drives=about.drives,
                 force=force,
             )
             changes, unchanged = list[Written](), {record_keys.spec(enclosure): known.spec_revision}
             if await self._begin(operation, known.status, known, changes, unchanged, caller):
                 return operation
         raise ConflictError(f"others change enclosure {enclosure} all the time: ask again")
+
+    async def _forced(self, known: Kept, caller: Caller) -> bool:
+        """Force long work that runs, as its caller asks for now: whoever does it reads it again."""
+        running = known.operation
+        at = record_keys.operation(running.id)
+        forced = Written(at, encode(msgspec.structs.replace(running, force=True)))
+        audited = self._audit.entry(caller, running.enclosure, f"{running.kind.value} {running.id}, forced")
+        changes, unchanged = [forced, audited], {at: known.operation_revision}
+        return await self._records.write(changes, unchanged=unchanged) is not None
 
     async def _begin(
         self,
@@ -341,3 +361,12 @@ class Desk:
     def _operation(self, kind: Kind, enclosure: EnclosureId, caller: Caller) -> Operation:
         steps = tuple(Step(name) for name in STEPS[kind])
         return Operation(VERSION, self._new_id(), kind, enclosure, caller.name, self._unix_s(), steps)
+
+
+def _refuse_others(enclosure: EnclosureId, named: Mapping[str, str], uses: Mapping[str, Record]) -> None:
+    """Refuse drives that are another enclosure's. *named* and *uses* are by key. Raises ConflictError."""
+    for key, nguid in named.items():
+        if key in uses and (other := decode(uses[key].value, DriveUse)).enclosure != enclosure:
+            raise ConflictError(
+                f"drive {nguid} is one of enclosure {other.enclosure}: retire it there first, or leave it out"
+            )

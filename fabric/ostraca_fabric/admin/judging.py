@@ -114,7 +114,13 @@ def identified(
 def chosen(status: EnclosureStatus, seen: SeenDrive, format_id: str) -> EnclosureStatus:
     """Return it with one more drive, under a name that no drive of it had before."""
     drive = ChosenDrive(
-        f"drive-{status.next_drive}", seen.nguid, format_id, seen.size_bytes, seen.model, seen.serial
+        f"drive-{status.next_drive}",
+        seen.nguid,
+        format_id,
+        seen.size_bytes,
+        seen.model,
+        seen.serial,
+        is_coming=True,
     )
     return msgspec.structs.replace(status, drives=(*status.drives, drive), next_drive=status.next_drive + 1)
 
@@ -164,6 +170,47 @@ def replacement_of(seen: Mapping[str, SeenDrive], status: EnclosureStatus, wante
         which = f"it shows {', '.join(sorted(free))}: name one" if free else "put one in, and ask again"
         return Failed(f"there are {len(free)} drives that could come for it; {which}")
     return next(iter(free.values()))
+
+
+def added(
+    seen: Mapping[str, SeenDrive],
+    status: EnclosureStatus,
+    wanted: Sequence[str],
+    new_format_id: Callable[[], str],
+) -> tuple[Verdict, EnclosureStatus]:
+    """Which drives are added to those that it uses: the named ones, or all others that it shows.
+
+    Those that an earlier try had chosen keep their names where they are chosen again, and are chosen no more
+    where they are not. Named ones that it uses already are no trouble: the same may be asked for twice.
+    """
+    used = tuple(drive for drive in status.drives if not drive.is_coming)
+    earlier = {drive.nguid: drive for drive in status.drives if drive.is_coming}
+    names = {drive.nguid: drive.name for drive in used}
+    missing = [nguid for nguid in wanted if nguid not in seen]
+    if missing:
+        return Failed(
+            f"it shows no drive {', '.join(missing)}: put it in, and let its daemon export it"
+        ), status
+    coming = [nguid for nguid in wanted or sorted(seen) if nguid not in names]
+    if not coming and not wanted:
+        return Failed(
+            f"it shows {len(seen)} drives, and uses them all: put one in, and let its daemon export it"
+        ), status
+    if len(used) + len(coming) > DRIVES_MAX:
+        return Failed(
+            f"it would have {len(used) + len(coming)} drives, and an enclosure has {DRIVES_MAX} at most"
+        ), status
+    after = msgspec.structs.replace(status, drives=used)
+    for nguid in coming:
+        if nguid in earlier:
+            after = msgspec.structs.replace(after, drives=(*after.drives, earlier[nguid]))
+        else:
+            after = chosen(after, seen[nguid], new_format_id())
+    if not coming:
+        return Done(f"it uses {', '.join(wanted)} already: nothing is added"), after
+    new = {drive.nguid: drive.name for drive in after.drives if drive.is_coming}
+    come = ", ".join(f"{nguid} as {name}" for nguid, name in new.items())
+    return Done(f"{len(new)} drives come in: {come}", {"drives": new}), after
 
 
 def _agreed(answers: Mapping[AgentId, Looked | OstracaError]) -> dict[str, SeenDrive] | Failed:

@@ -39,7 +39,30 @@ class Kind(Enum):
     DRAIN = "drain"
     UNDRAIN = "undrain"
     REPLACE = "replace"
+    EXPAND = "expand"
     RETIRE = "retire"
+    ERASE = "erase"
+    """Of a tenant, or of one volume: not of an enclosure."""
+
+
+STEPS = {
+    Kind.ONBOARD: (
+        "reachable",
+        "authenticated",
+        "identified",
+        "preflight",
+        "formatted",
+        "probed",
+        "in the map",
+    ),
+    Kind.DRAIN: ("takes nothing new", "passed over"),
+    Kind.UNDRAIN: ("takes blocks again",),
+    Kind.REPLACE: ("identified", "preflight", "formatted", "probed", "in the map"),
+    Kind.EXPAND: ("identified", "preflight", "formatted", "probed", "in the map"),
+    Kind.RETIRE: ("out of the map", "forgotten"),
+    Kind.ERASE: ("next incarnation", "purged", "outlived"),
+}
+"""Of each kind of long work, in order."""
 
 
 class State(Enum):
@@ -95,6 +118,9 @@ class ChosenDrive(msgspec.Struct, frozen=True):
 
     usable_bytes: int = 0
     block_bytes_max: int = 0
+    is_coming: bool = False
+    """Long work brings it in, or tried to: the map does not have it yet. An admin's own map may be late, and
+    would not tell."""
 
 
 class EnclosureStatus(msgspec.Struct, frozen=True):
@@ -124,6 +150,16 @@ class Step(msgspec.Struct, frozen=True):
     """Numbers and lists for programs."""
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which drives long work is about."""
+
+    drive: str = ""
+    replacement: str = ""
+    wipe: tuple[str, ...] = ()
+    drives: tuple[str, ...] = ()
+
+
 class Operation(msgspec.Struct, frozen=True):
     """Long work that was asked for."""
 
@@ -151,6 +187,24 @@ class Operation(msgspec.Struct, frozen=True):
 
     wipe: tuple[str, ...] = ()
     force: bool = False
+    tenant: str = ""
+    """Whose volumes are erased."""
+
+    volume: str = ""
+    """Which of them; empty: all."""
+
+    drives: tuple[str, ...] = ()
+    """NGUIDs of the drives that are added; none: all that it shows and does not use."""
+
+    @property
+    def subject(self) -> str:
+        """What it is about: an enclosure, a tenant, or a volume as ``tenant/volume``."""
+        return self.enclosure or "/".join(filter(None, (self.tenant, self.volume)))
+
+    @property
+    def about(self) -> About:
+        """Which drives it is about."""
+        return About(self.drive, self.replacement, self.wipe, self.drives)
 
     def with_step(self, step: Step) -> Operation:
         """Return it with a step as it is now."""

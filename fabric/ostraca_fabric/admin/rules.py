@@ -12,6 +12,8 @@ from ostraca_fabric.ports.records import ABSENT
 from ostraca_fabric.target import check_nguid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostraca_fabric.admin.model import EnclosureSpec, Kept, Operation
 
 
@@ -28,6 +30,19 @@ def check_spec(spec: EnclosureSpec) -> None:
         message = "a drive is named twice: name each once"
         raise UsageError(message)
     spec.target()
+
+
+def check_addition(drives: Sequence[str], wipe: Sequence[str]) -> None:
+    """Refuse what can't be added to an enclosure. Raises UsageError."""
+    for nguid in (*drives, *wipe):
+        check_nguid(nguid)
+    if len({*drives}) != len(drives):
+        message = "a drive is named twice: name each once"
+        raise UsageError(message)
+    if drives and (others := {*wipe} - {*drives}):
+        raise UsageError(
+            f"{', '.join(sorted(others))} may be wiped, but is not added: name it as a drive, too"
+        )
 
 
 def may_try_again(operation: Operation) -> bool:
@@ -56,7 +71,7 @@ def check_changeable(known: Kept, spec: EnclosureSpec) -> None:
     if (known.spec.nqn, known.spec.drives) != (spec.nqn, spec.drives):
         raise ConflictError(
             f"enclosure {spec.name} is {known.spec.nqn} with its drives: retire it first, or register this "
-            "one under another name; single drives are replaced"
+            "one under another name; single drives are added (`:expand`) and replaced"
         )
 
 
@@ -74,6 +89,8 @@ def not_now(kind: Kind, enclosure: EnclosureId, phase: Phase) -> str:
         Kind.UNDRAIN: "only one that is drained takes blocks again",
         Kind.RETIRE: "drain it first, or force it, and its blocks are lost",
         Kind.REPLACE: "its drives are replaced once it is ready",
+        Kind.EXPAND: "drives are added to one that is ready: undrain it first",
         Kind.ONBOARD: "it is in the fabric",
+        Kind.ERASE: "tenants and volumes are erased, not enclosures",
     }[kind]
     return f"enclosure {enclosure} is {phase.value}: {what}"

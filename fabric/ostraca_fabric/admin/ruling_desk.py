@@ -64,19 +64,20 @@ class RulingDesk:
         subject: str,
         *,
         if_match: int | None = None,
-        check: Callable[[_Ruling | None], None] = lambda _: None,
+        after: Callable[[_Ruling | None, _Ruling], _Ruling] = lambda _, ruling: ruling,
     ) -> tuple[Ruled[_Ruling], bool]:
         """Write a ruling; the same again changes nothing. Return what is kept, and whether it is new.
 
-        *check* is told what was ruled before, and raises what refuses the change. Raises PreconditionError,
-        and ConflictError where others change it all the time.
+        *after* is told what was ruled before, and returns how the ruling is written after it, or raises what
+        refuses it. Raises PreconditionError, and ConflictError where others change it all the time.
         """
+        asked = ruling
         for _ in range(_TRIES):
             known = await self.ruled(key, type(ruling))
             check_match(if_match, None if known is None else known.revision)
+            ruling = after(None if known is None else known.ruling, asked)
             if known is not None and known.ruling == ruling:
                 return known, False
-            check(None if known is None else known.ruling)
             changes = [
                 Written(key, encode(ruling)),
                 Written(record_keys.ruled(), RULED),

@@ -129,7 +129,7 @@ class Worker:
                 operation = operation.with_step(step)
                 revision = await self._write(operation, revision, hold)
                 log.info(
-                    "Operation %s: %s of %s: %s", number, operation.kind.value, operation.enclosure, step.name
+                    "Operation %s: %s of %s: %s", number, operation.kind.value, operation.subject, step.name
                 )
             await self._take(operation, step, revision, hold)
 

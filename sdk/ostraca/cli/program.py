@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
-from ostraca.cli.admin import audit, enclosure, operation, settings, volume
+from ostraca.cli.admin import audit, enclosure, operation, settings, tenant, volume
 from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
@@ -35,6 +35,7 @@ _COMMANDS = (
     doctor.COMMAND,
     fabric.COMMAND,
     enclosure.COMMAND,
+    tenant.COMMAND,
     volume.COMMAND,
     settings.COMMAND,
     operation.COMMAND,

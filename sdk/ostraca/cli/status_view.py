@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ostraca.cli.status import FabricStatus
     from ostraca_fabric.status import AgentStatus, PeerStatus, ShardStatus
 
+_UNRESERVED = ("not registered", "reserved by somebody else")
+"""Of NVMe reservations: what may keep a host from writing."""
+
 _STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
 """Of what is told of a drive in this condition."""
 
@@ -118,9 +121,17 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     for peer in agent.peers:
         if peer.is_held_off:
             yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
+    yield from _path_sentences(agent)
+
+
+def _path_sentences(agent: AgentStatus) -> Iterator[str]:
+    """Say what an agent's host lacks of its ways to enclosures."""
     for enclosure in agent.paths:
         if enclosure.trouble:
             yield f"{agent.agent}: enclosure {enclosure.enclosure} can't be reached: {enclosure.trouble}."
+        if enclosure.reservations in _UNRESERVED:
+            where = f"{agent.agent}: drives of enclosure {enclosure.enclosure}"
+            yield f"{where} may refuse what this host writes: {enclosure.reservations}."
         for path in enclosure.paths:
             if not path.is_live and not enclosure.trouble:
                 why = f": {path.detail}" if path.detail else ""

@@ -96,3 +96,11 @@ def test_what_is_wrong_is_said_without_repeating_what_the_file_holds(tmp_path: P
     assert "horse" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_the_agents_own_user_is_trusted_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    for content, is_trusted in (("", True), ("own_user_is_trusted = false", False)):
+        path = secret(tmp_path / "tokens", content.encode())
+        assert read_access(path, 1).own_user_is_trusted is is_trusted
+    with pytest.raises(FormatError, match="own_user_is_trusted is true or false"):
+        read_access(secret(tmp_path / "tokens", b'own_user_is_trusted = "no"'), 1)

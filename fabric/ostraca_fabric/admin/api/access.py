@@ -5,7 +5,7 @@ The file of tokens is TOML, and is read again when it changes::
     [admin]                 # everything
     alice = ["..."]
 
-    [operator]              # drain, replace and the like of what is registered
+    [operator]              # drain, expand, replace and the like of what is registered
     pager = ["..."]
 
     [viewer]                # read

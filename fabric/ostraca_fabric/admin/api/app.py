@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
-from ostraca_fabric.admin.api import blocks, drives, enclosures, fabric, history, settings, volumes
+from ostraca_fabric.admin.api import blocks, drives, enclosures, fabric, history, settings, tenants, volumes
 from ostraca_fabric.admin.api.description import described
 from ostraca_fabric.admin.api.problems import RESPONSES, tell_problems
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ostraca_fabric.admin.api.context import Context
 
 _DESCRIPTION = """
-Enclosures are onboarded, drained, repaired and retired here, and volumes switched. Everything it keeps is in
-the fabric's etcd: any number of these services may run.
+Enclosures are onboarded, drained, repaired and retired here; tenants are made, and what they have is erased;
+volumes are switched. Everything it keeps is in the fabric's etcd: any number of these services may run.
 
 Long work is an operation: a change answers at once, with its path in the header Location. PUTs may be
 repeated. Every change is in the audit log, with who made it. Refusals are problem details (RFC 9457).
@@ -24,6 +24,7 @@ repeated. Every change is in the audit log, with who made it. Refusals are probl
 
 ROUTERS = (
     enclosures.router,
+    tenants.router,
     volumes.router,
     blocks.router,
     fabric.router,

@@ -16,6 +16,7 @@ from ostraca_fabric.admin.desk import Desk
 from ostraca_fabric.admin.errors import PreconditionError
 from ostraca_fabric.admin.hands import BlockHands
 from ostraca_fabric.admin.ruling_desk import RulingDesk
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.ids import EnclosureId
 from ostraca_fabric.inventory import EnclosureReport
 from ostraca_fabric.ports.membership import Membership
@@ -31,6 +32,7 @@ class Context:
 
     desk: Desk
     rulings: RulingDesk
+    tenants: TenantDesk
     records: Records
     membership: Membership
     hands: BlockHands

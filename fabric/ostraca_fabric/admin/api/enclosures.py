@@ -1,4 +1,4 @@
-"""Enclosures: register, look, drain, retire, replace a drive."""
+"""Enclosures: register, look, drain, retire, add and replace drives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ostraca_fabric.admin.api.forms import (
     EnclosureForm,
     EnclosurePage,
     EnclosureView,
+    ExpandForm,
     ForceForm,
     OperationView,
     ReplaceForm,
@@ -88,7 +89,7 @@ async def drain_enclosure(
     operation = await service.desk.drain(
         EnclosureId(name), operator, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
 @router.post("/{name}:undrain", status_code=202)
@@ -104,7 +105,7 @@ async def undrain_enclosure(
     operation = await service.desk.undrain(
         EnclosureId(name), operator, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
 @router.post("/{name}:retire", status_code=202)
@@ -120,7 +121,28 @@ async def retire_enclosure(
     operation = await service.desk.retire(
         EnclosureId(name), admin, if_match=revision_of(if_match), force=form.force
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
+
+
+@router.post("/{name}:expand", status_code=202)
+async def expand_enclosure(
+    service: Service,
+    operator: Operator,
+    name: EnclosureName,
+    form: ExpandForm,
+    response: Response,
+    if_match: IfMatch = None,
+) -> OperationView:
+    """Add drives to it while it is used: those that are named, or all that it shows and does not use."""
+    operation = await service.desk.expand(
+        EnclosureId(name),
+        operator,
+        drives=form.drives,
+        wipe=form.wipe,
+        if_match=revision_of(if_match),
+        force=form.force,
+    )
+    return begun(service, operation, response)
 
 
 @router.post("/{name}/drives/{drive}:replace", status_code=202)
@@ -143,10 +165,11 @@ async def replace_drive(
         if_match=revision_of(if_match),
         force=form.force,
     )
-    return _begun(service, operation, response)
+    return begun(service, operation, response)
 
 
-def _begun(service: Context, operation: Operation, response: Response) -> OperationView:
+def begun(service: Context, operation: Operation, response: Response) -> OperationView:
+    """Answer that long work was written down."""
     service.work_was_written()
     response.headers["Location"] = f"/v1/operations/{operation.id}"
     return OperationView.of(operation)

@@ -28,6 +28,9 @@ class PathView(BaseModel):
     live_paths: int
     paths: int
     trouble: str
+    reservations: str = Field(
+        description="How far its NVMe reservations are; empty where none are asked for."
+    )
 
 
 class AgentView(BaseModel):
@@ -192,6 +195,7 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
                 live_paths=sum(path.is_live for path in each.paths),
                 paths=len(each.paths),
                 trouble=each.trouble,
+                reservations=each.reservations,
             )
             for each in (said.paths if said else ())
         ],

@@ -75,6 +75,17 @@ class ReplaceForm(ForceForm):
     wipe: bool = Field(default=False, description="Whether it may be formatted though it holds something.")
 
 
+class ExpandForm(ForceForm):
+    """Which drives are added."""
+
+    drives: list[Nguid] = Field(
+        [], max_length=64, description="NGUIDs; none: all that it shows and does not use."
+    )
+    wipe: list[Nguid] = Field(
+        [], max_length=64, description="Those of them that may hold something: IT IS LOST."
+    )
+
+
 class StepView(BaseModel):
     """One step of long work."""
 
@@ -91,8 +102,10 @@ class OperationView(BaseModel):
 
     id: str
     kind: str
-    enclosure: str
+    enclosure: str = Field(description="What it is about; empty for what is about a tenant.")
     drive: str
+    tenant: str
+    volume: str = Field(description="Empty: all of the tenant's.")
     state: str
     message: str
     progress: float = Field(ge=0, le=1)
@@ -110,6 +123,8 @@ class OperationView(BaseModel):
             kind=operation.kind.value,
             enclosure=operation.enclosure,
             drive=operation.drive,
+            tenant=operation.tenant,
+            volume=operation.volume,
             state=operation.state.value,
             message=operation.message,
             progress=operation.progress,

@@ -58,8 +58,10 @@ class SettingsForm(Form):
 
     def settings(self) -> LiveSettings:
         """Return what agents are told."""
+        key_ttl_s = _DEFAULTS.key_ttl_s if self.key_ttl_s is None else self.key_ttl_s
         return LiveSettings(
-            key_ttl_s=_DEFAULTS.key_ttl_s if self.key_ttl_s is None else self.key_ttl_s,
+            key_ttl_s=key_ttl_s,
+            key_ttl_longest_s=key_ttl_s,
             log_level=None if self.log_level is None else LogLevel(self.log_level),
             requests_max=self.requests_max,
             deadline_max_s=self.deadline_max_s,
@@ -112,7 +114,12 @@ async def put_settings(
     The same again changes nothing.
     """
     ruled, _ = await service.rulings.rule(
-        record_keys.live(), form.settings(), admin, SUBJECT, if_match=revision_of(if_match)
+        record_keys.live(),
+        form.settings(),
+        admin,
+        SUBJECT,
+        if_match=revision_of(if_match),
+        after=lambda before, settings: settings.after(before),
     )
     response.headers["ETag"] = etag(ruled.revision)
     return SettingsView.of(ruled.ruling)

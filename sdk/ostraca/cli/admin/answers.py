@@ -49,6 +49,8 @@ class Operation(msgspec.Struct, frozen=True):
     kind: str = ""
     enclosure: str = ""
     drive: str = ""
+    tenant: str = ""
+    volume: str = ""
     state: str = ""
     message: str = ""
     progress: float = 0.0
@@ -66,8 +68,12 @@ class Operation(msgspec.Struct, frozen=True):
     @property
     def what(self) -> str:
         """What it does, for people."""
-        whose = f"{self.drive} of {self.enclosure}" if self.drive else self.enclosure
-        return f"{self.kind} of {whose}"
+        return f"{self.kind} of {f'{self.drive} of ' if self.drive else ''}{self.subject}"
+
+    @property
+    def subject(self) -> str:
+        """What it is about: an enclosure, a tenant, or a volume as ``tenant/volume``."""
+        return self.enclosure or "/".join(filter(None, (self.tenant, self.volume)))
 
 
 class Wear(msgspec.Struct, frozen=True):
@@ -211,6 +217,16 @@ class Placement(msgspec.Struct, frozen=True):
     agent: str
     map_revision: int = 0
     places: tuple[Place, ...] = ()
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """A tenant that was made, and what it may use."""
+
+    name: str
+    flash_bytes: int = 0
+    agent_bytes_per_s: int = 0
+    is_erasable: bool = False
+    volumes: tuple[str, ...] = ()
 
 
 class Map(msgspec.Struct, frozen=True):

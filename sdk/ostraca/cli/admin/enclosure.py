@@ -1,16 +1,12 @@
-"""``ostraca enclosure``: enclosures of a fabric, brought in, looked at, drained, repaired and retired."""
+"""``ostraca enclosure``: enclosures of a fabric, brought in, looked at, expanded, drained and retired."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ostraca.cli.admin.options import add_action, client_of, write_json, write_pages
+from ostraca.cli.admin.options import add_action, add_if_match, add_watch, client_of, write_json, write_pages
 from ostraca.cli.command import Command
 from ostraca.cli.sizes import size_argument
-
-if TYPE_CHECKING:
-    from ostraca.cli.admin.client import AdminClient
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +34,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         description="Let an enclosure take blocks again that is drained, or being drained.",
     )
     _add_change(undrain, force="also where as many placements as may be are asked")
+    _add_expand(actions)
     replace = add_action(
         actions,
         "replace",
@@ -133,8 +130,38 @@ def _add_add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="SIZE",
         help="what is written in order and evicted whole (default: as follows from a drive's size)",
     )
-    _add_if_match(add)
-    _add_watch(add)
+    add_if_match(add, "enclosure")
+    add_watch(add)
+
+
+def _add_expand(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    expand = add_action(
+        actions,
+        "expand",
+        _expand,
+        summary="add drives to one in use",
+        description=(
+            "Add drives to an enclosure that is in use: they are checked, formatted, measured, and put into\n"
+            "the map at once. Its other drives stay as they are."
+        ),
+    )
+    expand.add_argument("name", metavar="NAME", help="the enclosure")
+    expand.add_argument(
+        "--drive",
+        action="append",
+        default=[],
+        dest="drives",
+        metavar="NGUID",
+        help="add this drive (may be repeated; default: all that it shows and does not use)",
+    )
+    expand.add_argument(
+        "--wipe",
+        action="append",
+        default=[],
+        metavar="NGUID",
+        help="this one of them may hold something: THAT IS LOST (may be repeated)",
+    )
+    _add_change(expand, force="also where as many placements as may be are asked", is_named=True)
 
 
 def _add_reading(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -162,29 +189,13 @@ def _add_change(parser: argparse.ArgumentParser, *, force: str, is_named: bool =
     if not is_named:
         parser.add_argument("name", metavar="NAME", help="the enclosure")
     parser.add_argument("--force", action="store_true", help=force)
-    _add_if_match(parser)
-    _add_watch(parser)
-
-
-def _add_if_match(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--if-match",
-        default="",
-        metavar="ETAG",
-        help="only if its registration was not changed since `ostraca enclosure show` said this ETag",
-    )
-
-
-def _add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow it to its end; with --json, a line for each change of the operation",
-    )
+    add_if_match(parser, "enclosure")
+    add_watch(parser)
 
 
 def _add(options: argparse.Namespace) -> int:
     from ostraca.cli.admin.answers import Enclosure, read
+    from ostraca.cli.admin.watching import followed
     from ostraca_fabric.target import NQN_PREFIX
 
     client = client_of(options)
@@ -209,7 +220,7 @@ def _add(options: argparse.Namespace) -> int:
     if not options.watch and options.json:
         write_json(answer.body)
         return 0
-    return _begun(options, client, last.id, last.what)
+    return followed(client, last, is_json=options.json, is_watched=options.watch)
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -222,6 +233,11 @@ def _undrain(options: argparse.Namespace) -> int:
 
 def _retire(options: argparse.Namespace) -> int:
     return _change(options, f"{_path(options.name)}:retire", {"force": options.force})
+
+
+def _expand(options: argparse.Namespace) -> int:
+    body = {"drives": options.drives, "wipe": options.wipe, "force": options.force}
+    return _change(options, f"{_path(options.name)}:expand", body)
 
 
 def _replace(options: argparse.Namespace) -> int:
@@ -240,24 +256,11 @@ def _replace(options: argparse.Namespace) -> int:
 
 def _change(options: argparse.Namespace, path: str, body: dict[str, object]) -> int:
     """Ask for long work, and follow it where that is wanted."""
-    from ostraca.cli.admin.answers import Operation, read
+    from ostraca.cli.admin.watching import begun
 
     client = client_of(options)
     answer = client.ask("POST", path, body, if_match=options.if_match)
-    operation = read(answer.body, Operation)
-    if options.json and not options.watch:
-        write_json(answer.body)
-        return 0
-    return _begun(options, client, operation.id, operation.what)
-
-
-def _begun(options: argparse.Namespace, client: AdminClient, number: str, what: str) -> int:
-    from ostraca.cli.admin.watching import again, watch
-
-    if options.watch:
-        return watch(client, number, is_json=options.json)
-    print(f"{what} has begun, as operation {number}: {again(number)}")
-    return 0
+    return begun(client, answer.body, is_json=options.json, is_watched=options.watch)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -300,7 +303,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="enclosure",
-    summary="bring enclosures in, drain and retire them",
+    summary="bring enclosures in, expand, drain and retire them",
     description=(
         "Ask the admin service (`ostraca serve admin`) about the enclosures of a fabric: see ACTION --help.\n"
         "Long work goes on by itself; --watch follows it, and ends with 0 when it is done, 1 when it has\n"

@@ -75,6 +75,25 @@ def add_asking_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what it answers as it came, in a line")
 
 
+def add_if_match(parser: argparse.ArgumentParser, what: str) -> None:
+    """Let the user ask for a change of only what has not changed since."""
+    parser.add_argument(
+        "--if-match",
+        default="",
+        metavar="ETAG",
+        help=f"only if it was not changed since `ostraca {what} show` said this ETag",
+    )
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """Let the user follow long work."""
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow it to its end; with --json, a line for each change of the operation",
+    )
+
+
 def volume_argument(text: str) -> tuple[str, str]:
     """Read TENANT/NAME."""
     tenant, _, name = text.partition("/")

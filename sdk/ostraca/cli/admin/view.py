@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Placement,
         Shard,
         Step,
+        Tenant,
         Volume,
         Wear,
     )
@@ -88,10 +89,10 @@ def enclosure_view(enclosure: Enclosure, etag: str) -> RenderableType:
 
 def operations_view(operations: Sequence[Operation]) -> RenderableType:
     """Return a table of long work."""
-    table = _table("operation", "began", "by", "kind", _folded("enclosure"), "state", _folded("message"))
+    table = _table("operation", "began", "by", "kind", _folded("subject"), "state", _folded("message"))
     for each in operations:
         message = each.message or next((step.name for step in each.steps if step.state == "running"), "")
-        row = (each.id, _time(each.created), each.by, each.kind, each.enclosure)
+        row = (each.id, _time(each.created), each.by, each.kind, each.subject)
         table.add_row(*_texts(*row), Text(each.state, _STYLES.get(each.state, "")), _text(message))
     return table
 
@@ -196,6 +197,38 @@ def volumes_view(volumes: Sequence[Volume]) -> RenderableType:
         row = (each.tenant, each.name, each.switch, size_text(each.block_bytes), str(each.incarnation))
         table.add_row(*_texts(*row, each.model or "–"))
     return table
+
+
+def tenants_view(tenants: Sequence[Tenant]) -> RenderableType:
+    """Return a table of tenants."""
+    table = _table(_folded("tenant"), *_right("flash", "rate at each agent"), "erasable", *_right("volumes"))
+    for each in tenants:
+        row = (each.name, *_quotas(each), "yes" if each.is_erasable else "no", str(len(each.volumes)))
+        table.add_row(*_texts(*row))
+    return table
+
+
+def tenant_view(tenant: Tenant, etag: str) -> RenderableType:
+    """Return what a tenant may use, and its volumes."""
+    flash, rate = _quotas(tenant)
+    return _facts(
+        (
+            ("tenant", tenant.name),
+            ("flash", flash),
+            ("rate", f"{rate} at each agent"),
+            ("erasable", "what its volumes hold" if tenant.is_erasable else "no"),
+            ("volumes", ", ".join(tenant.volumes) or "none yet"),
+            ("ETag", etag),
+        )
+    )
+
+
+def _quotas(tenant: Tenant) -> tuple[str, str]:
+    flash, rate = tenant.flash_bytes, tenant.agent_bytes_per_s
+    return (
+        size_text(flash) if flash else "what others leave",
+        f"{size_text(rate)}/s" if rate else "no limit",
+    )
 
 
 def volume_view(volume: Volume, etag: str) -> RenderableType:

@@ -51,6 +51,22 @@ def watch(client: AdminClient, number: str, *, is_json: bool) -> int:
     return 0
 
 
+def begun(client: AdminClient, body: bytes, *, is_json: bool, is_watched: bool) -> int:
+    """Say of long work that it was written down, as *body* does; follow it where that is wanted."""
+    if is_json and not is_watched:
+        write_json(body)
+        return 0
+    return followed(client, read(body, Operation), is_json=is_json, is_watched=is_watched)
+
+
+def followed(client: AdminClient, operation: Operation, *, is_json: bool, is_watched: bool) -> int:
+    """Follow long work where that is wanted, or say how to. Raises as ``watch``."""
+    if is_watched:
+        return watch(client, operation.id, is_json=is_json)
+    print(f"{operation.what} has begun, as operation {operation.id}: {again(operation.id)}")
+    return 0
+
+
 def again(number: str) -> str:
     """Say how to watch an operation."""
     return f"watch it by `ostraca operation show {number} --watch`"

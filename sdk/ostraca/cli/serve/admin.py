@@ -26,8 +26,10 @@ from ostraca_fabric.admin.api.limits import BodyLimit
 from ostraca_fabric.admin.asking import Asking
 from ostraca_fabric.admin.audit import Audit
 from ostraca_fabric.admin.desk import Desk
+from ostraca_fabric.admin.erasing import Erasing
 from ostraca_fabric.admin.ruling_desk import RulingDesk
 from ostraca_fabric.admin.steps import Steps
+from ostraca_fabric.admin.tenant_desk import TenantDesk
 from ostraca_fabric.admin.tidying import Tidying
 from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
@@ -123,12 +125,15 @@ class AdminDaemon:
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
+            erasing=Erasing(membership, hands, clock=time.monotonic),
         )
         worker = Worker(records, steps, name=self.name, unix_s=time.time)
         audit = Audit(time.time, _new_id)
+        rulings = RulingDesk(records, audit)
         context = Context(
             desk=Desk(records, audit),
-            rulings=RulingDesk(records, audit),
+            rulings=rulings,
+            tenants=TenantDesk(records, rulings, audit, volumes=self._volumes),
             records=records,
             membership=membership,
             hands=hands,

@@ -26,6 +26,7 @@ from ostraca_fabric.adapters.file_paths import FilePaths
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.network_owners import NetworkOwners
 from ostraca_fabric.adapters.nvme_paths import NvmePaths
+from ostraca_fabric.adapters.nvme_reservations import NvmeReservations
 from ostraca_fabric.adapters.nvme_timeouts import PathSettings
 from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
@@ -81,6 +82,7 @@ class AgentDaemon:
             clock=time.monotonic,
             turn_s=nvme.turn_s,
             hold_s=nvme.hold_s,
+            reservations=NvmeReservations() if nvme.reservations else None,
         )
         self.agent: Agent | None = None
         self._log_at = log_levels()

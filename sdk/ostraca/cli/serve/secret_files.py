@@ -36,7 +36,7 @@ TOKEN_CHARACTERS_LEAST = 16
 _DHCHAP = "DHHC-1:"
 """What a secret begins with: NVMe TCP transport specification, "NVMe-oF in-band authentication"."""
 
-_GROUPS = ("fabric", "tokens", "users")
+_GROUPS = ("fabric", "tokens", "users", "own_user_is_trusted")
 
 
 def read_secret(path: Path) -> bytes:
@@ -104,7 +104,14 @@ def _access(table: dict[str, Any], own_uid: int) -> Access:
         tenant_tokens={tenant: _tokens(tokens) for tenant, tokens in _by_tenant(table, "tokens").items()},
         tenant_uids={tenant: _users(users) for tenant, users in _by_tenant(table, "users").items()},
         fabric_tokens=_tokens(table.get("fabric", [])),
+        own_user_is_trusted=_is_trusted(table.get("own_user_is_trusted", True)),
     )
+
+
+def _is_trusted(said: object) -> bool:
+    if not isinstance(said, bool):
+        raise UsageError("own_user_is_trusted is true or false")
+    return said
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

@@ -63,6 +63,8 @@ _WRITES_FAIL = _READS_FAIL | {
     Reason.FENCED,
     Reason.SWITCHED_OFF,
     Reason.QUARANTINED,
+    Reason.UNHEARD,
+    Reason.QUOTA,
 }
 """A store that ends with nothing but these, not all late, would only meet the same again."""
 

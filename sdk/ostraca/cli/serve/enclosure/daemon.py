@@ -167,7 +167,7 @@ class EnclosureDaemon:
             Place(self.id, self._start, self.target.nqn, self.target.controllers),
             Asked(settings.drives, settings.force, settings.fit),
             inventory,
-            _exporter(self.target, self._state.path),
+            _exporter(self.target, self._state.path, reservations=settings.reservations),
             Taken(self._state.path),
             time.time,
         )
@@ -175,7 +175,8 @@ class EnclosureDaemon:
         return steward
 
 
-def _exporter(target: Target, state: Path) -> Exporter:
+def _exporter(target: Target, state: Path, *, reservations: bool) -> Exporter:
     if target.is_files:
         return FileExporter(Path(target.controllers[0].address), target.nqn)
-    return NvmetExporter(Configfs(NVMET), target.nqn, MadeHere(state, boot_id(PROC)))
+    made = MadeHere(state, boot_id(PROC))
+    return NvmetExporter(Configfs(NVMET), target.nqn, made, reservations=reservations)
