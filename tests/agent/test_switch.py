@@ -31,10 +31,14 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.rulings import Rulings, Switch
 from ostraca_fabric.wire.codec import read_body
 from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnswerToAgent,
     Explain,
+    Failed,
     GetDone,
     Lookup,
     LookupDone,
+    OwnerNotice,
     Prefetch,
     PrefetchDone,
     PrefetchFor,
@@ -43,6 +47,20 @@ from ostraca_fabric.wire.messages import (
 
 DECLINED = BlockState.DECLINED
 Done = GetDone | LookupDone | PrefetchDone | PutDone
+
+
+class Unasked:
+    """In the place of an owner: remembers what it was asked and told."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def answer(self, request: AgentRequest) -> AnswerToAgent:
+        self.asked.append(request)
+        return Failed(request.request, "internal", "nobody was to ask")
+
+    def notice(self, notice: OwnerNotice) -> None:
+        self.asked.append(notice)
 
 
 def turn(fabric: Assembly, switch: Switch, *, volume: str = "v") -> None:
@@ -78,7 +96,8 @@ async def test_a_volume_that_is_off_is_declined_at_once_and_costs_neither_owners
         assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
         turn(fabric, Switch.OFF)
         fabric.drive.holds_reads = fabric.drive.holds_writes = True
-        fabric.owners.unregister(fabric.agent.id)
+        owner = Unasked()
+        fabric.owners.register(fabric.agent.id, owner)
         moved = len(worker.peer.moved)
         for done in (
             await fabric.get(worker, range(6)),
@@ -92,7 +111,7 @@ async def test_a_volume_that_is_off_is_declined_at_once_and_costs_neither_owners
             assert outcomes(done) == {(state, Reason.SWITCHED_OFF)}
         fabric.mover.end_session(fabric.volume, chain_of(range(4)))
         assert len(worker.peer.moved) == moved
-        assert fabric.drive.held == []
+        assert (owner.asked, fabric.drive.held) == ([], [])
         fabric.owners.register(fabric.agent.id, fabric.agent._neighbours)
         fabric.drive.let_go()
         await fabric.at_rest()
@@ -203,16 +222,20 @@ async def test_no_more_is_tried_out_at_once_than_requests_may_be_under_way() -> 
         await fabric.at_rest()
 
 
-async def test_an_agent_that_stops_does_not_wait_for_what_is_tried_out() -> None:
+async def test_an_agent_that_stops_begins_nothing_more_of_what_is_tried_out() -> None:
     async with assembled() as fabric:
-        await fabric.put(fabric.worker(), range(2))
+        await fabric.put(fabric.worker(), range(8))
         turn(fabric, Switch.SHADOW)
-        fabric.owners.unregister(fabric.agent.id)
-        fabric.mover._shadows.close()
-        await fabric.get(fabric.worker(), range(2))
-        fabric.owners.register(fabric.agent.id, fabric.agent._neighbours)
+        fabric.drive.holds_reads = True
+        await fabric.get(fabric.worker(), range(8))
+        await until(lambda: len(fabric.drive.held) == 2)
+        stopping = asyncio.create_task(fabric.agent.drain())
+        await until(lambda: counted(fabric, "shadow_get") == {("LATE", "CANCELLED"): 8})
+        held = list(fabric.drive.held)
+        assert len(held) == 2
+        fabric.drive.let_go()
+        assert await stopping
         await fabric.at_rest()
-        assert sum(counted(fabric, "shadow_get").values()) == 2
 
 
 @pytest.mark.parametrize(
