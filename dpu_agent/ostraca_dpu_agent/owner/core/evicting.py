@@ -143,20 +143,28 @@ class Eviction:
     def advance(self, now_s: float) -> None:
         """Empty segments until enough are free, or nothing more can go; look through those that are next."""
         core, ring = self._core, self._core.ring
-        for pool in list(ring.asking.values()):
-            while self.make_room(now_s, pool):
-                pass
-            if not (pool.is_full or pool.lacks_entries or pool.needs_next):
-                ring.asks_no_more(pool)
+        if ring.asking:
+            self._make_room_for_all(now_s)
         while (victims := self._victims()) is not None:
             if not any(self._evict(now_s, pool) for pool in victims):
                 break
         else:
-            if not any(pool.is_full or pool.lacks_entries for pool in ring.asking.values()):
+            if not (ring.asking and any(pool.lacks_room for pool in ring.asking.values())):
                 core.promises.lift()
-        for pool in [ring.common, *ring.changed.values()]:
-            if self._look_through(now_s, pool):
-                ring.changed.pop(pool.number, None)
+        self._look_through(now_s, ring.common)
+        if ring.changed:
+            for pool in list(ring.changed.values()):
+                if self._look_through(now_s, pool):
+                    del ring.changed[pool.number]
+
+    def _make_room_for_all(self, now_s: float) -> None:
+        """Let pools that want more, and have all that they may have, give up their oldest."""
+        ring = self._core.ring
+        for pool in list(ring.asking.values()):
+            while self.make_room(now_s, pool):
+                pass
+            if not (pool.lacks_room or pool.needs_next):
+                ring.asks_no_more(pool)
 
     def ask(self, now_s: float, pool: Pool) -> None:
         """Make room for what somebody wants to put into a pool, where it has to give up some of its own."""
@@ -170,7 +178,7 @@ class Eviction:
 
         Not one with writers still at work: in a small pool they have only just been given their space.
         """
-        if not (pool.is_full or pool.lacks_entries) or (pool.sealed and pool.sealed[0].held):
+        if not pool.lacks_room or (pool.sealed and pool.sealed[0].held):
             return False
         return self._evict(now_s, pool, for_itself=True)
 

@@ -105,14 +105,15 @@ class Pool:
         return not self.has_share or self.segments + self.draining < self.part.segments_max
 
     @property
-    def is_full(self) -> bool:
-        """Whether it needs a segment, and has to give up one of its own first."""
-        return self.has_share and self.segments >= self.part.segments_max and self.needs_next
-
-    @property
-    def lacks_entries(self) -> bool:
-        """Whether its share of the index is about to end."""
-        return self.has_share and self.entry_room < self.part.headroom
+    def lacks_room(self) -> bool:
+        """Whether it has to give up a segment of its own: it needs the next one and is at its share, or its
+        share of the index is about to end.
+        """
+        if self.number == COMMON:
+            return False
+        return (self.segments >= self.part.segments_max and self.needs_next) or (
+            self.entry_room < self.part.headroom
+        )
 
     @property
     def entry_room(self) -> int:
