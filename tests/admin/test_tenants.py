@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.admin.commands import Commands
 from tests.admin.service import WITHIN_S, AdminService
 
 from ostraca_fabric.admin.model import State
 from ostraca_fabric.ids import AgentId, TenantId
 from ostraca_fabric.layout import Layout
-from ostraca_fabric.rulings import LiveSettings, Rulings
+from ostraca_fabric.rulings import VERSION, LiveSettings, Rulings, TenantRuling
+from ostraca_fabric.status import ShardStatus
 from ostraca_fabric.volume import VolumeRecord
 
 ACME = {"flash_bytes": 8 << 40, "agent_bytes_per_s": 2 << 30, "is_erasable": True}
@@ -42,7 +44,10 @@ def test_a_tenant_is_made_changed_and_forgotten_and_all_of_it_is_in_the_audit_lo
     service: AdminService,
 ) -> None:
     made = service.ask("PUT", "/v1/tenants/acme", ACME)
-    assert (made.status, made.body) == (201, {"name": "acme", **ACME, "volumes": []})
+    assert (made.status, made.body) == (
+        201,
+        {"name": "acme", **ACME, "volumes": [], "flash_used_bytes": 0},
+    )
     again = service.ask("PUT", "/v1/tenants/acme", ACME)
     assert (again.status, again.headers["ETag"]) == (200, made.headers["ETag"])
     changed = service.ask("PUT", "/v1/tenants/acme", {}, headers={"If-Match": made.headers["ETag"]})
@@ -131,11 +136,21 @@ def test_an_agent_that_does_not_answer_is_outlived(service: AdminService) -> Non
     assert ended.steps[1].message.startswith("agent-1 did not answer")
 
 
+def test_what_a_tenant_uses_is_what_owners_of_its_pool_say(service: AdminService) -> None:
+    assert service.ask("PUT", "/v1/tenants/acme", ACME).body["flash_used_bytes"] == 0
+    pool = TenantRuling(VERSION, "acme", 1).pool
+    shard = ShardStatus("s", 1, 0, 0, 0, 0, is_failing=False)
+    for agent, used in zip(service.agents.values(), (100, 20), strict=True):
+        agent.shards = (replace(shard, pools=((0, 7), (pool, used))),)
+    assert service.ask("GET", "/v1/tenants/acme").body["flash_used_bytes"] == 120
+    assert service.ask("PUT", "/v1/tenants/acme", {}).body["flash_used_bytes"] is None
+
+
 def test_tenants_from_the_command_line(service: AdminService, ostraca: Commands) -> None:
     keys_live(service, 0.1)
     ran = ostraca("tenant", "add", "acme", "--flash", "8TiB", "--rate", "2GiB", "--erasable")
     assert (ran.code, ran.err) == (0, "")
-    assert "flash     8.0 TiB" in ran.out
+    assert "flash     8.0 TiB, of which 0 bytes are used" in ran.out
     assert "rate      2.0 GiB/s at each agent" in ran.out
     has_volume(service, "v", is_erasable=True)
     assert ostraca("tenant", "list").out.splitlines()[1].split()[-2:] == ["yes", "1"]

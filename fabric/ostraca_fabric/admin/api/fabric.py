@@ -121,7 +121,7 @@ async def list_agents(service: Service, _: Viewer, after: After = "", limit: Lim
     """List agents by name, with what each says of itself."""
     fabric_map = service.membership.map
     names = [agent for agent in sorted(fabric_map.agents) if agent > after][:limit]
-    answers = await asyncio.gather(*(_asked(service, agent) for agent in names))
+    answers = await asyncio.gather(*(asked(service, agent) for agent in names))
     items = [_agent(fabric_map, agent, answer) for agent, answer in zip(names, answers, strict=True)]
     return AgentPage(items=items, next=names[-1] if len(names) == limit else "")
 
@@ -153,7 +153,7 @@ async def get_capacity(service: Service, _: Viewer) -> CapacityView:
     """Return how much flash there is, and how full it is."""
     fabric_map = service.membership.map
     names = sorted(fabric_map.agents)
-    answers = await asyncio.gather(*(_asked(service, agent) for agent in names))
+    answers = await asyncio.gather(*(asked(service, agent) for agent in names))
     owned = [shard for answer in answers if isinstance(answer, AgentStatus) for shard in answer.shards]
     shards = fabric_map.shards()
     return CapacityView(
@@ -167,7 +167,7 @@ async def get_capacity(service: Service, _: Viewer) -> CapacityView:
     )
 
 
-async def _asked(service: Context, agent: AgentId) -> AgentStatus | str:
+async def asked(service: Context, agent: AgentId) -> AgentStatus | str:
     """Return what an agent says of itself; why it does not, where that is so."""
     try:
         return await service.hands.status(agent)

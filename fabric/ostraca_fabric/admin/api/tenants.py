@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -9,10 +12,12 @@ from pydantic import BaseModel, Field
 
 from ostraca_fabric.admin.api.context import Admin, Context, Service, Viewer, etag, revision_of
 from ostraca_fabric.admin.api.enclosures import IfMatch, begun
+from ostraca_fabric.admin.api.fabric import asked
 from ostraca_fabric.admin.api.forms import NAME, Form, OperationView
 from ostraca_fabric.admin.ruling_desk import Ruled
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.rulings import VERSION, TenantRuling
+from ostraca_fabric.status import AgentStatus
 
 router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
 
@@ -45,10 +50,14 @@ class TenantView(BaseModel):
     agent_bytes_per_s: int
     is_erasable: bool
     volumes: list[str]
+    flash_used_bytes: int | None = Field(
+        description="Of segments that hold its blocks alone, as far as agents answered; null without a quota, "
+        "when nobody counts them apart."
+    )
 
     @classmethod
-    async def of(cls, service: Context, ruled: Ruled[TenantRuling]) -> TenantView:
-        """Show it, with its volumes."""
+    async def of(cls, service: Context, ruled: Ruled[TenantRuling], used: Mapping[int, int]) -> TenantView:
+        """Show it, with its volumes. *used* says what each pool has."""
         ruling = ruled.ruling
         volumes = await service.tenants.volumes_of(TenantId(ruling.name))
         return cls(
@@ -57,6 +66,7 @@ class TenantView(BaseModel):
             agent_bytes_per_s=ruling.agent_bytes_per_s,
             is_erasable=ruling.is_erasable,
             volumes=[volume.name for volume in volumes],
+            flash_used_bytes=used[ruling.pool] if ruling.pool else None,
         )
 
 
@@ -84,7 +94,8 @@ async def list_tenants(
 ) -> TenantPage:
     """List tenants that were made, by name."""
     found = await service.tenants.tenants(after=after, limit=limit)
-    items = [await TenantView.of(service, each) for each in found]
+    used = await _used(service)
+    items = [await TenantView.of(service, each, used) for each in found]
     return TenantPage(items=items, next=items[-1].name if len(items) == limit else "")
 
 
@@ -93,7 +104,7 @@ async def get_tenant(service: Service, _: Viewer, name: TenantName, response: Re
     """Return a tenant; its ETag is of what it may use."""
     ruled = await service.tenants.tenant(TenantId(name))
     response.headers["ETag"] = etag(ruled.revision)
-    return await TenantView.of(service, ruled)
+    return await TenantView.of(service, ruled, await _used(service))
 
 
 @router.put("/{name}", status_code=201, responses={200: {"model": TenantView}})
@@ -113,7 +124,7 @@ async def put_tenant(
     ruled, is_new = await service.tenants.make(ruling, admin, if_match=revision_of(if_match))
     response.status_code = 201 if is_new else 200
     response.headers["ETag"] = etag(ruled.revision)
-    return await TenantView.of(service, ruled)
+    return await TenantView.of(service, ruled, await _used(service))
 
 
 @router.delete("/{name}")
@@ -125,7 +136,7 @@ async def delete_tenant(
     """
     ruled = await service.tenants.tenant(TenantId(name))
     await service.tenants.take_back(TenantId(name), admin, if_match=revision_of(if_match))
-    return await TenantView.of(service, ruled)
+    return await TenantView.of(service, ruled, await _used(service))
 
 
 @router.post("/{name}:erase", status_code=202)
@@ -139,3 +150,13 @@ async def erase_tenant(
     """
     operation = await service.tenants.erase(TenantId(name), admin, volume=form.volume)
     return begun(service, operation, response)
+
+
+async def _used(service: Context) -> Mapping[int, int]:
+    """Return what each pool has on flash."""
+    answers = await asyncio.gather(*(asked(service, agent) for agent in service.membership.map.agents))
+    used: Counter[int] = Counter()
+    for answer in answers:
+        for shard in answer.shards if isinstance(answer, AgentStatus) else ():
+            used.update(dict(shard.pools))
+    return used

@@ -227,6 +227,7 @@ class Tenant(msgspec.Struct, frozen=True):
     agent_bytes_per_s: int = 0
     is_erasable: bool = False
     volumes: tuple[str, ...] = ()
+    flash_used_bytes: int | None = None
 
 
 class Map(msgspec.Struct, frozen=True):

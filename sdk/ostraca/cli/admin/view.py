@@ -210,11 +210,11 @@ def tenants_view(tenants: Sequence[Tenant]) -> RenderableType:
 
 def tenant_view(tenant: Tenant, etag: str) -> RenderableType:
     """Return what a tenant may use, and its volumes."""
-    flash, rate = _quotas(tenant)
+    (flash, rate), used = _quotas(tenant), tenant.flash_used_bytes
     return _facts(
         (
             ("tenant", tenant.name),
-            ("flash", flash),
+            ("flash", flash + ("" if used is None else f", of which {size_text(used)} are used")),
             ("rate", f"{rate} at each agent"),
             ("erasable", "what its volumes hold" if tenant.is_erasable else "no"),
             ("volumes", ", ".join(tenant.volumes) or "none yet"),
