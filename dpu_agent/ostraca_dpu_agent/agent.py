@@ -32,6 +32,7 @@ from ostraca_dpu_agent.steward.attaching import Opening, bar_nobody, path_of
 from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
+from ostraca_dpu_agent.tenant_status import tenant_statuses
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.conditions import Conditions
@@ -329,6 +330,7 @@ class Agent:
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
             paths=() if self._keeper is None else self._keeper.status(self._reserved()),
+            tenants=tenant_statuses(self._staging),
             purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
         )

@@ -204,7 +204,9 @@ class Sessions:
             else:
                 connection.welcome = msgspec.structs.replace(connection.welcome, transport=offer.transport)
                 break
-        self._sessions[connection] = Session(connection, hello, peer)
+        session = self._sessions[connection] = Session(connection, hello, peer)
+        if session.tenant:  # a worker's
+            self._mover.tenants.opened(session.tenant)
 
     def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
         """Serve one request."""
@@ -236,6 +238,8 @@ class Sessions:
         """Forget a connection; its requests under way end as if cancelled."""
         session = self._sessions.pop(connection)
         session.close()
+        if session.tenant:
+            self._mover.tenants.closed(session.tenant)
         self._gone = [each for each in (*self._gone, session) if each.transfers]
 
     def _for_a_tenant(

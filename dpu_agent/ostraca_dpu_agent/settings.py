@@ -89,7 +89,8 @@ class FlowSettings:
     and what that one has is written once more."""
 
     requests_max: int = 256
-    """Requests under way in the whole agent; more are DECLINED(OVERLOADED)."""
+    """Requests under way in the whole agent; more are DECLINED(OVERLOADED). Half of them are for the tenants
+    that are connected, in equal parts."""
 
     answer_margin_s: float = 0.002
     """Answers leave this long before the caller's deadline, so that they arrive before it."""

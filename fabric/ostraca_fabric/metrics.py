@@ -12,6 +12,7 @@ from ostraca_fabric.enclosure_metrics import ENCLOSURE_METRICS
 from ostraca_fabric.metric import Kind, Metric, Sample
 from ostraca_fabric.status import AgentStatus, DriveStatus, PeerStatus, ShardStatus
 from ostraca_fabric.tallies import OperationTally
+from ostraca_fabric.tenant_metrics import TENANT_METRICS, tenant_samples
 
 _C, _G, _H, _I = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.INFO
 _OUTCOME = ("operation", "state", "reason")
@@ -359,6 +360,7 @@ CLIENT_QUARANTINED = Metric(
 
 METRICS: tuple[Metric, ...] = (
     *(each for each in globals().values() if isinstance(each, Metric)),
+    *TENANT_METRICS,
     *ENCLOSURE_METRICS,
 )
 """All of them, an agent's first."""
@@ -405,6 +407,7 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
     ):
         yield Sample(AGENT_ESTIMATED, (what,), seconds)
     yield from operation_samples(status.operations, AGENT_BLOCKS, AGENT_BYTES, AGENT_SECONDS)
+    yield from tenant_samples(status.tenants)
     for peer in status.peers:
         yield from _peer_samples(peer)
     for drive in status.drives:

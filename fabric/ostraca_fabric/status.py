@@ -305,6 +305,27 @@ class RulingsStatus(msgspec.Struct, frozen=True):
     """Volumes that are not on, as tenant/name, and what their switches say."""
 
 
+TENANTS_MAX = 64
+"""How many entries an agent's status has for tenants: if there are more, the last sums up OTHER_TENANTS."""
+
+OTHER_TENANTS = "(others)"
+"""No tenant's name: it has brackets."""
+
+
+class TenantStatus(msgspec.Struct, frozen=True):
+    """What one tenant uses of one agent."""
+
+    tenant: str
+    connections: int = 0
+    """Of its workers."""
+
+    requests: int = 0
+    """Under way, those for workers of other agents as well."""
+
+    staging_bytes: int = 0
+    cache_bytes: int = 0
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """One agent's view of itself and its shards."""
 
@@ -348,6 +369,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
     claims: ClaimCounters = msgspec.field(default_factory=ClaimCounters)
     paths: tuple[EnclosurePathStatus, ...] = ()
     """Every enclosure that is reached by NVMe-oF, or as files with a target."""
+
+    tenants: tuple[TenantStatus, ...] = ()
+    """Those that are connected, or have requests under way or blocks in the DRAM cache."""
 
     purged: int = 0
     """The revision of rulings up to which nothing that was erased is served any more."""

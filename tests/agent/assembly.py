@@ -200,6 +200,7 @@ class MemoryWorker:
     """A worker: implements ``mover.request.Worker``."""
 
     peer: MemoryArena
+    tenant: TenantId = TENANT
     said: list[GetProgress | Settled] = field(default_factory=list)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from ostraca_fabric.status import (
     PeerStatus,
     PrefetchCounters,
     ShardStatus,
+    TenantStatus,
 )
 
 WORN = ShardStatus(
@@ -90,6 +91,14 @@ def shown(status: FabricStatus) -> str:
     out = io.StringIO()
     Console(file=out, width=80).print(fabric_view(status))
     return out.getvalue()
+
+
+def test_the_view_shows_tenants_where_more_than_one_is_connected() -> None:
+    chat = TenantStatus("chat", 4, 3, 48 << 20, 96 << 20)
+    for other, is_shown in ((TenantStatus("search", 1), True), (TenantStatus("search", 0, 0, 0, 7), False)):
+        agent = msgspec.structs.replace(STATUS.agents[0], tenants=(chat, other))
+        text = shown(FabricStatus(agents=(agent,), silent=()))
+        assert ("96.0 MiB" in text) == ("search" in text) == is_shown
 
 
 def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:

@@ -23,6 +23,7 @@ from ostraca_fabric.status import (
     PeerStatus,
     PrefetchCounters,
     ShardStatus,
+    TenantStatus,
 )
 from ostraca_fabric.tallies import OperationTally, Tally
 
@@ -91,6 +92,10 @@ STATUS = AgentStatus(
     ),
     agents=(("agent-0", "unix:///a"), ("agent-1", "tcp://b:1")),
     peers=(PeerStatus("agent-1", is_connected=True, held_off=2, asks=AskCounters(88, 3, 4, 21)),),
+    tenants=(
+        TenantStatus("chat", 2, 3, 48 << 20, 96 << 20),
+        TenantStatus("search", 1, 1, 16 << 20, 32 << 20),
+    ),
     membership=MembershipStatus(),
     claims=ClaimCounters(made=5, lost=1, handed_over=3),
     operations=(GET, PUT),

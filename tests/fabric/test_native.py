@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (6, "e1769ef26ad937a5")
+KNOWN = (7, "a8ae801332b6a565")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

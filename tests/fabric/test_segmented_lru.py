@@ -20,6 +20,7 @@ class Model:
     """What is promised, row by row."""
 
     def __init__(self) -> None:
+        self.protected_max_bytes = PROTECTED_MAX
         self.bytes: dict[int, int] = {}
         self.uses: Counter[int] = Counter()
         self.users: Counter[int] = Counter()
@@ -30,18 +31,19 @@ class Model:
         self.bytes[row], self.uses[row] = row_bytes, uses
         self.probation[row] = None
 
-    def hold(self, row: int) -> None:
-        self.probation.pop(row, None)
-        self.protected.pop(row, None)
-        self.users[row] += 1
-        self.uses[row] += 1
+    def hold(self, rows: list[int]) -> None:
+        for row in rows:
+            self.probation.pop(row, None)
+            self.protected.pop(row, None)
+            self.users[row] += 1
+            self.uses[row] += 1
 
     def let_go(self, rows: list[int]) -> None:
         for row in rows:
             self.users[row] -= 1
             if not self.users[row]:
                 (self.protected if self.uses[row] > 1 else self.probation)[row] = None
-        while sum(self.bytes[row] for row in self.protected) > PROTECTED_MAX:
+        while sum(self.bytes[row] for row in self.protected) > self.protected_max_bytes:
             self.probation[self.protected.popitem(last=False)[0]] = None
 
     def demote(self, rows: list[int]) -> None:
@@ -88,8 +90,7 @@ def test_rows_give_way_as_two_queues_say(steps: list[tuple[str, list[int], int]]
         elif step == "hold":
             rows = [row for row in named if row in model.bytes]
             order.hold(array(rows))
-            for row in rows:
-                model.hold(row)
+            model.hold(rows)
             held += rows
         elif step == "let go":
             rows, held = held[:number], held[number:]
@@ -146,3 +147,63 @@ def test_what_is_demoted_goes_before_what_was_used_again_and_a_use_makes_up_for_
     order.let_go(array([0]))
     order.check()
     assert order.evict(3 * PAGE).tolist() == [2, 1, 0]
+
+
+PARTS = 3
+
+part_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["hold", "let_go", "demote", "evict"]),
+        st.lists(st.integers(0, ROWS - 1), max_size=8),
+    ),
+    max_size=60,
+)
+
+
+@given(part_steps)
+@settings(deadline=None, max_examples=300)
+def test_each_part_has_an_order_of_its_own(steps: list[tuple[str, list[int]]]) -> None:
+    """Rows of three parts in each call, against three models that know nothing of each other."""
+    order, models, held = (
+        SegmentedLru(ROWS, protected_max_bytes=2 * PAGE),
+        [Model() for _ in range(PARTS)],
+        [],
+    )
+    for part, model in enumerate(models):
+        model.protected_max_bytes = 2 * PAGE
+        assert part == 0 or order.add_part(protected_max_bytes=2 * PAGE) == part
+        its = list(range(part, ROWS, PARTS))
+        order.enter(array(its), PAGE, uses=1, part=part)
+        for row in its:
+            model.enter(row, PAGE, 1)
+    for step, named in steps:
+        if step == "evict":
+            for part, model in enumerate(models):
+                wanted = named.count(part) * PAGE
+                assert order.evict(wanted, part=part).tolist() == model.evict(wanted)
+        else:
+            rows = [row for row in named if row in models[row % PARTS].bytes]
+            if step == "hold":
+                held += rows
+            elif step == "let_go":
+                rows, held = held[: len(named)], held[len(named) :]
+            getattr(order, step)(array(rows))
+            for part, model in enumerate(models):
+                getattr(model, step)([row for row in rows if row % PARTS == part])
+        order.check()
+        assert order.part_bytes.tolist() == [sum(model.bytes.values()) for model in models]
+        assert order.held.tolist() == sorted(set(held))
+
+
+def test_what_protected_may_no_longer_have_goes_back_the_oldest_first() -> None:
+    order = SegmentedLru(4, protected_max_bytes=4 * PAGE)
+    order.add_part(protected_max_bytes=4 * PAGE)
+    for part, rows in enumerate((array([0, 1]), array([2, 3]))):
+        order.enter(rows, PAGE, uses=1, part=part)
+        order.hold(rows)
+        order.let_go(rows)
+    order.protect(array([2 * PAGE, PAGE]))
+    order.check()
+    order.demote(array([3]))
+    assert order.evict(2 * PAGE, part=1).tolist() == [2, 3]
+    assert order.evict(PAGE).tolist() == [0]

@@ -1,8 +1,9 @@
 """The DRAM cache: blocks kept in staging memory after they passed through.
 
 Keys are derived under a volume's secret, so an entry answers its own tenant alone. Blocks are immutable, so
-an entry is never stale. ``segmented_lru`` says which go first; an entry in use by a transfer stays until that
-has ended, however full the cache is. Pure bookkeeping: it owns slots, it does not know memory.
+an entry is never stale. ``cache_parts`` says whose go first when room is needed, and ``segmented_lru`` which
+of a tenant's; an entry in use by a transfer stays until that has ended, however full the cache is. Pure
+bookkeeping: it owns slots, it does not know memory.
 
 A block is a row of a few columns, and calls are for many of them.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.mover.cache_parts import CacheParts
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.key_table import KeyTable
 from ostraca_fabric.keys import KEY_BYTES
@@ -22,7 +24,7 @@ from ostraca_fabric.status import PrefetchCounters
 from ostraca_fabric.tags import TAG_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Hashable, Mapping
 
     from numpy.typing import NDArray
 
@@ -47,6 +49,9 @@ class Offer:
     uses: int = 1
     """What brought them: 1 a get or a put, 0 a prefetch, of which nobody knows yet whether it was of use."""
 
+    tenant: Hashable = None
+    """Whose they are."""
+
 
 class BlockCache:
     """Blocks by key, bounded in bytes of slots.
@@ -54,13 +59,20 @@ class BlockCache:
     ``put`` and ``shrink`` return the offsets of slots that are the caller's to free.
     """
 
-    def __init__(self, limit_bytes: int, *, protected_share: float) -> None:
-        """Begin empty; a limit of 0 keeps nothing. *protected_share* is protected's part of the limit."""
+    def __init__(
+        self, limit_bytes: int, *, protected_share: float, members: Collection[Hashable] = ()
+    ) -> None:
+        """Begin empty; a limit of 0 keeps nothing. *protected_share* is protected's part of the limit;
+        *members* is a view of the tenants that are connected now.
+        """
         self.limit_bytes = limit_bytes
         self.on_evicted: Callable[[NDArray[np.uint8]], None] = lambda _keys: None
         """Is told the keys of blocks that had to go, shape (n, 16)."""
         rows = max(1, min(_ROWS_AT_FIRST, limit_bytes // PAGE_BYTES))
         self._order = SegmentedLru(rows, protected_max_bytes=int(protected_share * limit_bytes))
+        self._parts = CacheParts(
+            self._order, limit_bytes=limit_bytes, protected_share=protected_share, members=members
+        )
         self._keys = np.zeros((rows, KEY_BYTES), np.uint8)
         self._tags = np.zeros(rows, _TAG)
         self.lengths = np.zeros(rows, np.uint32)
@@ -123,15 +135,23 @@ class BlockCache:
 
     def put(self, offer: Offer, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int64]:
         """Keep the blocks offered, which lie at *offsets*, as far as there is room for them beside those in
-        use; returns the slots this frees: of blocks that go, and of those not kept.
+        use and those that need not give way; returns the slots this frees: of blocks that go, and of those
+        not kept.
         """
         chosen = np.flatnonzero(offer.is_kept)[: self.limit_bytes // slot_bytes]
-        if not len(chosen):
+        part = self._parts.number(offer.tenant) if len(chosen) else None
+        if part is None:
             return offsets
         rows, is_new = self._enter(offer.keys[chosen])
         if len(rows) < len(chosen):
             chosen = chosen[is_new]
-        freed = self.shrink(self.limit_bytes - len(rows) * slot_bytes)
+        wanted_bytes = len(rows) * slot_bytes
+        freed = self._evict(
+            self.used_bytes + wanted_bytes - self.limit_bytes,
+            offer.tenant,
+            beside={offer.tenant: wanted_bytes},
+            equal_bytes=self._parts.equal_bytes,
+        )
         room = (self.limit_bytes - self.used_bytes) // slot_bytes
         if room < len(rows):
             self._leave(rows[room:])
@@ -139,7 +159,8 @@ class BlockCache:
         self._tags[rows] = offer.tags[chosen].view(_TAG)[:, 0]
         self.lengths[rows] = offer.lengths[chosen]
         self.offsets[rows] = offsets[chosen]
-        self._order.enter(rows, slot_bytes, uses=offer.uses)
+        self._order.enter(rows, slot_bytes, uses=offer.uses, part=part)
+        self._parts.share_out()
         if not offer.uses:
             self.prefetched.blocks += len(rows)
             self.prefetched.bytes += int(self.lengths[rows].sum())
@@ -151,7 +172,24 @@ class BlockCache:
 
     def shrink(self, to_bytes: int) -> NDArray[np.int64]:
         """Drop blocks until at most *to_bytes* are used, as far as none is in use; returns their slots."""
-        rows = self._order.evict(self.used_bytes - to_bytes)
+        return self.lend(self.used_bytes - to_bytes, None, beside={}, equal_bytes=self._parts.equal_bytes)
+
+    def lend(
+        self, wanted_bytes: int, asker: Hashable, *, beside: Mapping[Hashable, int], equal_bytes: float
+    ) -> NDArray[np.int64]:
+        """Drop blocks to make room for what *asker*, a tenant, needs memory for; returns their slots.
+
+        *beside* says what memory tenants have beside the cache, for the asker with what it needs now, and
+        *equal_bytes* what each may have of both together, whatever others need.
+        """
+        freed = self._evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
+        self._parts.share_out()
+        return freed
+
+    def _evict(
+        self, wanted_bytes: int, asker: Hashable, *, beside: Mapping[Hashable, int], equal_bytes: float
+    ) -> NDArray[np.int64]:
+        rows = self._parts.evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
         if len(rows):
             self._leave(rows)
             self.on_evicted(self._keys[rows])
@@ -167,6 +205,11 @@ class BlockCache:
         return self._order.entered_bytes
 
     @property
+    def bytes_of(self) -> Mapping[Hashable, int]:
+        """Bytes of the slots of each tenant's blocks."""
+        return self._parts.bytes_of
+
+    @property
     def held_blocks(self) -> int:
         """Count the blocks in use by transfers."""
         return len(self._order.held)
@@ -174,6 +217,7 @@ class BlockCache:
     def check(self) -> None:
         """Assert what must hold after every call."""
         self._order.check()
+        self._parts.check()
         rows = self._order.entered
         assert self.used_bytes <= self.limit_bytes
         assert self._table.find(self._keys[rows]).tolist() == rows.tolist()

@@ -191,6 +191,7 @@ class GetRun:
             wave.slot_bytes,
             Purpose.CACHED,
             holder=self._worker,
+            tenant=self._worker.tenant,
             within_s=self._clocked.left_s,
         )
         if isinstance(lease, NoRoom):
@@ -270,6 +271,7 @@ class GetRun:
             self._slot_bytes,
             Purpose.GET,
             holder=self._worker,
+            tenant=self._worker.tenant,
             within_s=self._clocked.left_s,
             drive=drive_id,
             given_up=None if drive is None else drive.given_up,

@@ -25,6 +25,7 @@ from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import Reason
+from ostraca_fabric.policies.guarantees import may_take
 from ostraca_fabric.rulings import Rulings, Switch
 from ostraca_fabric.tallies import STATES, tally_text
 from ostraca_fabric.tasks import Tasks
@@ -34,7 +35,7 @@ from ostraca_fabric.wire.messages import Damage, GetDone, LookupDone, PrefetchDo
 from ostraca_fabric.wire.placing import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.cache import Offer
     from ostraca_dpu_agent.mover.drive_io import WaveIO
     from ostraca_dpu_agent.mover.located import Located
-    from ostraca_dpu_agent.mover.request import Blocks, Worker
+    from ostraca_dpu_agent.mover.request import Blocks, Holder, Worker
     from ostraca_dpu_agent.mover.routes import Routes
     from ostraca_dpu_agent.mover.staging import Lease, Staging
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.ids import AgentId, DriveId
+    from ostraca_fabric.ids import AgentId, DriveId, TenantId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.owners import Owners
     from ostraca_fabric.wire.messages import (
@@ -101,6 +102,7 @@ class Mover:
         self.settings = settings.flow
         self.hold_s = settings.owner.hold_s
         self.staging = staging
+        self.tenants = staging.tenants
         self.drives = drives
         self.owners = owners
         self.routes = routes
@@ -127,13 +129,17 @@ class Mover:
             self._shadows.get(worker, volume, request)
         if switch is not Switch.ON:
             return self._switched("get", volume, request, switch, GetDone)
-        return await self._bounded("get", request, lambda: GetRun(self, worker, volume, request).run())
+        return await self._bounded(
+            "get", worker, request, lambda: GetRun(self, worker, volume, request).run()
+        )
 
     async def put(self, worker: Worker, volume: ServedVolume, request: Put) -> PutDone:
         """Take blocks from the worker's arena."""
         if self.switch(volume) is Switch.OFF:
             return self._switched("put", volume, request, Switch.OFF, PutDone)
-        return await self._bounded("put", request, lambda: PutRun(self, worker, volume, request).run())
+        return await self._bounded(
+            "put", worker, request, lambda: PutRun(self, worker, volume, request).run()
+        )
 
     async def lookup(self, worker: Worker, volume: ServedVolume, request: Lookup) -> LookupDone:
         """Say which blocks could be got."""
@@ -143,7 +149,7 @@ class Mover:
         if switch is not Switch.ON:
             return self._switched("lookup", volume, request, switch, LookupDone)
         stopped = worker.stopped(request.request)
-        return await self._bounded("lookup", request, LookupRun(self, volume, request, stopped).run)
+        return await self._bounded("lookup", worker, request, LookupRun(self, volume, request, stopped).run)
 
     async def prefetch(self, worker: Worker, volume: ServedVolume, request: Prefetch) -> PrefetchDone:
         """Bring blocks into the DRAM cache, or have them brought into that of the agent it names."""
@@ -153,21 +159,21 @@ class Mover:
         if self.switch(volume) is Switch.OFF:
             return self._switched("prefetch", volume, request, Switch.OFF, PrefetchDone)
         elsewhere = PrefetchElsewhere(self, volume, request, stopped)
-        return await self._bounded("prefetch", request, elsewhere.run)
+        return await self._bounded("prefetch", worker, request, elsewhere.run)
 
     async def prefetch_here(
         self,
         volume: ServedVolume,
         request: Prefetch | PrefetchFor,
         *,
-        holder: Hashable,
+        holder: Holder,
         stopped: asyncio.Future[None],
     ) -> PrefetchDone:
         """Bring blocks into the DRAM cache, with staging that counts for *holder*."""
         if self.switch(volume) is Switch.OFF:
             return self._switched("prefetch", volume, request, Switch.OFF, PrefetchDone)
         run = PrefetchRun(self, volume, request, holder=holder, stopped=stopped)
-        return await self._bounded("prefetch", request, run.run)
+        return await self._bounded("prefetch", holder, request, run.run)
 
     def end_session(self, volume: ServedVolume, spans: Sequence[Span]) -> None:
         """Let go of these blocks before others, here and with their owners: a hint, of which nobody hears."""
@@ -287,11 +293,12 @@ class Mover:
     async def _bounded(
         self,
         operation: str,
+        holder: Holder,
         request: Get | Put | Lookup | Prefetch | PrefetchFor,
         run: Callable[[], Awaitable[_T]],
     ) -> _T:
-        """Serve a request, timed, unless too many are under way."""
-        if self._requests >= self.requests_max:
+        """Serve a request, timed, unless too many are under way, or too many of its tenant."""
+        if not self._has_room_for(holder.tenant):
             self._count_declined(operation, sum(map(len, request.spans)))
             message = f"{self._requests} requests are under way on this agent: ask again later"
             raise RefusedError("overloaded", message)
@@ -302,7 +309,8 @@ class Mover:
             blocks = sum(map(len, request.spans))
             log.debug("%s of %d blocks taken up, %.3f s to go", operation, blocks, request.deadline_s)
         try:
-            answer = await run()
+            with self.tenants.asking(holder.tenant):
+                answer = await run()
         finally:
             self._requests -= 1
             took_s = self.clock() - begun_s
@@ -327,6 +335,10 @@ class Mover:
         self.ended(operation, keys, states, reasons)
         self.counters.tallies[operation].timed(0.0)
         return answer(request.request, states.tobytes(), reasons.tobytes())
+
+    def _has_room_for(self, tenant: TenantId) -> bool:
+        most, tenants = self.requests_max, self.tenants
+        return self._requests < most and may_take(most, tenants.requests, tenants.members, tenant, 1)
 
     def _count_declined(self, operation: str, blocks: int) -> None:
         declined = STATES[operation]["DECLINED"]

@@ -17,12 +17,12 @@ from ostraca_fabric.wire.messages import PrefetchDone
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Hashable
 
     from numpy.typing import NDArray
 
     from ostraca_dpu_agent.mover.located import Located
     from ostraca_dpu_agent.mover.mover import Mover
+    from ostraca_dpu_agent.mover.request import Holder
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.ids import DriveId
     from ostraca_fabric.wire.messages import Prefetch, PrefetchFor
@@ -37,7 +37,7 @@ class PrefetchRun:
         volume: ServedVolume,
         request: Prefetch | PrefetchFor,
         *,
-        holder: Hashable,
+        holder: Holder,
         stopped: asyncio.Future[None],
     ) -> None:
         """Take the request apart; its staging counts for *holder*."""
@@ -115,6 +115,7 @@ class PrefetchRun:
             slot_bytes,
             Purpose.GET,
             holder=self._holder,
+            tenant=self._holder.tenant,
             within_s=self._clocked.left_s,
             drive=drive_id,
             given_up=None if drive is None else drive.given_up,

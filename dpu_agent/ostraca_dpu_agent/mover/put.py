@@ -212,6 +212,7 @@ class PutRun:
                 self._slot_bytes,
                 Purpose.PUT,
                 holder=self._worker,
+                tenant=self._worker.tenant,
                 within_s=self._clocked.left_s,
                 drive=drive_id,
                 given_up=None if drive is None else drive.given_up,

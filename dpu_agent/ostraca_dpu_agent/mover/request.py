@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ostraca_dpu_agent.volumes import ServedVolume
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ids import DriveId, TenantId
     from ostraca_fabric.ports.transport import Peer
     from ostraca_fabric.wire.messages import GetProgress, Settled
 
@@ -37,11 +37,19 @@ Queue = tuple["DriveId", "deque[NDArray[np.intp]]"]
 """Waves of one request that are to come from one drive, or go there."""
 
 
-class Worker(Protocol):
-    """The worker a request came from, as the mover sees it. It is the holder of its requests' staging."""
+class Holder(Protocol):
+    """Who holds the staging of a request: a worker, or all guests of a tenant."""
 
     def __hash__(self) -> int:
-        """Tell workers apart."""
+        """Tell holders apart."""
+
+    @property
+    def tenant(self) -> TenantId:
+        """Whose share it uses."""
+
+
+class Worker(Holder, Protocol):
+    """The worker a request came from, as the mover sees it. It is the holder of its requests' staging."""
 
     @property
     def peer(self) -> Peer:
@@ -63,6 +71,7 @@ class Blocks:
         self.lengths = lengths
         self.keys = derive_keys(volume.secret, spans)
         """Shape (n, 16)."""
+        self.tenant = volume.record.tenant
         self._identity = volume.identity
 
     @classmethod
@@ -180,7 +189,8 @@ def keeper(
     *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request;
     *is_kept* says it for each block of the wave and is looked at only at the release.
     """
-    return Offer(blocks.keys[positions], tags[positions], blocks.lengths[positions], is_kept, uses)
+    lengths = blocks.lengths[positions]
+    return Offer(blocks.keys[positions], tags[positions], lengths, is_kept, uses, blocks.tenant)
 
 
 def cut(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:

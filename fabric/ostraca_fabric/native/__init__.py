@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 6
+INTERFACE = 7
 """Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
 of another time, would take arguments for what they are not, and end the process."""
 
@@ -81,12 +81,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_table_enter": (None, [_at, c_uint64, _at, _at, _at, _count]),
     # slots, mask, keys by row, rows, how many
     "ostraca_table_remove": (_count, [_at, c_uint64, _at, _at, _count]),
-    # state, rows, numbers, how many
-    "ostraca_lru_enter": (None, [_at, _at, _at, _count]),
+    # states of the parts, rows, numbers, how many, their part
+    "ostraca_lru_enter": (None, [_at, _at, _at, _count, _count]),
+    # states of the parts, rows, numbers, how many
     "ostraca_lru_hold": (None, [_at, _at, _at, _count]),
     "ostraca_lru_let_go": (_count, [_at, _at, _at, _count]),
-    # state, rows, bytes wanted, numbers, room for how many
-    "ostraca_lru_evict": (_count, [_at, _at, c_int64, _at, _count]),
+    # states of the parts, rows, most protected bytes of each part, parts
+    "ostraca_lru_protect": (None, [_at, _at, _at, _count]),
+    # states of the parts, rows, bytes wanted, numbers, room for how many, the part
+    "ostraca_lru_evict": (_count, [_at, _at, c_int64, _at, _count, _count]),
     # the index, keys wanted, rows found, how many
     "ostraca_index_find": (None, [*_index, _at, _at, _count]),
     # the index, keys wanted, lengths by row, whether read bits are set, which are listed, how many

@@ -1,5 +1,6 @@
 /* Which rows of a cache give way first. `segmented_lru.py` says what the two queues mean. A row that somebody holds is
- * in neither, so that whatever is popped may go: no step looks at a row twice. */
+ * in neither, so that whatever is popped may go: no step looks at a row twice. Each part of the cache has two queues of
+ * its own, and a row knows its part. */
 
 #include "ostraca.h"
 
@@ -11,7 +12,8 @@ struct row {
     int64_t bytes;
     int32_t next, previous;
     int32_t users;
-    uint8_t uses, where, unused[2];
+    uint8_t uses, where;
+    uint16_t part;
 };
 
 struct queue {
@@ -59,53 +61,78 @@ static void unlink_row(struct state *state, struct row *rows, int64_t number, ui
     row->where = where;
 }
 
-/* Enters rows whose `bytes` and `uses` are written. */
-PUBLIC void ostraca_lru_enter(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+/* Returns what protected can't hold to probation's end. */
+static void settle(struct state *state, struct row *rows)
 {
+    while (state->protected.bytes > state->protected_max_bytes) {
+        int64_t oldest = state->protected.first;
+        unlink_row(state, rows, oldest, OUTSIDE);
+        append(state, rows, oldest, PROBATION);
+    }
+}
+
+/* Enters rows whose `bytes` and `uses` are written into a part. */
+PUBLIC void ostraca_lru_enter(struct state *states, struct row *rows, const int64_t *numbers, int64_t count,
+                              int64_t part)
+{
+    struct state *state = &states[part];
     for (int64_t each = 0; each < count; each++) {
         rows[numbers[each]].users = 0;
+        rows[numbers[each]].part = (uint16_t)part;
         state->entered_bytes += rows[numbers[each]].bytes;
         append(state, rows, numbers[each], PROBATION);
     }
 }
 
 /* Holds rows, each as often as it is named; numbers below 0 are passed over. */
-PUBLIC void ostraca_lru_hold(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+PUBLIC void ostraca_lru_hold(struct state *states, struct row *rows, const int64_t *numbers, int64_t count)
 {
     for (int64_t each = 0; each < count; each++) {
         if (numbers[each] < 0)
             continue;
         struct row *row = &rows[numbers[each]];
         if (row->users++ == 0)
-            unlink_row(state, rows, numbers[each], HELD);
+            unlink_row(&states[row->part], rows, numbers[each], HELD);
         if (row->uses < USES_MAX)
             row->uses++;
     }
 }
 
 /* Lets go of rows. Returns how many: fewer than `count` when the next one was not held. */
-PUBLIC int64_t ostraca_lru_let_go(struct state *state, struct row *rows, const int64_t *numbers, int64_t count)
+PUBLIC int64_t ostraca_lru_let_go(struct state *states, struct row *rows, const int64_t *numbers, int64_t count)
 {
+    struct state *last = NULL;
     for (int64_t each = 0; each < count; each++) {
         struct row *row = &rows[numbers[each]];
         if (row->where != HELD)
             return each;
+        struct state *state = &states[row->part];
+        if (last != NULL && last != state)
+            settle(last, rows);
+        last = state;
         if (--row->users == 0)
             append(state, rows, numbers[each], row->uses < USES_MAX ? PROBATION : PROTECTED);
     }
-    while (state->protected.bytes > state->protected_max_bytes) {
-        int64_t oldest = state->protected.first;
-        unlink_row(state, rows, oldest, OUTSIDE);
-        append(state, rows, oldest, PROBATION);
-    }
+    if (last != NULL)
+        settle(last, rows);
     return count;
 }
 
-/* Takes rows out, the first to go first, until they have `wanted_bytes` or none is left. Returns how many;
- * `numbers` has room for `most`. */
-PUBLIC int64_t ostraca_lru_evict(struct state *state, struct row *rows, int64_t wanted_bytes, int64_t *numbers,
-                                 int64_t most)
+/* Sets what the protected queue of each part may hold. */
+PUBLIC void ostraca_lru_protect(struct state *states, struct row *rows, const int64_t *most_bytes, int64_t parts)
 {
+    for (int64_t part = 0; part < parts; part++) {
+        states[part].protected_max_bytes = most_bytes[part];
+        settle(&states[part], rows);
+    }
+}
+
+/* Takes rows of a part out, the first to go first, until they have `wanted_bytes` or none is left. Returns how many;
+ * `numbers` has room for `most`. */
+PUBLIC int64_t ostraca_lru_evict(struct state *states, struct row *rows, int64_t wanted_bytes, int64_t *numbers,
+                                 int64_t most, int64_t part)
+{
+    struct state *state = &states[part];
     int64_t count = 0;
     while (wanted_bytes > 0 && count < most) {
         int64_t oldest = state->probation.first < 0 ? state->protected.first : state->probation.first;

@@ -98,7 +98,10 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
-    return Group(*tables, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences)
+    tenants = [_tenants(agents)] if any(_are_several(agent) for agent in agents) else []
+    return Group(
+        *tables, *tenants, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences
+    )
 
 
 def _ruling_sentences(agent: AgentStatus) -> Iterator[str]:
@@ -275,6 +278,22 @@ def _may_write_text(shard: ShardStatus) -> str:
         return "no more" if shard.ownership.is_superseded else "not now"
     left_s = shard.ownership.may_write_for_s
     return "ever" if left_s is None else f"{left_s:.1f} s"
+
+
+def _are_several(agent: AgentStatus) -> bool:
+    """Whether more than one tenant is connected."""
+    return sum(tenant.connections > 0 for tenant in agent.tenants) > 1
+
+
+def _tenants(agents: tuple[AgentStatus, ...]) -> Table:
+    names = ("connections", "requests", "staging", "DRAM cache")
+    table = _table("Tenants", "agent", "tenant", *_right(*names))
+    for agent in filter(_are_several, agents):
+        for each in agent.tenants:
+            counts = (str(each.connections), str(each.requests))
+            sizes = (size_text(each.staging_bytes), size_text(each.cache_bytes))
+            table.add_row(agent.agent, each.tenant, *counts, *sizes)
+    return table
 
 
 def _peers(agents: tuple[AgentStatus, ...]) -> Table:
