@@ -51,7 +51,7 @@ class TenantView(BaseModel):
     is_erasable: bool
     volumes: list[str]
     flash_used_bytes: int | None = Field(
-        description="Of segments that hold its blocks alone, as far as agents answered; null without a quota, "
+        description="Of segments that hold its blocks alone, as far as agents answer; null without a quota, "
         "when nobody counts them apart."
     )
 
