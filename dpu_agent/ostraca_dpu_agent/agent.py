@@ -130,7 +130,7 @@ class Agent:
         self._incarnations = Incarnations(membership, clock, self._share_out)
         volumes = Volumes(membership, fabric_key, self._incarnations)
         quotas = Quotas(agent, lambda: membership.rulings, clock)
-        gate = Gate(self._incarnations, quotas, self._mover.counters)
+        gate = Gate(lambda: membership.rulings, self._incarnations, quotas, self._mover.counters)
         self._neighbours = Neighbours(
             settings.requests, owner=self._owner, mover=self._mover, volumes=volumes, gate=gate
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.rulings import Switch
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Get,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.mover.counters import Counters
     from ostraca_dpu_agent.quotas import Quotas
     from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.rulings import Rulings
 
     BlockRequest = Get | Put | Lookup | Prefetch | PrefetchFor
 
@@ -42,8 +44,15 @@ _DONE = {Get: GetDone, Put: PutDone, Lookup: LookupDone, Prefetch: PrefetchDone,
 class Gate:
     """One agent's."""
 
-    def __init__(self, incarnations: Incarnations, quotas: Quotas, counters: Counters) -> None:
+    def __init__(
+        self,
+        rulings: Callable[[], Rulings],
+        incarnations: Incarnations,
+        quotas: Quotas,
+        counters: Counters,
+    ) -> None:
         """Go by these, and count what is declined among *counters*."""
+        self._rulings = rulings
         self._incarnations = incarnations
         self._quotas = quotas
         self._counters = counters
@@ -55,6 +64,8 @@ class Gate:
         serve: Callable[[ServedVolume, _Request], Awaitable[_Answer]],
     ) -> _Answer:
         """Have a request served, or decline all of its blocks. Raises as *serve*, and MalformedError."""
+        if self._rulings().switch(volume.record.tenant, volume.record.name) is Switch.OFF:
+            return await serve(volume, request)  # which declines all of it, and says so
         if not self._incarnations.is_served(volume.record):
             return self._declined(request, Reason.UNHEARD)  # type: ignore[no-any-return]
         taken_bytes = self._quotas.admit(volume, request)

@@ -16,7 +16,7 @@ import ostraca
 from ostraca import Ack, BlockState, ClientSettings, Layout, PutState, Reason
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import TenantId
-from ostraca_fabric.rulings import VERSION, LiveSettings, Rulings, TenantRuling
+from ostraca_fabric.rulings import VERSION, LiveSettings, Rulings, Switch, TenantRuling
 
 MIB = 1 << 20
 BLOCK_BYTES = 64 << 10
@@ -153,6 +153,9 @@ async def test_a_tenant_beyond_its_rate_is_declined_puts_first_and_others_are_no
         assert await do(worker.lookup) == len(HASHES), "a look-up moves nothing"
         assert await do(other.put) == PUT
         assert await do(other.get) == GOT
+        off = {(TenantId(TENANT), "w"): Switch.OFF}
+        fabric.membership.rule(replace(fabric.membership.rulings, switches=off))
+        assert await do(worker.get) == {(BlockState.DECLINED, Reason.SWITCHED_OFF)}, "of two reasons the one"
         await ruled(fabric, agent_bytes_per_s=0)
         assert await do(worker.get) == GOT
         for each in (worker, other):

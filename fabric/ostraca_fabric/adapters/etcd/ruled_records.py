@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     Read = Callable[[Entry | Deleted, Callable[[bytes], Any]], Any]
     """Decodes what was written; None for what is gone, or can't be read."""
 
+_TYPES: dict[Kind, type[Any]] = {
+    Kind.TENANT: TenantRuling,
+    Kind.SWITCH: VolumeRuling,
+    Kind.LIVE: LiveSettings,
+}
+
 RULINGS: frozenset[Kind | None] = frozenset({Kind.TENANT, Kind.SWITCH, Kind.LIVE, Kind.RULED})
 
 
@@ -30,16 +36,20 @@ class RuledRecords:
         self._revision = 0
 
     def take(self, kind: Kind, change: Entry | Deleted, read: Read) -> None:
-        """Know what was written or deleted."""
+        """Know what was written or deleted. What can't be read changes nothing."""
+        if kind is Kind.RULED:
+            self._revision = change.modified if isinstance(change, Entry) else 0
+            return
+        ruling = read(change, partial(decode, kind=_TYPES[kind]))
+        if ruling is None and isinstance(change, Entry):
+            return
         match kind:
             case Kind.TENANT:
-                _keep(self._tenants, change.key, read(change, partial(decode, kind=TenantRuling)))
+                _keep(self._tenants, change.key, ruling)
             case Kind.SWITCH:
-                _keep(self._switches, change.key, read(change, partial(decode, kind=VolumeRuling)))
-            case Kind.LIVE:
-                self._live = read(change, partial(decode, kind=LiveSettings)) or LiveSettings()
+                _keep(self._switches, change.key, ruling)
             case _:
-                self._revision = change.modified if isinstance(change, Entry) else 0
+                self._live = ruling or LiveSettings()
 
     def made(self) -> Rulings:
         """Return them together."""
