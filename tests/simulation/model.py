@@ -151,10 +151,15 @@ class Model:
         self._left.clear()
         segment_at = self._listings.segment_at
         in_turn = (each for each in listed.values() if not owner.has_kept(segment_at(each.offset)))
-        oldest = min((each.generation for each in in_turn), default=0)
+        oldest: dict[int, int] = {}
+        for each in in_turn:
+            pool = owner.found_of(segment_at(each.offset))
+            oldest[pool] = min(each.generation, oldest.get(pool, each.generation))
         for block in self._left_lately:
             if block.number not in listed and self._is_newer(owner, block, oldest):
-                raise ViolationError(f"block {block.number} was left out, and older ones are listed")
+                raise ViolationError(
+                    f"block {block.number} was left out, and older ones of its pool are listed"
+                )
         for number, each in listed.items():
             self.found(each, is_recovering=False)
             self.listing_is_true(each)
@@ -217,12 +222,19 @@ class Model:
             raise ViolationError(f"block {block.number} was committed, and no page on flash lists it")
         self.excused["a spoilt listing"] += 1
 
-    def _is_newer(self, owner: Owner, block: Block, generation: int) -> bool:
-        """Say whether a page that an owner believes lists a block in a segment newer than *generation*."""
+    def _is_newer(self, owner: Owner, block: Block, oldest: dict[int, int]) -> bool:
+        """Say whether a page that an owner believes lists a block in a segment newer than the *oldest* of the
+        segment's pool.
+        """
         copies = [
             copy for copy in self._copies(block) if not copy.is_spoilt and copy.segment not in self._misread
         ]
-        return any(generation < copy.generation == owner.generation_of(copy.segment) for copy in copies)
+        return any(
+            oldest.get(owner.found_of(copy.segment), copy.generation)
+            < copy.generation
+            == owner.generation_of(copy.segment)
+            for copy in copies
+        )
 
     def _copies(self, block: Block) -> list[Copy]:
         return self._listings.copies(key_of(block.number) + block.tag)

@@ -91,6 +91,7 @@ class Owner:
         self._events = _Told(self._clock, gone)
         self._shard: OwnedShard | None = None
         self._is_over = False
+        self._found_of: list[int] = []
         self.waiting: set[asyncio.Task[None]] = set()
         """Who waits for an answer of it."""
 
@@ -114,6 +115,8 @@ class Owner:
                 for some in _one_by_one(part):
                     core.take_in(some)
                     await asyncio.sleep(0)
+        numbers = core.ring.pool_numbers.tolist()
+        self._found_of = [core.ring.pool_of(number).number for number in numbers]
         self._shard.begin(OwnerEpoch(max(epoch_above, core.highest_epoch) + 1))
         self._shard.own_alone()
 
@@ -146,6 +149,10 @@ class Owner:
 
     def generation_of(self, segment: int) -> int:
         return int(self.shard.core.ring.generations[segment])
+
+    def found_of(self, segment: int) -> int:
+        """Return the pool that had a segment when all was recovered, of those that had a share then."""
+        return self._found_of[segment]
 
     def has_kept(self, segment: int) -> bool:
         """Say whether it let a segment go round again, as most of it was read of late."""
