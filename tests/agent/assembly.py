@@ -341,6 +341,8 @@ class Assembly:
         assert staging.quarantined_cached_blocks == staging.quarantined_cached_bytes == 0
         assert not staging._held_by
         assert not staging._quarantined_by
+        assert not any(staging._shares._held.values())
+        assert not any(staging._lines.values())
         staging._pool.check()
         staging.cache.check()
         assert staging.cache.held_blocks == 0

@@ -183,11 +183,17 @@ async def test_transfers_of_a_tenant_that_never_end_keep_others_from_nothing_of_
 
 async def test_what_a_drive_was_given_up_with_counts_for_nobody() -> None:
     staging = staging_of(A, B)
-    for _ in range(6):
-        staging.leave_to_drive(await leased(staging, A, drive="d"))
+    given_up = [await leased(staging, A, drive="d") for _ in range(6)]
+    for lease in given_up:
+        staging.leave_to_drive(lease)
     assert staging.slots_of == {"d": 6 * UNIT}
-    assert len(await flood(staging, A)) == 6, "16 less those of the drive, and less what is b's"
-    assert len(await flood(staging, B)) == 4
+    leases = await flood(staging, A)
+    assert len(leases) == 6, "16 less those of the drive, and less what is b's"
+    leases += await flood(staging, B)
+    assert len(leases) == 6 + 4
+    for lease in given_up + leases:
+        staging.release(lease)
+    assert not any(staging._shares._held.values())
 
 
 async def cached(staging: Staging, tenant: TenantId, numbers: range) -> None:

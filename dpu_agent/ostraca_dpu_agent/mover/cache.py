@@ -11,6 +11,7 @@ A block is a row of a few columns, and calls are for many of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROWS_AT_FIRST = 1024
+_NOTHING: Mapping[Hashable, int] = MappingProxyType({})
 _TAG = np.dtype((np.void, TAG_BYTES))
 
 
@@ -149,8 +151,7 @@ class BlockCache:
         freed = self._evict(
             self.used_bytes + wanted_bytes - self.limit_bytes,
             offer.tenant,
-            beside={offer.tenant: wanted_bytes},
-            equal_bytes=self._parts.equal_bytes,
+            {offer.tenant: wanted_bytes},
         )
         room = (self.limit_bytes - self.used_bytes) // slot_bytes
         if room < len(rows):
@@ -172,22 +173,32 @@ class BlockCache:
 
     def shrink(self, to_bytes: int) -> NDArray[np.int64]:
         """Drop blocks until at most *to_bytes* are used, as far as none is in use; returns their slots."""
-        return self.lend(self.used_bytes - to_bytes, None, beside={}, equal_bytes=self._parts.equal_bytes)
+        return self.lend(self.used_bytes - to_bytes, None)
 
     def lend(
-        self, wanted_bytes: int, asker: Hashable, *, beside: Mapping[Hashable, int], equal_bytes: float
+        self,
+        wanted_bytes: int,
+        asker: Hashable,
+        *,
+        beside: Mapping[Hashable, int] = _NOTHING,
+        equal_bytes: float | None = None,
     ) -> NDArray[np.int64]:
         """Drop blocks to make room for what *asker*, a tenant, needs memory for; returns their slots.
 
         *beside* says what memory tenants have beside the cache, for the asker with what it needs now, and
-        *equal_bytes* what each may have of both together, whatever others need.
+        *equal_bytes* what each may have of both together, whatever others need: by default an equal part of
+        the cache.
         """
-        freed = self._evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
+        freed = self._evict(wanted_bytes, asker, beside, equal_bytes)
         self._parts.share_out()
         return freed
 
     def _evict(
-        self, wanted_bytes: int, asker: Hashable, *, beside: Mapping[Hashable, int], equal_bytes: float
+        self,
+        wanted_bytes: int,
+        asker: Hashable,
+        beside: Mapping[Hashable, int],
+        equal_bytes: float | None = None,
     ) -> NDArray[np.int64]:
         rows = self._parts.evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
         if len(rows):

@@ -51,11 +51,6 @@ class CacheParts:
         sizes = self._order.part_bytes
         return {tenant: int(sizes[number]) for tenant, number in self._numbers.items()}
 
-    @property
-    def equal_bytes(self) -> float:
-        """What of the cache every tenant that is connected may keep, whatever others bring."""
-        return self._limit_bytes / max(1, len(self._members))
-
     def number(self, tenant: Hashable) -> int | None:
         """Return the number of a tenant's part, which is made now if need be; None if there are too many."""
         number = self._numbers.get(tenant)
@@ -70,14 +65,17 @@ class CacheParts:
         asker: Hashable,
         *,
         beside: Mapping[Hashable, int],
-        equal_bytes: float,
+        equal_bytes: float | None = None,
     ) -> NDArray[np.int64]:
         """Take rows out until they have *wanted_bytes*, as far as none is held and somebody has to give way.
 
-        *asker*, *beside* and *equal_bytes* are as for ``giving_way``.
+        *asker*, *beside* and *equal_bytes*, by default that of the cache, are as for ``giving_way``.
         """
-        if self._numbers.keys() <= {asker}:
-            return self._order.evict(wanted_bytes, part=self._numbers.get(asker, 0))
+        numbers = self._numbers
+        if len(numbers) == (asker in numbers):
+            return self._order.evict(wanted_bytes, part=numbers.get(asker, 0))
+        if equal_bytes is None:
+            equal_bytes = self._limit_bytes / max(1, len(self._members))
         parts, beside = self.bytes_of, dict(beside)
         gone = [np.empty(0, np.int64)]
         while wanted_bytes > 0:
