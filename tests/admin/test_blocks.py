@@ -112,6 +112,17 @@ def test_a_prefetch_is_handed_to_the_agent_that_is_named(service: AdminService, 
     assert service.ask("GET", "/v1/audit").body["items"] == []
 
 
+def test_a_prefetch_from_the_command_line_says_how_many_came(ostraca: Commands, first: Agent) -> None:
+    asked = ("fabric", "prefetch", "acme/llama", "agent-0", *HASHES[:3])
+    ran = ostraca(*asked, "--rank", "1", "--deadline", "0.5")
+    assert (ran.code, ran.err, ran.out) == (0, "", "1 HIT\n2 MISS (NOT_FOUND)\n")
+    ((_, (span,), deadline_s),) = first.prefetched
+    assert (len(span), span.rank, span.group, deadline_s) == (3, 1, 0, 0.5)
+    assert ostraca(*asked, "--json").json["counts"][0] == {"state": "HIT", "reason": "NONE", "blocks": 1}
+    assert ostraca("fabric", "prefetch", "acme/llama", "agent-7", HASHES[0]).code == 1
+    assert ostraca("fabric", "prefetch", "acme/llama", "agent-0", "xyz").code == 2
+
+
 def test_a_prefetch_that_can_not_be_is_refused_with_why(service: AdminService, first: Agent) -> None:
     def asked(role: str = "operator", **values: object) -> int:
         return service.ask("POST", PREFETCH, form(**values), role=role).status

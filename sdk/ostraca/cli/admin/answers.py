@@ -230,6 +230,20 @@ class Tenant(msgspec.Struct, frozen=True):
     flash_used_bytes: int | None = None
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """How many blocks ended so."""
+
+    state: str
+    reason: str = ""
+    blocks: int = 0
+
+
+class Prefetched(msgspec.Struct, frozen=True):
+    """What became of a prefetch."""
+
+    counts: tuple[Outcome, ...] = ()
+
+
 class Map(msgspec.Struct, frozen=True):
     """One state of the fabric map."""
 

@@ -8,6 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ostraca.cli.admin.options import add_action, client_of, volume_argument, write_json, write_pages
+from ostraca.cli.command import seconds_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,6 +50,34 @@ def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     place.add_argument("--rank", type=int, default=0, metavar="N", help="its rank (default: 0)")
     place.add_argument("--group", type=int, default=0, metavar="N", help="its KV group (default: 0)")
 
+    prefetch = add_action(
+        actions,
+        "prefetch",
+        _prefetch,
+        summary="bring the blocks of a chain into an agent's DRAM",
+        description=(
+            f"Have an agent bring the blocks of one chain into its DRAM, as a router does before it sends a\n"
+            f"request there. Nobody is handed a block. {_FROM}"
+        ),
+    )
+    prefetch.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="their volume")
+    prefetch.add_argument("agent", metavar="AGENT", help="the agent")
+    prefetch.add_argument(
+        "hashes",
+        nargs="+",
+        metavar="ENGINE_HASH",
+        help="their engine hashes, in hex, from the root on",
+    )
+    prefetch.add_argument("--rank", type=int, default=0, metavar="N", help="their rank (default: 0)")
+    prefetch.add_argument("--group", type=int, default=0, metavar="N", help="their KV group (default: 0)")
+    prefetch.add_argument(
+        "--deadline",
+        type=seconds_argument,
+        default=5.0,
+        metavar="S",
+        help="what is not there by then is left, in seconds (default: 5)",
+    )
+
 
 def _map(options: argparse.Namespace) -> int:
     if body := _asked(options, "/v1/map"):
@@ -78,6 +107,27 @@ def _place(options: argparse.Namespace) -> int:
         from ostraca.cli.admin.view import placement_view, show
 
         show(placement_view(read(body, Placement)))
+    return 0
+
+
+def _prefetch(options: argparse.Namespace) -> int:
+    tenant, volume = options.volume
+    chain = {"engine_hashes": options.hashes, "rank": options.rank, "group": options.group}
+    body = {
+        "tenant": tenant,
+        "volume": volume,
+        "agent": options.agent,
+        "chains": [chain],
+        "deadline_s": options.deadline,
+    }
+    answer = client_of(options).ask("POST", "/v1/prefetch", body).body
+    if options.json:
+        write_json(answer)
+        return 0
+    from ostraca.cli.admin.answers import Prefetched, read
+
+    for each in read(answer, Prefetched).counts:
+        print(f"{each.blocks} {each.state}" + (f" ({each.reason})" if each.reason != "NONE" else ""))
     return 0
 
 
