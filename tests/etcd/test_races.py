@@ -14,11 +14,11 @@ from tests.contract.membership_contract import (
     SHARD,
     A,
     B,
-    MembershipContract,
     agent,
     enclosure,
     volume,
 )
+from tests.etcd.contract import FABRIC, EtcdContract
 from tests.etcd.nodes import Cluster
 
 from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
@@ -31,11 +31,10 @@ from ostraca_fabric.adapters.etcd.store import EtcdStore
 from ostraca_fabric.adapters.etcd.transactions import put
 from ostraca_fabric.errors import BlocksTooLargeError, MembershipError
 from ostraca_fabric.fabric_map import AgentRecord, Claim, Grant
-from ostraca_fabric.ids import AgentId, EnclosureId, FabricId
+from ostraca_fabric.ids import AgentId, EnclosureId
 
 pytestmark = pytest.mark.slow
 
-FABRIC = FabricId(b"f" * 16)
 Meddle = Callable[[], Awaitable[object]]
 
 
@@ -216,13 +215,17 @@ async def test_somebody_who_changes_the_same_record_all_the_time_ends_in_an_erro
         await two.slow.put_enclosures([rival], force=True)
 
 
-class TestEveryAnswerIsLostOnce(MembershipContract):
+class TestEveryAnswerIsLostOnce(EtcdContract):
     """Each transaction is done, not heard of, and asked for again, as a client over several members does."""
 
     @pytest.fixture
-    async def store(self, etcd: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[EtcdMembership]:
+    def keys(self, request: pytest.FixtureRequest) -> Keys:
+        return keys_of(request)
+
+    @pytest.fixture
+    async def store(self, etcd: Cluster, keys: Keys) -> AsyncIterator[EtcdMembership]:
         membership = await EtcdMembership.open(
-            FABRIC, EtcdSettings(etcd.endpoints), dice=random.Random(7), keys=keys_of(request), begin=True
+            FABRIC, EtcdSettings(etcd.endpoints), dice=random.Random(7), keys=keys, begin=True
         )
         client = membership._client
         txn = client.txn
