@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from ostraca_fabric.wire.frames import BulkEnd, FrameReader
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 PROGRESS_S = 0.0005
+STOPPED_WITHIN_S = 10.0
 
 
 class ArenaHost:
@@ -67,8 +69,14 @@ class ArenaHost:
         assert await asyncio.to_thread(self._ask, ("prepare", 0, None)) == self.offer
 
     def pause(self) -> None:
+        """Stop it: no thread of it runs when this returns."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        by_s = time.monotonic() + STOPPED_WITHIN_S
+        while not all(_is_stopped(task) for task in tasks.iterdir()):
+            assert time.monotonic() < by_s, "it does not stop"
+            time.sleep(0.0005)
 
     def resume(self) -> None:
         assert self.process.pid is not None
@@ -150,3 +158,11 @@ def _serve(connection: socket.socket, end: InlineArenaEnd) -> None:
                         piece = frame.blocks.next_piece()
                         connection.sendall(piece)
                         frame.blocks.passed_bytes += len(piece)
+
+
+def _is_stopped(task: Path) -> bool:
+    """Whether a thread is stopped by a signal, as proc(5) says it; one that is gone is."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
