@@ -67,10 +67,10 @@ class Gate:
         if self._rulings().switch(volume.record.tenant, volume.record.name) is Switch.OFF:
             return await serve(volume, request)  # which declines all of it, and says so
         if not self._incarnations.is_served(volume.record):
-            return self._declined(request, Reason.UNHEARD)  # type: ignore[no-any-return]
+            return self._declined(request, Reason.UNHEARD)  # type: ignore[no-any-return]  # as ``_DONE`` says
         taken_bytes = self._quotas.admit(volume, request)
         if taken_bytes is None:
-            return self._declined(request, Reason.QUOTA)  # type: ignore[no-any-return]
+            return self._declined(request, Reason.QUOTA)  # type: ignore[no-any-return]  # as ``_DONE`` says
         answer: _Answer | None = None
         try:
             with self._incarnations.using(volume.record):
