@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from tests.admin.commands import Commands, started
@@ -52,11 +53,34 @@ def test_drives_are_listed_with_what_agents_and_their_enclosure_say_of_them(
     service.reports[shelf.name] = EnclosureReport(there.id, StartId(bytes(16)), shelf.nqn, (), (drive,))
     first, second, said = ostraca("fabric", "drives").out.splitlines()[1:]
     assert first.split()[:2] == [worn.id, worn.nguid]
-    assert first.split()[-4:] == ["17", "12", "%", "41"]
-    assert second.split()[-3:] == ["4", "–", "–"]
+    assert first.split()[-5:] == ["good", "17", "12", "%", "41"]
+    assert second.split()[-4:] == ["suspect", "4", "–", "–"]
     assert said == f"{suspect.id}: agent-0: suspect: answers late \N{REPLACEMENT CHARACTER}[31m"
     shown = ostraca("enclosure", "show", "shelf-1").out
     assert [line.split()[-3:] for line in shown.splitlines() if worn.nguid in line] == [["12", "%", "41"]]
+
+
+@pytest.mark.parametrize(
+    ("said", "health"),
+    [
+        ([], "unknown"),
+        ([{}], "good"),
+        ([{}, {"reads_held_off": True}], "held off"),
+        ([{"writes_held_off": True}, {}], "held off"),
+        ([{"reads_held_off": True}, {"condition": "suspect"}], "suspect"),
+        ([{"condition": "failed", "reads_held_off": True}, {"condition": "suspect"}], "failed"),
+    ],
+)
+def test_a_drive_is_as_well_as_the_agent_says_for_which_it_is_worst(
+    service: AdminService, said: list[dict[str, Any]], health: str
+) -> None:
+    service.onboarded("shelf-1")
+    (there,) = service.membership.map.enclosures.values()
+    for number, each in enumerate(said):
+        drives = (DriveStatus(there.drives[0].id, **each),)
+        service.agents[AgentId(f"agent-{number}")].drives = drives
+    (drive,) = service.ask("GET", "/v1/drives").body["items"]
+    assert drive["health"] == health
 
 
 def test_the_audit_log_says_who_changed_what(

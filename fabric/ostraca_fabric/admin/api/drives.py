@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
@@ -19,6 +19,11 @@ from ostraca_fabric.status import AgentStatus, DriveStatus
 router = APIRouter(prefix="/v1", tags=["fabric"])
 
 PAGE_MAX = 2000
+
+Health = Literal["unknown", "good", "held off", "suspect", "failed"]
+"""From what no agent says anything of, by how bad it is."""
+
+_HEALTHS: tuple[Health, ...] = get_args(Health)
 
 
 class TroubleView(BaseModel):
@@ -41,7 +46,10 @@ class DriveView(BaseModel):
     hits: int = Field(
         description="Blocks that gets found there, by agents that answered, since they started."
     )
-    failed_agents: list[str] = Field(description="Those for which it has failed.")
+    health: Health = Field(
+        description="The worst that an agent which answered says of it. Held off: reads or writes fail at "
+        "once, and are tried now and then. Unknown: none of them has a path to it."
+    )
     troubles: list[TroubleView]
     wear: WearView | None = Field(
         description="As its enclosure's own daemon said last; null where none does."
@@ -111,7 +119,7 @@ def _view(
         size_bytes=sum(shard.size_bytes for shard in enclosure.shards if shard.drive == drive.id),
         state=enclosure.state.value,
         hits=sum(each.hits for each in held.values()),
-        failed_agents=[agent for agent, each in held.items() if each.condition == "failed"],
+        health=max(map(_health, held.values()), key=_HEALTHS.index, default="unknown"),
         troubles=[
             TroubleView(agent=agent, condition=each.condition, why=each.why)
             for agent, each in held.items()
@@ -119,3 +127,10 @@ def _view(
         ],
         wear=WearView.of(report.wear if report else None),
     )
+
+
+def _health(drive: DriveStatus) -> Health:
+    match drive.condition:
+        case "suspect" | "failed" as condition:
+            return condition
+    return "held off" if drive.reads_held_off or drive.writes_held_off else "good"

@@ -114,7 +114,7 @@ class MapDrive(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     state: str = ""
     hits: int = 0
-    failed_agents: tuple[str, ...] = ()
+    health: str = ""
     troubles: tuple[Trouble, ...] = ()
     wear: Wear | None = None
 

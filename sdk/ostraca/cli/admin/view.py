@@ -167,12 +167,17 @@ def agents_view(agents: Sequence[Agent]) -> RenderableType:
 def drives_view(drives: Sequence[MapDrive]) -> RenderableType:
     """Return a table of the map's drives, and below it what agents hold against them."""
     table = _table(
-        _folded("drive"), _folded("NGUID or path"), *_right("size"), "state", *_right("hits", "worn", "°C")
+        _folded("drive"),
+        _folded("NGUID or path"),
+        *_right("size"),
+        "state",
+        "health",
+        *_right("hits", "worn", "°C"),
     )
     lines = []
     for each in drives:
-        row = (each.id, each.nguid or each.path, size_text(each.size_bytes), each.state, str(each.hits))
-        table.add_row(*_texts(*row, *_worn(each.wear)))
+        row = (each.id, each.nguid or each.path, size_text(each.size_bytes), each.state, each.health)
+        table.add_row(*_texts(*row, str(each.hits), *_worn(each.wear)))
         lines += [
             _text(f"{each.id}: {trouble.agent}: {trouble.condition}: {trouble.why}", "yellow")
             for trouble in each.troubles
