@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import time
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.nvmeof import box, guest
 from tests.nvmeof.guest import DATA, ENCLOSURE, HOST, say
+from tests.pod.enclosures import dhchap_secret
 from tests.pod.processes import until
 from tests.pod.work import missing, put
 
@@ -50,12 +48,6 @@ SLACK_S = 1.5
 
 _STEPS = 7
 _LONG_S = 200.0
-
-
-def dhchap_secret() -> str:
-    """Make a secret: NVMe base specification, "Secret Representation"; 32 bytes, not transformed."""
-    key = os.urandom(32)
-    return f"DHHC-1:00:{base64.b64encode(key + zlib.crc32(key).to_bytes(4, 'little')).decode()}:"
 
 
 class Life:

