@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
+#   PYTEST_JOBS=1               how many processes run tests at once (default: 2; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
 #   EXPLORE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
@@ -14,7 +15,9 @@ SHELL := /bin/bash
 
 PYTHON ?=
 OSTRACA_TORCH ?=
+PYTEST_JOBS ?= 2
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PYTEST_JOBS) --dist loadgroup
 READY := .venv/.ready
 READY_VLLM := .venv-vllm/.ready
 CODE := fabric dpu_agent enclosure sdk
@@ -33,7 +36,7 @@ demo: $(READY) ## Two worker processes share a real model's KV cache through Ost
 
 .PHONY: test
 test: $(READY) ## Run the whole test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment of its own (3.5 GB)
@@ -45,7 +48,7 @@ check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 # What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone. One heap for all
 # threads: what several keep for themselves would look like memory that grows.

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import sys
+from pathlib import Path
+
+import pytest
 
 # Tests kill workers in the midst of transfers, and UCX says so on the console, in words that would alarm a
 # reader of a suite that passed. It must be said before UCX is loaded, here and in every process that a test
@@ -16,6 +20,11 @@ os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start some hundreds of processes. Where bytecode is not to be written, each would compile all of
+# Ostraca for itself, which takes it half a second; so they keep it where it is in nobody's way.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "bytecode"))
+
 # How long an example takes says something of the machine and what else it does, not of what is tested. Every
 # run draws other examples, so that few in each are many over time; the profile "thorough" draws many.
 if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
@@ -24,3 +33,17 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     settings.register_profile("thorough", deadline=None, max_examples=1000)
     settings.register_profile("ostraca", deadline=None, max_examples=40)
     settings.load_profile("ostraca")
+
+_ROOT = Path(__file__).parent
+_APART = ("contract", "e2e", "etcd", "pod")
+"""Folders in which many processes run at once, or times are looked at."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes (`make test`), never have two of the demanding ones run at once.
+    The others stay together by file.
+    """
+    for item in items:
+        if item.path.is_relative_to(_ROOT):
+            path = item.path.relative_to(_ROOT)
+            item.add_marker(pytest.mark.xdist_group("apart" if path.parts[0] in _APART else str(path)))
