@@ -147,7 +147,7 @@ def test_what_a_pool_has_emptied_stays_its_own_while_somebody_may_still_write_th
     assert set(shard.put(list(range(5000, 5000 + 3 * PER_SEGMENT)))) == {COMMITTED}, "others lack nothing"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

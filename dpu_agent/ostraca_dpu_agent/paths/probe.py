@@ -32,7 +32,7 @@ async def probed(drive: Drive, *, seconds: float, writes: bool) -> Probed:
     """
     memory = HugeMemory(_AT_ONCE * MIB, prefault=True)
     # Bytes of its own in each page: drives that leave out zeroes, or what they hold already, would shine.
-    memory.array[:] = np.frombuffer(random.Random(0).randbytes(_AT_ONCE * MIB), np.uint8)  # noqa: S311
+    memory.array[:] = np.random.default_rng(0).integers(0, 256, _AT_ONCE * MIB, np.uint8)
     probe = _Probe(drive, memory)
     parts = 3 if writes else 2
     try:

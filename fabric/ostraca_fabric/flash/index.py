@@ -259,10 +259,16 @@ class BlockIndex:
         library.ostraca_index_rows_of(at(self._next_chunk), self._segment_chunk[segment], count, at(rows))
         return rows
 
+    def all_rows(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the rows that segments take, as ``rows_of`` does, and the segment of each."""
+        filled = np.flatnonzero(self._segment_rows)
+        rows = [self.rows_of(segment) for segment in filled.tolist()]
+        return np.concatenate([np.empty(0, np.intp), *rows]), np.repeat(filled, self._segment_rows[filled])
+
     def check(self) -> None:
         """Assert that what the arrays say of each other is true. Looks at every block."""
-        taken = [self.rows_of(segment) for segment in range(len(self._segment_chunk))]
-        rows = np.concatenate(taken)
+        rows, _ = self.all_rows()
+        assert (self._segment_rows[self._segment_chunk == _NO_CHUNK] == 0).all(), "rows lie in chunks"
         assert len(rows) == self._used <= self.blocks_max, "rows taken are counted"
         assert len(np.unique(rows)) == len(rows), "no row belongs to two segments"
         live = rows[self._lengths[rows] > 0]

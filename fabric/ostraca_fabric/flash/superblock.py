@@ -149,7 +149,7 @@ def decode_superblock(pages: bytes) -> Superblock:
 
 def is_blank(page: bytes) -> bool:
     """Say whether nothing was ever written here."""
-    return not any(page)
+    return page == bytes(len(page))
 
 
 def _checksum(page: bytes | bytearray) -> int:

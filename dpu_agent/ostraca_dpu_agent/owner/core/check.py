@@ -11,8 +11,6 @@ from ostraca_dpu_agent.owner.core.segments import Segment, SegmentState
 from ostraca_fabric.extent import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
@@ -26,9 +24,8 @@ def check(core: ShardCore) -> None:
         assert not len(core.reservations), "nothing is stored while recovering"
         return
     _check_ring(core)
-    in_use = np.flatnonzero(core.reservations.states != FREE)
-    for segment in core.ring.segments:
-        _check_segment(core, segment, in_use[core.reservations.segments[in_use] == segment.number])
+    _check_segments(core)
+    _check_extents(core)
     core.grants.check()
     table = core.reservations
     in_flight = table.keys[(table.states != FREE) & ~table.is_carried & ~table.is_adopted]
@@ -97,29 +94,41 @@ def _is_of(core: ShardCore, segment: Segment, pool: Pool) -> bool:
     return core.ring.pool_of(segment.pool) is pool
 
 
-def _check_segment(core: ShardCore, segment: Segment, here: NDArray[np.intp]) -> None:
-    """Check a segment, *here* being the slots of its reservations."""
+def _check_segments(core: ShardCore) -> None:
+    """Check what segments count, and what may be on them by their states."""
+    table, geometry, segments = core.reservations, core.geometry, core.ring.segments
+    reserved = np.bincount(table.segments[table.states != FREE], minlength=len(segments)).tolist()
+    held = np.bincount(table.segments[table.states == HELD], minlength=len(segments)).tolist()
+    rows, of_rows = core.index.all_rows()
+    listed = np.bincount(of_rows[core.index.lengths(rows) > 0], minlength=len(segments)).tolist()
+    pinned = core.pins.on_segment
+    for number, segment in enumerate(segments):
+        assert segment.held == held[number], "a segment counts its reservations"
+        assert segment.bytes_used <= geometry.data_bytes, "no more bytes are handed out than there are"
+        assert segment.entries_used <= geometry.entries_max, "nor more entries than can be listed"
+        is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
+        is_withheld = segment.state is SegmentState.WITHHELD
+        assert is_in_use or is_withheld or not listed[number], "only segments in use are in the index"
+        assert not is_withheld or not reserved[number], "nothing is written in what another epoch may write"
+        is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
+        assert not is_idle or not (reserved[number] or pinned[number]), "nobody holds what may be reused"
+        assert is_in_use or not segment.queued, "blocks are listed in segments in use only"
+
+
+def _check_extents(core: ShardCore) -> None:
+    """Check where blocks lie, and where those lie that are written."""
     table, geometry = core.reservations, core.geometry
-    assert segment.held == int((table.states[here] == HELD).sum()), "a segment counts its reservations"
-    assert segment.bytes_used <= geometry.data_bytes, "no more bytes are handed out than there are"
-    assert segment.entries_used <= geometry.entries_max, "no more entries are handed out than can be listed"
-    rows = core.index.rows_of(segment.number)
-    rows = rows[core.index.lengths(rows) > 0]
-    is_in_use = segment.state in (SegmentState.OPEN, SegmentState.SEALED)
-    is_withheld = segment.state is SegmentState.WITHHELD
-    assert is_in_use or is_withheld or not len(rows), "only segments in use are in the index"
-    assert not is_withheld or not len(here), "nothing is written in what another epoch may write"
-    is_idle = segment.state in (SegmentState.FREE, SegmentState.OPENING)
-    assert not is_idle or not (len(here) or core.pins.on_segment[segment.number]), (
-        "nobody holds what may be reused"
-    )
-    assert is_in_use or not segment.queued, "blocks are listed in segments in use only"
-    starts = np.concatenate([core.index.offsets(rows), table.offsets[here]]).astype(np.int64)
-    lengths = np.concatenate([core.index.lengths(rows), table.lengths[here]]).astype(np.int64)
+    reserved = np.flatnonzero(table.states != FREE)
+    rows, of_rows = core.index.all_rows()
+    is_listed = core.index.lengths(rows) > 0
+    rows, of_rows = rows[is_listed], of_rows[is_listed]
+    starts = np.concatenate([core.index.offsets(rows), table.offsets[reserved]]).astype(np.int64)
+    lengths = np.concatenate([core.index.lengths(rows), table.lengths[reserved]]).astype(np.int64)
     ends = starts + -(-lengths // PAGE_BYTES) * PAGE_BYTES
     order = np.argsort(starts)
     assert (starts[order][1:] >= ends[order][:-1]).all(), "no two extents overlap"
-    begin = geometry.data_offset(segment.number)
-    assert not len(starts) or (starts.min() >= begin and ends.max() <= begin + segment.bytes_used), (
-        "extents lie in what was handed out of the data area"
-    )
+    used = np.array([segment.bytes_used for segment in core.ring.segments])
+    of_extents = np.concatenate([of_rows, table.segments[reserved]])
+    begins = geometry.data_offset(0) + of_extents * geometry.segment_bytes
+    assert (starts >= begins).all(), "extents lie in the data areas of their segments"
+    assert (ends <= begins + used[of_extents]).all(), "and in what was handed out of them"
