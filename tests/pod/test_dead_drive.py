@@ -154,8 +154,8 @@ def test_a_drive_that_dies_under_load_is_missed_at_once_and_replaced_by_one_call
             load.await_rounds(2)
 
             # It dies, and each agent that has to do with it holds it off: those that read, and its owner.
-            disk.cut()
             died_s = time.monotonic()
+            disk.cut()
             until(
                 lambda: _held_off_by(admin, dying) == {agent.name for agent in own.agents},
                 "agents hold it off",
