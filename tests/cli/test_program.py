@@ -10,7 +10,11 @@ import pytest
 
 from ostraca.cli.admin.audit import COMMAND as AUDIT
 from ostraca.cli.admin.enclosure import COMMAND as ENCLOSURE
+from ostraca.cli.admin.events import COMMAND as EVENTS
 from ostraca.cli.admin.operation import COMMAND as OPERATION
+from ostraca.cli.admin.settings import COMMAND as SETTINGS
+from ostraca.cli.admin.tenant import COMMAND as TENANT
+from ostraca.cli.admin.volume import COMMAND as VOLUME
 from ostraca.cli.bench import COMMAND as BENCH
 from ostraca.cli.doctor import COMMAND as DOCTOR
 from ostraca.cli.explain import COMMAND as EXPLAIN
@@ -22,7 +26,10 @@ from ostraca.cli.serve.command import COMMAND as SERVE
 from ostraca.cli.status import COMMAND as STATUS
 from ostraca.cli.up import COMMAND as UP
 
-COMMANDS = (UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, ENCLOSURE, OPERATION, AUDIT, BENCH, REPLAY)
+COMMANDS = (
+    *(UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, ENCLOSURE, TENANT, VOLUME, SETTINGS, OPERATION),
+    *(AUDIT, EVENTS, BENCH, REPLAY),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

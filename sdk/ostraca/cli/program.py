@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
-from ostraca.cli.admin import audit, enclosure, operation, settings, tenant, volume
+from ostraca.cli.admin import audit, enclosure, events, operation, settings, tenant, volume
 from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
@@ -40,6 +40,7 @@ _COMMANDS = (
     settings.COMMAND,
     operation.COMMAND,
     audit.COMMAND,
+    events.COMMAND,
     bench.COMMAND,
     replay.COMMAND,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -30,8 +30,12 @@ ANSWER_BYTES_MAX = 64 << 20
 """Longest answer that is read; a page of 2,000 shards takes less than one of these."""
 
 PAGE = 500
+SILENCE_S = 45.0
+"""How long a stream of events may say nothing: three times what the service leaves between two words."""
+
 _NOT_NOW = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 _BAD_REQUEST = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+_EVENTS = "text/event-stream"
 _JSON_TYPES = ("application/json", "application/problem+json")
 
 
@@ -81,16 +85,14 @@ class AdminClient:
 
         Raises AdminAwayError, and AdminRefusedError or one of its kinds.
         """
-        headers = {"Accept": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        headers = self._headers("application/json")
         if if_match:
             headers["If-Match"] = f'"{if_match}"' if if_match.isdigit() else if_match
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        with closing(self._connection()) as connection:
+        with closing(self._connection(self._timeout_s)) as connection:
             try:
                 connection.request(method, self._base + path, data, headers)
                 answer = connection.getresponse()
@@ -99,6 +101,26 @@ class AdminClient:
                 raise self._away(error) from error
         self._check(answer, content)
         return Answer(content, answer.headers.get("ETag", "").strip('"'))
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Iterator[tuple[str, bytes]]]:
+        """Have server-sent events told, each as its kind and its data, until the service ends them.
+
+        They are as WHATWG's HTML says (section 9.2), with data of one line. Raises as ``ask``, at once and
+        from the iterator.
+        """
+        with closing(self._connection(max(self._timeout_s, SILENCE_S))) as connection:
+            try:
+                connection.request("GET", self._base + path, headers=self._headers(_EVENTS))
+                answer = connection.getresponse()
+                is_stream = answer.headers.get_content_type() == _EVENTS
+                content = b"" if is_stream else answer.read(ANSWER_BYTES_MAX + 1)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._away(error) from error
+            if not is_stream:
+                self._check(answer, content)
+                raise self._is_no_admin(answer)
+            yield self._events(answer)
 
     def pages(self, path: str, *, after: str = "") -> Iterator[bytes]:
         """Read all pages of a list, each when it is asked for. Raises as ``ask``."""
@@ -109,12 +131,30 @@ class AdminClient:
             if not after:
                 return
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _events(self, stream: http.client.HTTPResponse) -> Iterator[tuple[str, bytes]]:
+        kind, data = "", b""
+        try:
+            while line := stream.readline(ANSWER_BYTES_MAX):
+                name, _, value = line.rstrip(b"\n").partition(b": ")
+                match name:
+                    case b"event":
+                        kind = value.decode(errors="replace")
+                    case b"data":
+                        data = value
+                    case b"" if kind and data and not value:
+                        yield kind, data
+                        kind, data = "", b""
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away(error) from error
+
+    def _headers(self, accept: str) -> dict[str, str]:
+        token = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return {"Accept": accept, **token}
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._context is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        return http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout_s, context=self._context
-        )
+            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
 
     def _away(self, error: OSError | http.client.HTTPException) -> AdminAwayError | ConnectError:
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -139,15 +179,18 @@ class AdminClient:
             + f" (--admin URL, or {URL_VARIABLE})"
         )
 
+    def _is_no_admin(self, answer: http.client.HTTPResponse) -> AdminRefusedError:
+        return AdminRefusedError(
+            answer.status,
+            f"what {self.url} answers ({answer.status} {printable(answer.reason)}) is not what an admin "
+            f"service says: is it one? (--admin URL, or {URL_VARIABLE})",
+        )
+
     def _check(self, answer: http.client.HTTPResponse, content: bytes) -> None:
         """Raise what a refusal means."""
         is_json = answer.headers.get_content_type() in _JSON_TYPES
         if not is_json or len(content) > ANSWER_BYTES_MAX:
-            raise AdminRefusedError(
-                answer.status,
-                f"what {self.url} answers ({answer.status} {printable(answer.reason)}) is not what an admin "
-                f"service says: is it one? (--admin URL, or {URL_VARIABLE})",
-            )
+            raise self._is_no_admin(answer)
         if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             return
         problem = read(content, Problem)

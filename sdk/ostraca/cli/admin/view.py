@@ -92,7 +92,7 @@ def operations_view(operations: Sequence[Operation]) -> RenderableType:
     table = _table("operation", "began", "by", "kind", _folded("subject"), "state", _folded("message"))
     for each in operations:
         message = each.message or next((step.name for step in each.steps if step.state == "running"), "")
-        row = (each.id, _time(each.created), each.by, each.kind, each.subject)
+        row = (each.id, time_text(each.created), each.by, each.kind, each.subject)
         table.add_row(*_texts(*row), Text(each.state, _STYLES.get(each.state, "")), _text(message))
     return table
 
@@ -121,7 +121,7 @@ def operation_view(operation: Operation, *, is_live: bool = False) -> Renderable
 
 def change_text(change: Change) -> str:
     """Return an entry of the audit log in a line."""
-    text = f"{_time(change.at)}  {change.who} ({change.role})  {change.action}  {change.detail}"
+    text = f"{time_text(change.at)}  {change.who} ({change.role})  {change.action}  {change.detail}"
     return printable(text.rstrip())
 
 
@@ -311,7 +311,7 @@ def _mark(step: Step, *, is_live: bool) -> RenderableType:
     return Text(_MARKS.get(step.state, "·"), _STYLES.get(step.state, ""))
 
 
-def _time(text: str | None) -> str:
+def time_text(text: str | None) -> str:
     """Write an RFC 3339 time for people, by this machine's zone."""
     if not text:
         return "–"
