@@ -39,7 +39,8 @@ def test_as_json_each_event_is_a_line_and_work_that_fails_is_told_as_well(servic
     with started(service, "events", "--json") as process, started(service, "events") as other:
         assert process.stdout is not None
         assert other.stdout is not None
-        _onboard_when_heard(service, process.stdout.readline)
+        streams = process.stdout, other.stdout
+        _onboard_when_heard(service, lambda: "".join(each.readline() for each in streams))
         service.ask("PUT", "/v1/enclosures/shelf-2", service.shelf("nobody", drives=0).form())
         while (event := json.loads(process.stdout.readline()))["data"].get("state") != "failed":
             assert event["event"] in ("operation", "audit")
