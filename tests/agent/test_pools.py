@@ -147,6 +147,20 @@ def test_what_a_pool_has_emptied_stays_its_own_while_somebody_may_still_write_th
     assert set(shard.put(list(range(5000, 5000 + 3 * PER_SEGMENT)))) == {COMMITTED}, "others lack nothing"
 
 
+def test_what_pools_have_emptied_and_others_still_read_is_not_counted_on_for_everybody_else() -> None:
+    shard = shard_of(free_segments=1)
+    shard.put(list(range(1000, 1000 + 20 * PER_SEGMENT)))
+    for pool in (A, B):
+        mine = list(range(pool % 100 * 100, pool % 100 * 100 + 4 * PER_SEGMENT))
+        shard.put(mine, pool=pool)
+        shard.core.resolve(shard.now_s, keys_of(mine), pin_s=50.0)
+        shard.put([mine[-1] + number for number in range(1, 2 * PER_SEGMENT)], pool=pool)
+        assert shard.core.ring.pool_of(pool).draining == 1, "it waits for its readers"
+    for number in range(20_000, 20_000 + 3 * PER_SEGMENT):
+        assert shard.put([number]) == [COMMITTED]
+        assert shard.core.ring.ready, "the next segment is ready before it is wanted"
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     steps=st.lists(
