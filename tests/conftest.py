@@ -36,7 +36,7 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
 
 _ROOT = Path(__file__).parent
 _APART = ("contract", "e2e", "etcd", "pod")
-"""Folders in which many processes run at once, or times are looked at."""
+"""Folders in which processes are killed and stopped by the dozen, and times are looked at."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -135,6 +135,7 @@ class AdminService:
         self._thread = threading.Thread(target=self._run, name="admin service", daemon=True)
         self._ready: Future[None] = Future()
         self._stop = asyncio.Event()
+        self._closing = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -241,6 +242,7 @@ class AdminService:
         await server.has_started.wait()
         self._ready.set_result(None)
         await self._stop.wait()
+        self._closing.set()
         server.should_exit = True
         await serving
         for each in (working, seeing):
@@ -309,6 +311,7 @@ class AdminService:
             report_of=self._report_of,
             volumes=self._volumes,
             work_was_written=worker.look_now,
+            closing=self._closing,
         )
         config = uvicorn.Config(
             BodyLimit(made_app(context, version="0"), body_bytes_max=64 << 10),

@@ -136,7 +136,7 @@ def test_variables_of_these_commands_are_no_mistake_to_the_service_itself(
 
 def test_lines_say_again_what_a_long_step_says_only_now_and_then() -> None:
     now_s, lines = [1000.0], list[str]()
-    show = Lines(lambda: now_s[0], lines.append)
+    show = Lines(lambda: now_s[0], lambda line, _: lines.append(line))
 
     def told(message: str, ends_in_s: float | None = None) -> list[str]:
         lines.clear()

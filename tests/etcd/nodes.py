@@ -240,21 +240,22 @@ def free_ports(count: int) -> list[int]:
     asks here in another process of the same run.
     """
     found: list[int] = []
-    while len(found) < count:
-        port = next(_PORTS)
+    for port in itertools.islice(_PORTS, _PORTS_EACH):
+        if len(found) == count:
+            return found
         with contextlib.suppress(OSError), socket.socket() as tried:
             tried.bind(("127.0.0.1", port))
             found.append(port)
-    return found
+    raise AssertionError(f"{count} free ports: all {_PORTS_EACH} of this process are taken")
 
 
 def _ports() -> Iterator[int]:
     """Return ports below those that Linux gives away (from 32768 on), all over again."""
-    begin, each = 20_000, 1_500
     of_run = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    own = range(begin + of_run % 8 * each, begin + (of_run % 8 + 1) * each)
-    first = random.randrange(each)
+    begin = 20_000 + of_run % 8 * _PORTS_EACH
+    own, first = range(begin, begin + _PORTS_EACH), random.randrange(_PORTS_EACH)
     return itertools.cycle((*own[first:], *own[:first]))
 
 
+_PORTS_EACH = 1_500
 _PORTS = _ports()

@@ -59,7 +59,8 @@ class Admin:
 
     def __init__(self, pod: Pod, name: str = "admin-0", *options: str, ca: Path | None = None) -> None:
         """With *ca* it is asked over TLS, and its certificate is signed by that."""
-        (self._port,) = free_ports(1)
+        (port,) = free_ports(1)
+        self.url = f"http{'s' if ca else ''}://127.0.0.1:{port}"
         self._ca = ca
         self.log = pod.folder / f"{name}.log"
         self.people = people = pod.folder / "people.toml"
@@ -67,7 +68,7 @@ class Admin:
         self._command = [
             *(sys.executable, "-m", "ostraca.cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
             *("--tokens", f"{pod.files}/tokens.toml"),
-            *("--people", str(people), "--listen", f"127.0.0.1:{self._port}"),
+            *("--people", str(people), "--listen", f"127.0.0.1:{port}"),
             *("--set", "etcd.lease_ttl_s=2", "--set", "etcd.operation_timeout_s=2"),
             *("--set", "secrets_look_s=0.1", *options),
         ]
@@ -116,8 +117,28 @@ class Admin:
         **headers: str,
     ) -> Answer:
         """Ask for something, as *who* or with a *token*; refusals are answers."""
-        request = urllib.request.Request(
-            f"http{'s' if self._ca else ''}://127.0.0.1:{self._port}{path}",
+        request = self.request(method, path, body, who=who, token=token, **headers)
+        try:
+            context = ssl.create_default_context(cafile=self._ca) if self._ca else None
+            with urllib.request.urlopen(request, timeout=20 * PATIENCE, context=context) as answer:
+                return Answer(answer.status, json.load(answer), dict(answer.headers))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, json.load(error), dict(error.headers))
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        who: str = "alice",
+        token: str = "",
+        **headers: str,
+    ) -> urllib.request.Request:
+        """Return what ``ask`` asks."""
+        return urllib.request.Request(
+            self.url + path,
             None if body is None else json.dumps(body).encode(),
             {
                 "Authorization": f"Bearer {token or token_of(who)}",
@@ -126,13 +147,6 @@ class Admin:
             },
             method=method,
         )
-        try:
-            context = ssl.create_default_context(cafile=self._ca) if self._ca else None
-            with urllib.request.urlopen(request, timeout=20 * PATIENCE, context=context) as answer:
-                return Answer(answer.status, json.load(answer), dict(answer.headers))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, json.load(error), dict(error.headers))
 
     def ask_as(self, ca: Path) -> None:
         """Believe another CA from now on."""

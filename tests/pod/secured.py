@@ -44,7 +44,7 @@ def secret(path: Path, content: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("certificates")
     ours, theirs = Authority(folder), Authority(folder, "other")
@@ -57,7 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured_etcd(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Cluster]:
     """It asks for a certificate of ours and for a user's password, who may use what is below the prefix."""
     if program() is None:
@@ -99,7 +99,7 @@ def pages_of(agent: str) -> str:
     return f"{HOST}:{free_ports(1)[0]}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured_pod(
     tmp_path_factory: pytest.TempPathFactory, secured_etcd: Cluster, files: Files
 ) -> Iterator[Pod]:

@@ -70,8 +70,17 @@ def _written(drive: Path) -> bytes:
 
 
 def _forms(secret: bytes) -> set[bytes]:
-    """Return how a secret may be written: as it is, in hexadecimal, and in base64; there without its ends, as
-    it may be a part of what was encoded.
+    """Return how a secret may be written: as it is, as Python shows bytes, in hexadecimal, and in base64 of
+    either kind; there without its ends, as it may be a part of what was encoded.
     """
-    encoded = {base64.b64encode(bytes(before) + secret)[4 : -4 or None] for before in range(3)}
-    return {secret, secret.hex().encode(), secret.hex().upper().encode(), *encoded}
+    parts = [bytes(before) + secret for before in range(3)]
+    encoded = {
+        encode(part)[4:-4] for part in parts for encode in (base64.b64encode, base64.urlsafe_b64encode)
+    }
+    return {
+        secret,
+        repr(secret)[2:-1].encode(),
+        secret.hex().encode(),
+        secret.hex().upper().encode(),
+        *encoded,
+    }

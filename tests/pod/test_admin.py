@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from tests.contract.certificates import Authority
 from tests.etcd.nodes import Cluster
 from tests.pod.admin import Admin, token_of, write_people
-from tests.pod.processes import Pod, until
+from tests.pod.processes import UP_WITHIN_S, Pod, until
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,26 @@ def test_tokens_are_taken_and_taken_back_while_it_runs(idle: Pod) -> None:
         until(lambda: "is no file of people" in admin.log.read_text(), "a bad file is told")
         assert admin.ask("GET", "/v1/map", who="wanda").status == 200
         admin.stop()
+    admin.check_log()
+
+
+def test_who_follows_its_events_holds_up_its_end_no_longer_than_its_grace(idle: Pod) -> None:
+    with Admin(idle) as admin:
+        has_begun = threading.Event()
+
+        def change() -> None:
+            while not has_begun.wait(0.05):
+                admin.ask("PUT", "/v1/tenants/acme", {"is_erasable": True})
+                admin.ask("DELETE", "/v1/tenants/acme")
+
+        changing = threading.Thread(target=change)
+        with urllib.request.urlopen(admin.request("GET", "/v1/events"), timeout=UP_WITHIN_S) as stream:
+            changing.start()
+            assert stream.readline() == b"event: audit\n"
+            has_begun.set()
+            changing.join()
+            admin.stop()
+            assert b"DELETE /v1/tenants/acme" in stream.read()
     admin.check_log()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import pytest
 from tests.pod.admin import MIB, Admin
 from tests.pod.enclosures import EnclosureProcess
@@ -33,12 +34,15 @@ SEEN_WITHIN_S = 10.0
 """How soon every agent holds it against the drive."""
 
 WAITS_MAX_S = 1.0
-"""How long a get may take of what lies elsewhere: half of what callers here give it, and some hundred times
-what it takes, as other processes share this machine."""
+"""What 95 of 100 gets may take, of what lies elsewhere and of what is lost: half of what callers here give
+them, and some hundred times what they take, as daemons that start share this machine."""
 
 SLOWER_MAX = 3.0
 """What half of all gets may take, in what they take while the drive is well: they compete with daemons that
 start."""
+
+PUT_EVERY_S = 0.02
+"""So slowly that nothing is evicted as long as the test takes."""
 
 STEADY = range(96)
 
@@ -95,7 +99,8 @@ class Load:
     def await_rounds(self, rounds: int) -> None:
         """Wait until each chain was got that many times more."""
         wanted = len(self.gets) + (rounds + 1) * len(STEADY)
-        until(lambda: len(self.gets) >= wanted, f"{rounds} rounds")
+        until(lambda: len(self.gets) >= wanted or bool(self._troubles), f"{rounds} rounds")
+        assert self._troubles == []
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
@@ -116,7 +121,7 @@ class Load:
     def _put(self) -> None:
         with self._pod.connect(self._pod.agents[0]) as writer:
             for chain in itertools.count(10_000):
-                if self._stop.is_set():
+                if self._stop.wait(PUT_EVERY_S):
                     return
                 is_whole = put(writer, [chain]) == [chain]
                 self.puts.append((time.monotonic(), is_whole))
@@ -194,7 +199,7 @@ def test_a_drive_that_dies_under_load_is_missed_at_once_and_replaced_by_one_call
     before_s = statistics.median(took_s(lies_there=False, is_dead=False))
     for lies_there in (False, True):
         now_s = took_s(lies_there=lies_there, is_dead=True)
-        assert max(now_s) < WAITS_MAX_S
+        assert np.quantile(now_s, 0.95) < WAITS_MAX_S
         assert statistics.median(now_s) < SLOWER_MAX * before_s
     assert all(is_whole for ended_s, is_whole in load.puts if ended_s < died_s)
     meanwhile = [is_whole for ended_s, is_whole in load.puts if died_s < ended_s < replaced_s]

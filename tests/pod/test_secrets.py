@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ import pytest
 from tests.e2e.fabric_host import hashes
 from tests.pod.admin import PEOPLE, Admin, token_of
 from tests.pod.enclosures import EnclosureProcess, dhchap_secret
-from tests.pod.processes import Pod, command
+from tests.pod.processes import UP_WITHIN_S, Pod, command
 from tests.pod.secured import HOST, NVME_SECRETS, Files, pages_of, secret, with_tls
 from tests.pod.sought import Sought
 from tests.pod.work import CHAINS, await_puts, put
@@ -61,13 +64,25 @@ def test_no_secret_shows_in_logs_answers_etcd_arguments_or_files(
     fullest. Then all that was said, answered and written is searched.
     """
     tokens = tomllib.loads((secured.files / "tokens.toml").read_text())
-    sought = _sought(secured, files, tokens, shelf)
     own = with_tls(files.ours.files("admin", HOST))
+    sought = _sought(secured, files, tokens, shelf)
+    token = secret(secured.folder / "token", token_of("alice"))
     with Admin(secured, "admin-0", *own, "--log-level", "debug", ca=files.ours.cert) as admin:
+        asking = ("--admin", admin.url, "--token-file", str(token), "--tls-ca", str(files.ours.cert))
+        followed = _follow_events(asking, secured.folder / "events")
         _register(admin, shelf, sought)
         secured.await_settled()
         _come_as_workers(secured, files, tokens, shelf.bad, sought)
         _ask_all(sought, admin, secured, files)
+        for words in (
+            ("enclosure", "show", "shelf-1"),
+            ("audit",),
+            ("operation", "list"),
+            ("fabric", "agents"),
+        ):
+            done = command(*words, *asking)
+            assert done.returncode == 0, done.stderr
+            sought.look_at(" ".join(words), done.stdout + done.stderr)
         for place in (shelf.pages, *(pages_of(agent.name) for agent in secured.agents)):
             for path in ("/metrics", "/healthz", "/readyz", "/status"):
                 with urllib.request.urlopen(f"http://{place}{path}", timeout=10) as answer:
@@ -75,23 +90,38 @@ def test_no_secret_shows_in_logs_answers_etcd_arguments_or_files(
         for process in (shelf.process.process, admin.process, *(agent.process for agent in secured.agents)):
             assert process is not None
             sought.look_at_process(process.pid)
+        followed.send_signal(signal.SIGINT)
+        assert followed.wait(UP_WITHIN_S) == 130
         admin.stop()
+    assert "shelf-1" in (secured.folder / "events").read_text(), "it was told"
     shelf.process.stop()
     for agent in secured.agents:
         agent.stop()
     sought.look_at("etcd", secured.etcd.ctl("get", "", "--from-key"))
-    (node,) = secured.etcd.nodes
-    sought.look_at("all that etcd ever had", (node.folder / node.name / "member/snap/db").read_bytes())
+    secured.etcd.close()
+    # Its files of what was written, and its log. What users say to it, it writes itself.
+    in_etcd = Sought({what: each for what, each in sought.secrets.items() if what != "etcd's password"})
+    in_etcd.look_below(secured.etcd.nodes[0].folder, but={})
+    assert in_etcd.found() == []
     holders = {
         secured.files / "fabric.key": "fabric key",
         secured.files / "tokens.toml": "fabric token",
         shelf.hosts: "NVMe secret",
         shelf.shown: "NVMe secret",
         admin.people: "alice's token",
+        token: "alice's token",
     }
     sought.look_below(secured.folder, but=holders)
     assert len(sought.shown) > 50
     assert sought.found() == []
+
+
+def _follow_events(asking: tuple[str, ...], said: Path) -> subprocess.Popen[bytes]:
+    """Have all that happens written to a file."""
+    with said.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ostraca.cli", "events", "--json", *asking], stdout=out, stderr=out
+        )
 
 
 def _register(admin: Admin, shelf: Shelf, sought: Sought) -> None:

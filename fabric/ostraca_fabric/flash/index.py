@@ -267,8 +267,8 @@ class BlockIndex:
 
     def check(self) -> None:
         """Assert that what the arrays say of each other is true. Looks at every block."""
-        rows, _ = self.all_rows()
         assert (self._segment_rows[self._segment_chunk == _NO_CHUNK] == 0).all(), "rows lie in chunks"
+        rows, _ = self.all_rows()
         assert len(rows) == self._used <= self.blocks_max, "rows taken are counted"
         assert len(np.unique(rows)) == len(rows), "no row belongs to two segments"
         live = rows[self._lengths[rows] > 0]

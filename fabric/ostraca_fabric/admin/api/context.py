@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -41,6 +42,9 @@ class Context:
     volumes: Callable[[], Awaitable[Sequence[VolumeRecord]]]
     work_was_written: Callable[[], None]
     """Called when long work was written down."""
+
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the service ends: streams end then."""
 
 
 def context_of(request: Request) -> Context:

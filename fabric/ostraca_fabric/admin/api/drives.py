@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["fabric"])
 PAGE_MAX = 2000
 
 Health = Literal["unknown", "good", "held off", "suspect", "failed"]
-"""From what no agent says anything of, by how bad it is."""
+"""By how bad it is, from that of which no agent says anything."""
 
 _HEALTHS: tuple[Health, ...] = get_args(Health)
 
@@ -30,7 +30,7 @@ class TroubleView(BaseModel):
     """What an agent holds against a drive."""
 
     agent: str
-    condition: str
+    health: Health
     why: str
 
 
@@ -48,7 +48,7 @@ class DriveView(BaseModel):
     )
     health: Health = Field(
         description="The worst that an agent which answered says of it. Held off: reads or writes fail at "
-        "once, and are tried now and then. Unknown: none of them has a path to it."
+        "once, and are tried now and then. Unknown: none of them has a path to it, or none answered."
     )
     troubles: list[TroubleView]
     wear: WearView | None = Field(
@@ -121,7 +121,7 @@ def _view(
         hits=sum(each.hits for each in held.values()),
         health=max(map(_health, held.values()), key=_HEALTHS.index, default="unknown"),
         troubles=[
-            TroubleView(agent=agent, condition=each.condition, why=each.why)
+            TroubleView(agent=agent, health=_health(each), why=each.why)
             for agent, each in held.items()
             if each.why
         ],

@@ -101,7 +101,7 @@ class Trouble(msgspec.Struct, frozen=True):
     """What an agent holds against a drive."""
 
     agent: str
-    condition: str = ""
+    health: str = ""
     why: str = ""
 
 

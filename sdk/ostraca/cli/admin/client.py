@@ -92,7 +92,7 @@ class AdminClient:
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        with closing(self._connection(self._timeout_s)) as connection:
+        with closing(self._connection()) as connection:
             try:
                 connection.request(method, self._base + path, data, headers)
                 answer = connection.getresponse()
@@ -109,12 +109,15 @@ class AdminClient:
         They are as WHATWG's HTML says (section 9.2), with data of one line. Raises as ``ask``, at once and
         from the iterator.
         """
-        with closing(self._connection(max(self._timeout_s, SILENCE_S))) as connection:
+        with closing(self._connection()) as connection:
             try:
+                connection.connect()
+                own = connection.sock
                 connection.request("GET", self._base + path, headers=self._headers(_EVENTS))
                 answer = connection.getresponse()
                 is_stream = answer.headers.get_content_type() == _EVENTS
                 content = b"" if is_stream else answer.read(ANSWER_BYTES_MAX + 1)
+                own.settimeout(SILENCE_S)
             except (OSError, http.client.HTTPException) as error:
                 raise self._away(error) from error
             if not is_stream:
@@ -135,28 +138,33 @@ class AdminClient:
         kind, data = "", b""
         try:
             while line := stream.readline(ANSWER_BYTES_MAX):
-                name, _, value = line.rstrip(b"\n").partition(b": ")
+                name, _, value = line.rstrip(b"\r\n").partition(b":")
                 match name:
                     case b"event":
-                        kind = value.decode(errors="replace")
+                        kind = value.removeprefix(b" ").decode(errors="replace")
                     case b"data":
-                        data = value
-                    case b"" if kind and data and not value:
-                        yield kind, data
+                        data = value.removeprefix(b" ")
+                    case b"" if not value:
+                        if data:
+                            yield kind, data
                         kind, data = "", b""
         except (OSError, http.client.HTTPException) as error:
-            raise self._away(error) from error
+            raise self._away(error, SILENCE_S) from error
 
     def _headers(self, accept: str) -> dict[str, str]:
         token = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         return {"Accept": accept, **token}
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self) -> http.client.HTTPConnection:
         if self._context is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=self._timeout_s, context=self._context
+        )
 
-    def _away(self, error: OSError | http.client.HTTPException) -> AdminAwayError | ConnectError:
+    def _away(
+        self, error: OSError | http.client.HTTPException, waited_s: float | None = None
+    ) -> AdminAwayError | ConnectError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return ConnectError(
                 f"the certificate of {self.url} is not trusted ({error.verify_message}): give the file of "
@@ -165,7 +173,7 @@ class AdminClient:
         if isinstance(error, ssl.SSLError):
             return ConnectError(f"{self.url} does not speak TLS as we do ({error.reason}): is it http://?")
         if isinstance(error, TimeoutError):
-            why = f"nothing was heard for {self._timeout_s:g} s"
+            why = f"nothing was heard for {waited_s or self._timeout_s:g} s"
         elif isinstance(error, OSError):
             why = error.strerror or str(error) or type(error).__name__
         else:

@@ -49,10 +49,12 @@ class Told:
 
     def _tell(self, operation: Operation, data: bytes) -> None:
         from ostraca.cli.admin.text import printable
+        from ostraca.cli.admin.view import time_text
         from ostraca.cli.admin.watching import Lines
 
-        def write(line: str) -> None:
-            self._write(f"{_now()}  {operation.id}  {line.strip()}")
+        def write(line: str, at: str | None) -> None:
+            at = at or datetime.now(UTC).isoformat()
+            self._write(f"{time_text(at)}  {operation.id}  {line.strip()}")
 
         if operation.id not in self._running:
             self._running[operation.id] = Lines(time.monotonic, write)
@@ -60,7 +62,7 @@ class Told:
         if operation.has_ended:
             del self._running[operation.id]
             if operation.state != "done":
-                write(f"{operation.state}: {printable(operation.message)}")
+                write(f"{operation.state}: {printable(operation.message)}", operation.ended)
 
 
 def followed(client: AdminClient) -> Iterator[tuple[str, bytes]]:
@@ -82,15 +84,9 @@ def followed(client: AdminClient) -> Iterator[tuple[str, bytes]]:
             away_since_s = time.monotonic()
             sys.stderr.write(
                 f"ostraca: {client.url} has ended its stream, and is asked for another: what is changed in "
-                "between is in `ostraca audit`\n"
+                "between, `ostraca audit` and `ostraca operation list` say\n"
             )
         time.sleep(LOOK_S)
-
-
-def _now() -> str:
-    from ostraca.cli.admin.view import time_text
-
-    return time_text(datetime.now(UTC).isoformat())
 
 
 def _run(options: argparse.Namespace) -> int:

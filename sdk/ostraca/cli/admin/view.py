@@ -179,7 +179,7 @@ def drives_view(drives: Sequence[MapDrive]) -> RenderableType:
         row = (each.id, each.nguid or each.path, size_text(each.size_bytes), each.state, each.health)
         table.add_row(*_texts(*row, str(each.hits), *_worn(each.wear)))
         lines += [
-            _text(f"{each.id}: {trouble.agent}: {trouble.condition}: {trouble.why}", "yellow")
+            _text(f"{each.id}: {trouble.agent}: {trouble.health}: {trouble.why}", "yellow")
             for trouble in each.troubles
         ]
     return Group(table, *lines)

@@ -103,14 +103,14 @@ def _shown(*, is_json: bool) -> Iterator[Shown]:
         with Live(refresh_per_second=8) as live:
             yield lambda operation, _: live.update(operation_view(operation, is_live=True))
     else:
-        yield Lines(time.monotonic, print)
+        yield Lines(time.monotonic, lambda line, _: print(line))
 
 
 class Lines:
     """Writes a line for each step, for logs and pipes."""
 
-    def __init__(self, clock: Callable[[], float], write: Callable[[str], None]) -> None:
-        """Write by *write*, which takes a line."""
+    def __init__(self, clock: Callable[[], float], write: Callable[[str, str | None], None]) -> None:
+        """Write by *write*, which takes a line and when it became so, where that was not just now."""
         self._clock = clock
         self._write = write
         self._has_begun = False
@@ -122,23 +122,23 @@ class Lines:
         """Write what is new."""
         if not self._has_begun:
             self._has_begun = True
-            self._write(f"{operation.what} (operation {operation.id})")
+            self._write(f"{operation.what} (operation {operation.id})", operation.created)
         for step in operation.steps:
             if step.ended and step.name not in self._ended:
                 self._ended.add(step.name)
                 mark = "" if step.state == "done" else f"{step.state}: "
-                self._write(f"  {step.name}: {mark}{printable(step.message)}")
+                self._write(f"  {step.name}: {mark}{printable(step.message)}", step.ended)
             elif step.state == "running" and step.message:
                 self._say(step.name, printable(step.message) + ends_text(operation))
         if operation.state == "done":
-            self._write(f"done: {printable(operation.message)}")
+            self._write(f"done: {printable(operation.message)}", operation.ended)
         sys.stdout.flush()
 
     def _say(self, step: str, message: str) -> None:
         is_new = step != self._said[0]
         now_s = self._clock()
         if is_new or (message != self._said[1] and now_s - self._said_at_s >= SAY_AGAIN_S):
-            self._write(f"  {step}: {message} ...")
+            self._write(f"  {step}: {message} ...", None)
             self._said, self._said_at_s = (step, message), now_s
 
 

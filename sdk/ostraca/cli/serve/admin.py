@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -72,6 +73,7 @@ class AdminDaemon:
         self._records: EtcdRecords | None = None
         self._server: LoopServer | None = None
         self._tasks = Tasks("the admin service")
+        self._closing = asyncio.Event()
         self.url = ""
 
     @property
@@ -141,6 +143,7 @@ class AdminDaemon:
             report_of=self._report_of,
             volumes=self._volumes,
             work_was_written=worker.look_now,
+            closing=self._closing,
         )
         limits = settings.limits
         tidying = Tidying(records, audit_max=limits.audit_max, operations_max=limits.operations_max)
@@ -150,6 +153,7 @@ class AdminDaemon:
 
     async def stop(self) -> None:
         """Answer what is under way, leave long work to other admins, close everything."""
+        self._closing.set()
         if self._server is not None:
             await self._server.stop()
         await self._tasks.stop()
