@@ -117,27 +117,7 @@ class Admin:
         **headers: str,
     ) -> Answer:
         """Ask for something, as *who* or with a *token*; refusals are answers."""
-        request = self.request(method, path, body, who=who, token=token, **headers)
-        try:
-            context = ssl.create_default_context(cafile=self._ca) if self._ca else None
-            with urllib.request.urlopen(request, timeout=20 * PATIENCE, context=context) as answer:
-                return Answer(answer.status, json.load(answer), dict(answer.headers))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, json.load(error), dict(error.headers))
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        who: str = "alice",
-        token: str = "",
-        **headers: str,
-    ) -> urllib.request.Request:
-        """Return what ``ask`` asks."""
-        return urllib.request.Request(
+        request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
             {
@@ -147,6 +127,13 @@ class Admin:
             },
             method=method,
         )
+        try:
+            context = ssl.create_default_context(cafile=self._ca) if self._ca else None
+            with urllib.request.urlopen(request, timeout=20 * PATIENCE, context=context) as answer:
+                return Answer(answer.status, json.load(answer), dict(answer.headers))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, json.load(error), dict(error.headers))
 
     def ask_as(self, ca: Path) -> None:
         """Believe another CA from now on."""
