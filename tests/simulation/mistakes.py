@@ -23,6 +23,7 @@ from ostraca_dpu_agent.owner.core.holds import ReservationTable
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.owner.suspects import Suspects
 from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_dpu_agent.session import Sessions
 from ostraca_dpu_agent.steward import recover, retiring
@@ -38,6 +39,7 @@ from ostraca_fabric.wire.messages import PastSettled, ShardExtents
 
 
 def _change(of: Any, name: str, to: Any) -> None:
+    assert hasattr(of, name), f"{of} has no {name} any more: the mistake is made elsewhere now"
     setattr(of, name, to)
 
 
@@ -59,8 +61,10 @@ def hits_on_the_agents_word() -> None:
 
 
 def tags_made_by_the_agent() -> None:
-    def making(self: PutRun, positions: NDArray[np.intp], lease: Any) -> Callable[[], NDArray[np.bool_]]:
-        memory, offsets = self._mover.staging.array, lease.offsets
+    def making(
+        self: PutRun, positions: NDArray[np.intp], offsets: NDArray[np.int64]
+    ) -> Callable[[], NDArray[np.bool_]]:
+        memory = self._mover.staging.array
         lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
 
         def check() -> NDArray[np.bool_]:
@@ -144,10 +148,10 @@ def pins_are_ignored() -> None:
 
 
 def stale_damage_is_trusted() -> None:
-    async def trusting(_self: OwnedShard, _report: Any) -> bool:
+    async def trusting(_self: Suspects, _report: Any) -> bool:
         return True
 
-    _change(OwnedShard, "_is_damaged", trusting)
+    _change(Suspects, "_is_damaged", trusting)
 
 
 def a_failed_write_is_not_waited_for() -> None:

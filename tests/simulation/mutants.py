@@ -36,6 +36,9 @@ from ostraca_fabric.testing.virtual_time import VirtualLoop
 Hunt = Callable[[], str]
 """Looks for a mutant; returns what was found, empty if nothing was."""
 
+_UNFIT = ("AttributeError:", "ImportError:", "NameError:", "TypeError:")
+"""How a process ends in which a mistake was planted that was made for the code as it used to be."""
+
 _HISTORIES = 60
 _STATES = 6000
 FULL = Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True)
@@ -55,6 +58,15 @@ LASTING = Setup(strikes=("link_is_slow",))
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 
 
+def _last_line(found: Exception) -> str:
+    """Return what was found, in a line. What only says that a mistake does not fit the code is no find."""
+    line = str(found).splitlines()[-1]
+    if line.startswith(_UNFIT):
+        message = f"the mutant itself is wrong: {line}"
+        raise TypeError(message) from found
+    return line
+
+
 def in_fabric(setup: Setup | None = None, histories: int = _HISTORIES) -> Hunt:
     """Play histories of a fabric."""
 
@@ -65,7 +77,7 @@ def in_fabric(setup: Setup | None = None, histories: int = _HISTORIES) -> Hunt:
             except fabric_history.FailedHistoryError as failed:
                 if not isinstance(failed.__cause__, AssertionError):
                     raise  # the mutant itself is wrong
-                return f"history {seed} of a fabric: {str(failed).splitlines()[-1]}"
+                return f"history {seed} of a fabric: {_last_line(failed)}"
         return ""
 
     return hunt
@@ -79,7 +91,7 @@ def in_shard(setup: ShardSetup, histories: int = _HISTORIES) -> Hunt:
             try:
                 shard_history.play(seed, setup=setup)
             except AssertionError as violation:
-                return f"history {seed} of a shard: {str(violation).splitlines()[-1]}"
+                return f"history {seed} of a shard: {_last_line(violation)}"
         return ""
 
     return hunt
