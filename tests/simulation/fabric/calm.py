@@ -49,20 +49,22 @@ class Calm:
 
     def begin(self) -> None:
         """All was found. It is not calm yet where an agent leaves a drive or another agent alone, nor where a
-        worker keeps to an agent that has started anew since, and is told so when it asks, nor where a lease
-        was not kept alive of late.
+        worker or an agent keeps to an agent that has started anew since, and is told so when it asks, nor
+        where a lease was not kept alive of late.
         """
-        agents = [process.agent for process in self._world.agents.values()]
+        processes = self._world.agents.values()
+        agents = [process.agent for process in processes]
         living = set(self._world.drives.living)
         has_drives = not any(
             drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in living
         )
         has_peers = not any(peer.is_held_off for agent in agents for peer in agent._owners.peers())
-        starts = {(process.id, process.agent.start_id) for process in self._world.agents.values()}
+        starts = {(process.id, process.agent.start_id) for process in processes}
         store = self._world.outside.store
         has_leases = all(store.lease_left_s(*start) > store.lease_ttl_s / 2 for start in starts)
         links = [process.worker.linked_to for process in self._world.workers.values()]
         has_links = all(link is None or link in starts for link in links)
+        has_links &= all(link in starts for process in processes for link in process.linked_to)
         self._is_calm = has_drives and has_peers and has_links and has_leases
 
     def end(self) -> None:

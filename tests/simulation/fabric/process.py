@@ -102,6 +102,15 @@ class AgentProcess:
                 transport, LIES, seed=outside.dice.randrange(1 << 30), share=outside.lies
             )
         network = HostedNetwork(outside.network.host(name), self.host)
+        self._others = NetworkOwners(
+            self.id,
+            here=LoopbackOwners(),
+            address_of=self._address_of,
+            dice=random.Random(outside.dice.randrange(1 << 30)),
+            connections=CONNECTIONS,
+            token=lambda: FABRIC_TOKEN,
+            network=network,
+        )
         self.agent = self.host.run(
             lambda: Agent(
                 self.id,
@@ -114,15 +123,7 @@ class AgentProcess:
                 ),
                 fabric_key=blocks.FABRIC_KEY,
                 membership=self.membership,
-                owners=NetworkOwners(
-                    self.id,
-                    here=LoopbackOwners(),
-                    address_of=self._address_of,
-                    dice=random.Random(outside.dice.randrange(1 << 30)),
-                    connections=CONNECTIONS,
-                    token=lambda: FABRIC_TOKEN,
-                    network=network,
-                ),
+                owners=self._others,
                 transports={transport.name: transport, INLINE: InlineTransport()},
                 open_drive=self._open_drive,
                 clock=self.host.clock,
@@ -138,6 +139,12 @@ class AgentProcess:
     def shards(self) -> dict[ShardId, OwnedShard]:
         """The shards that it answers for."""
         return self.agent._owner.shards
+
+    @property
+    def linked_to(self) -> list[tuple[AgentId, bytes]]:
+        """The starts of other agents that it keeps a connection to, as far as it knows."""
+        open_ones = ((agent, link._open_connection()) for agent, link in self._others._links.items())
+        return [(agent, each.welcome.start_id) for agent, each in open_ones if each is not None]
 
     def has_given_up(self, drives: Iterable[DriveId]) -> bool:
         """Say whether it leaves one of these drives alone for as long as it lives."""
