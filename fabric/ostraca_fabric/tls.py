@@ -3,26 +3,21 @@
 Agents show a certificate to each other, and accept those that the fabric's CA has signed; of those who
 connect, only the ones that must have one are asked for it later (``ostraca_fabric.wire.handshake``). The
 certificate of who listens must carry the host that was dialled. A connection keeps what it was made with; new
-ones use what the files hold then. Files that can't be used any more leave the last ones that could in use,
-with a word in the log: a certificate that is replaced in the wrong order must not end a fabric.
+ones use what the files hold then, or, where those can't be used, what they held before.
 """
 
 from __future__ import annotations
 
-import logging
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.made_of_files import MadeOfFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-log = logging.getLogger(__name__)
-
-_Versions = tuple[tuple[int, int, int], ...]
 
 _ROUND_TRIPS = 3
 """Of a handshake: TLS 1.3 takes two."""
@@ -80,47 +75,33 @@ class Tls:
         """
         self._files = files
         self._hosts = tuple(hosts)
-        self._versions = self._seen()
-        self._contexts = self._made()
+        self._contexts = MadeOfFiles(self._paths(), self._made)
 
     @property
     def listening(self) -> ssl.SSLContext:
         """For a connection that somebody makes to us; we must have a certificate."""
         assert self._files.cert is not None, "who listens shows a certificate"
-        return self._current()[0]
+        return self._contexts.current()[0]
 
     @property
     def dialling(self) -> ssl.SSLContext:
         """For a connection that we make."""
-        return self._current()[1]
+        return self._contexts.current()[1]
 
     @property
     def has_certificate(self) -> bool:
         """Whether we can listen."""
         return self._files.cert is not None
 
-    def _current(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        try:
-            versions = self._seen()
-            if versions != self._versions:
-                self._versions = versions
-                self._contexts = self._made()
-                log.info("Took the changed certificates %s", self._files.cert or self._files.ca)
-        except UsageError as error:
-            log.warning("Going on with the certificates of before: %s", error)
-        return self._contexts
-
     def _paths(self) -> list[Path]:
         return [path for path in (self._files.ca, self._files.cert, self._files.key) if path is not None]
 
-    def _seen(self) -> _Versions:
+    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         try:
-            found = [path.stat() for path in self._paths()]
+            for path in self._paths():
+                path.stat()  # for its error names the file, which those of ssl don't
         except OSError as error:
             raise UsageError(f"a file of TLS can't be read: {error}") from error
-        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
-
-    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:

@@ -204,8 +204,8 @@ class Cluster:
                 return node
         raise AssertionError(f"no member leads: {told}")
 
-    def ctl(self, *words: str, user: str | None = None) -> str:
-        """Say something to it with etcdctl, as an operator would."""
+    def ctl(self, *words: str, user: str | None = None, typed: str = "") -> str:
+        """Say something to it with etcdctl, as an operator would, who has *typed* what it asks for."""
         command = [str(program("etcdctl")), "--endpoints", ",".join(self.endpoints), *words]
         if (name := user or self.operator) is not None:
             command += ["--user", name]
@@ -213,6 +213,7 @@ class Cluster:
             command += ["--cacert", str(secured.ca), "--cert", str(secured.cert), "--key", str(secured.key)]
         done = subprocess.run(
             command,
+            input=typed,
             capture_output=True,
             text=True,
             check=False,

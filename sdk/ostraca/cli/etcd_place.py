@@ -49,7 +49,8 @@ class EtcdPlace:
     """A user of etcd's own access control; empty where that is off."""
 
     password_file: str = ""
-    """Where that user's password lies. Nobody else may read it."""
+    """Where that user's password lies. Nobody else may read it. It is read again when
+    etcd asks for it anew."""
 
     lease_ttl_s: float = 5.0
     """How long an agent that died is still believed to live, and its shards are nobody else's. Longer than
@@ -106,7 +107,7 @@ def etcd_options(options: argparse.Namespace) -> list[tuple[str, str, str | list
 
 
 def etcd_settings(place: EtcdPlace) -> EtcdSettings:
-    """Return how to reach it; the password is read here. Raises UsageError and FormatError."""
+    """Return how to reach it. Raises UsageError, and FormatError where the password can't be read."""
     from ostraca.cli.serve.secret_files import read_secret
     from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls, EtcdUser
 
@@ -115,7 +116,12 @@ def etcd_settings(place: EtcdPlace) -> EtcdSettings:
         pair = [Path(each) if each else None for each in (place.cert, place.key)]
         tls = EtcdTls(Path(place.ca), *pair)
     if place.user:
-        password = read_secret(Path(place.password_file)).decode(errors="replace").strip()
+        file = Path(place.password_file)
+
+        def password() -> str:
+            return read_secret(file).decode(errors="replace").strip()
+
+        password()  # what can't be read is told before anything begins
         user = EtcdUser(place.user, password)
     return EtcdSettings(
         endpoints=place.endpoints,

@@ -20,16 +20,16 @@ import grpc.aio
 
 from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
 from ostraca_fabric.adapters.etcd.backoff import Backoff, Dice
+from ostraca_fabric.adapters.etcd.channels import Channels
 from ostraca_fabric.adapters.etcd.faults import Remedy, in_words, remedy
-from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, UsageError
-from ostraca_fabric.tls import Tls, TlsFiles
+from ostraca_fabric.errors import FormatError, LeaseEndedError, MembershipError, StoreAwayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from google.protobuf.message import Message
 
-    from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
+    from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdUser
 
 _Answer = TypeVar("_Answer", bound="Message")
 _Given = TypeVar("_Given")
@@ -45,9 +45,6 @@ LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 LEASE_KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
-_RECONNECT_FIRST_MS = 100
-_RECONNECT_MAX_MS = 1000
-_CONNECTED_WITHIN_MS = 2000
 _LEAST_TIMEOUT_S = 0.001
 
 
@@ -64,12 +61,11 @@ class EtcdClient:
         """Connect to nothing yet; *dice* choose the first member asked, and how long to wait."""
         self.settings = settings
         self._dice = dice
-        self._channels: list[grpc.aio.Channel] = []
+        self._channels = Channels(settings)
         self._at = int(dice.uniform(0, len(settings.endpoints))) % len(settings.endpoints)
         self._token: str | None = None
         self._logging_in = asyncio.Lock()
         self._turns = asyncio.Semaphore(settings.inflight_max)
-        self._is_closed = False
 
     @property
     def endpoint(self) -> str:
@@ -78,10 +74,7 @@ class EtcdClient:
 
     async def close(self) -> None:
         """Close every connection; calls under way fail."""
-        self._is_closed = True
-        channels, self._channels = self._channels, []
-        for channel in channels:
-            await channel.close()
+        await self._channels.close()
 
     def backoff(self) -> Backoff:
         """Return the waits of something that is to be tried again."""
@@ -93,12 +86,12 @@ class EtcdClient:
             self._at = (self._at + 1) % len(self.settings.endpoints)
 
     def channel(self) -> grpc.aio.Channel:
-        """Return the connection to the member that is asked next."""
-        if self._is_closed:
-            raise MembershipError("the client of etcd was closed")
-        if not self._channels:
-            self._channels = self._opened()
-        return self._channels[self._at]
+        """Return the connection to the member that is asked next. Raises MembershipError."""
+        return self._channels.to(self._at)
+
+    def is_current(self, channel: grpc.aio.Channel) -> bool:
+        """Whether what goes on for long may stay on *channel*: not once our certificates have changed."""
+        return self._channels.holds(channel)
 
     async def metadata(self) -> _Metadata:
         """Return what goes with each call: the user's token, if there is a user."""
@@ -107,7 +100,7 @@ class EtcdClient:
             return ()
         async with self._logging_in:
             if self._token is None:
-                asked = rpc.AuthenticateRequest(name=user.name, password=user.password)
+                asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
                 call = self.channel().unary_unary(
                     AUTHENTICATE,
                     request_serializer=rpc.AuthenticateRequest.SerializeToString,
@@ -217,31 +210,10 @@ class EtcdClient:
                     raise in_words(error, asked=what, at=endpoint) from error
             await asyncio.sleep(wait_s)
 
-    def _opened(self) -> list[grpc.aio.Channel]:
-        options = [
-            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
-            ("grpc.min_reconnect_backoff_ms", _CONNECTED_WITHIN_MS),  # it is also the time-out of connecting
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
-            ("grpc.max_receive_message_length", self.settings.message_bytes_max),
-            ("grpc.enable_http_proxy", 0),  # etcd is near
-            ("grpc.use_local_subchannel_pool", 1),  # a connection is shared with nobody
-        ]
-        if self.settings.tls is None:
-            return [grpc.aio.insecure_channel(endpoint, options) for endpoint in self.settings.endpoints]
-        credentials = _credentials(self.settings.tls)
-        return [grpc.aio.secure_channel(end, credentials, options) for end in self.settings.endpoints]
 
-
-def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
+def _password(user: EtcdUser) -> str:
     try:
-        Tls(
-            TlsFiles(tls.ca, tls.cert, tls.key)
-        )  # grpc says nothing of files that it can't use, and connects never
-        return grpc.ssl_channel_credentials(
-            tls.ca.read_bytes(),
-            tls.key.read_bytes() if tls.key is not None else None,
-            tls.cert.read_bytes() if tls.cert is not None else None,
-        )
-    except (OSError, UsageError) as error:
-        message = f"the files for TLS towards etcd can't be used: {error}"
+        return user.read_password()
+    except FormatError as error:
+        message = f"the password of etcd's user {user.name} can't be read: {error}"
         raise MembershipError(message) from error

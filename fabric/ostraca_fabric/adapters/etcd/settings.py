@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,13 +30,20 @@ class EtcdTls:
             )
             raise UsageError(message)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that there are."""
+        return tuple(file for file in (self.ca, self.cert, self.key) if file is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class EtcdUser:
     """A user of etcd's own access control. Its role must read and write everything under the prefix."""
 
     name: str
-    password: str = field(repr=False)
+    read_password: Callable[[], str] = field(repr=False)
+    """Asked at each login: when etcd has forgotten us, as it does when the password is changed there. Raises
+    FormatError where it can't be read."""
 
 
 @dataclass(frozen=True, slots=True)

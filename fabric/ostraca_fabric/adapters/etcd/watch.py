@@ -92,7 +92,8 @@ class Watch:
             progress_notify=True,
         )
         metadata = (*await self._client.metadata(), ("hasleader", "true"))
-        call = self._client.channel().stream_stream(
+        channel = self._client.channel()
+        call = channel.stream_stream(
             WATCH,
             request_serializer=rpc.WatchRequest.SerializeToString,
             response_deserializer=rpc.WatchResponse.FromString,
@@ -110,6 +111,9 @@ class Watch:
                     return
                 if changed := self._take(answer):
                     yield changed
+                if not self._client.is_current(channel):
+                    log.info("The watch goes on over a new connection, as the certificates have changed")
+                    return
         except TimeoutError:
             log.info("etcd's member %s fell silent: going on at another", self._client.endpoint)
         finally:

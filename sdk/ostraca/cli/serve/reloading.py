@@ -11,14 +11,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.made_of_files import identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
-
-_Identity = tuple[int, int, int, int]
 
 
 class Reloading:
@@ -34,7 +33,7 @@ class Reloading:
         self._use = use
         self._look_s = look_s
         self._told = asyncio.Event()
-        self._seen = self._identities()
+        self._seen = identities(self._files)
 
     def look_now(self) -> None:
         """Read them again, changed or not. For a signal's handler."""
@@ -54,10 +53,10 @@ class Reloading:
 
     def look(self, *, is_told: bool = False) -> bool:
         """Read the files if they have changed, or anyway; return whether they were put to use."""
-        identities = self._identities()
-        if identities == self._seen and not is_told:
+        found = identities(self._files)
+        if found == self._seen and not is_told:
             return False
-        self._seen = identities
+        self._seen = found
         try:
             self._use()
         except OstracaError as error:
@@ -65,15 +64,3 @@ class Reloading:
             return False
         log.info("%s were read again", self._what)
         return True
-
-    def _identities(self) -> tuple[_Identity | None, ...]:
-        return tuple(map(_identity, self._files))
-
-
-def _identity(file: Path) -> _Identity | None:
-    """Tell a file from what it was before, also where a link leads elsewhere; None where none is."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

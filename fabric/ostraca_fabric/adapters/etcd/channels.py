@@ -1,0 +1,108 @@
+"""The connections to etcd's members, made anew when the certificates that go with them have changed.
+
+Calls under way end on the connection that they began on, which is closed behind them. What goes on for long,
+as a watch does, asks ``holds`` now and then, and begins again on a new one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from ostraca_fabric.errors import MembershipError, UsageError
+from ostraca_fabric.made_of_files import MadeOfFiles
+from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.tls import Tls, TlsFiles
+
+if TYPE_CHECKING:
+    from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
+
+_RECONNECT_FIRST_MS = 100
+_RECONNECT_MAX_MS = 1000
+_CONNECTED_WITHIN_MS = 2000
+
+
+class Channels:
+    """One connection to each member. Belongs to the event loop it is first used in."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        """Connect to nothing, and read no file yet."""
+        self._settings = settings
+        self._credentials: MadeOfFiles[grpc.ChannelCredentials] | None = None
+        self._shown: grpc.ChannelCredentials | None = None
+        """What the open ones were made with."""
+
+        self._open: list[grpc.aio.Channel] = []
+        self._leaving: list[grpc.aio.Channel] = []
+        self._closing = Tasks("connections to etcd")
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Close all; calls under way fail."""
+        self._is_closed = True
+        await self._closing.stop()
+        channels = self._open + self._leaving
+        self._open, self._leaving = [], []
+        for channel in channels:
+            await channel.close()
+
+    def to(self, member: int) -> grpc.aio.Channel:
+        """Return the connection to a member, by its place among the endpoints. Raises MembershipError."""
+        if self._is_closed:
+            raise MembershipError("the client of etcd was closed")
+        shown = self._current()
+        if not self._open or shown is not self._shown:
+            before, self._open, self._shown = self._open, self._opened(shown), shown
+            self._leaving += before
+            for channel in before:
+                self._closing.spawn(self._left(channel))
+        return self._open[member]
+
+    def holds(self, channel: grpc.aio.Channel) -> bool:
+        """Whether new calls may go over *channel*: not once what it was made with has changed."""
+        return channel in self._open and self._current() is self._shown
+
+    async def _left(self, channel: grpc.aio.Channel) -> None:
+        """Close what no new call goes over; give those under way the time that they may take."""
+        await channel.close(self._settings.watch_silence_max_s + self._settings.request_timeout_s)
+        self._leaving.remove(channel)
+
+    def _current(self) -> grpc.ChannelCredentials | None:
+        tls = self._settings.tls
+        if tls is None:
+            return None
+        if self._credentials is None:
+            try:
+                self._credentials = MadeOfFiles(tls.files, lambda: _credentials(tls))
+            except UsageError as error:
+                message = f"the files for TLS towards etcd can't be used: {error}"
+                raise MembershipError(message) from error
+        return self._credentials.current()
+
+    def _opened(self, shown: grpc.ChannelCredentials | None) -> list[grpc.aio.Channel]:
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+            ("grpc.min_reconnect_backoff_ms", _CONNECTED_WITHIN_MS),  # it is also the time-out of connecting
+            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+            ("grpc.max_receive_message_length", self._settings.message_bytes_max),
+            ("grpc.enable_http_proxy", 0),  # etcd is near
+            ("grpc.use_local_subchannel_pool", 1),  # a connection is shared with nobody
+        ]
+        if shown is None:
+            return [grpc.aio.insecure_channel(endpoint, options) for endpoint in self._settings.endpoints]
+        return [grpc.aio.secure_channel(end, shown, options) for end in self._settings.endpoints]
+
+
+def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
+    # grpc says nothing of files that it can't use, and connects never.
+    Tls(TlsFiles(tls.ca, tls.cert, tls.key))
+    try:
+        return grpc.ssl_channel_credentials(
+            tls.ca.read_bytes(),
+            tls.key.read_bytes() if tls.key is not None else None,
+            tls.cert.read_bytes() if tls.cert is not None else None,
+        )
+    except OSError as error:
+        raise UsageError(f"a file of TLS can't be read: {error}") from error
