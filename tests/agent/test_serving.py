@@ -190,7 +190,7 @@ def test_no_segment_is_used_that_the_store_did_not_record(says: Callable[[], boo
     played(story)
 
 
-# ------------------------------------------------------------------------------------------ what is waited for
+# ----------------------------------------------------------------------------------------- what is waited for
 
 
 @pytest.mark.parametrize(("is_closed", "waits_s"), [(False, WAIT_S), (True, 120.0)])
