@@ -130,7 +130,8 @@ def test_shards_of_drives_that_are_held_off_wait_and_keep_no_room_from_others() 
     drives = frozenset(drive.id for drive in box.drives)
     unowned_s = {shard.id: 100.0 for shard in box.shards}
     state = replace(state, attached=drives, unowned_s=unowned_s)
-    assert plan(state).steps == tuple(Serve(shard) for shard in box.shards), "room for three, and one more"
+    first = tuple(Serve(shard) for shard in box.shards[:3])
+    assert plan(state).steps == first, "there is room for two of four, and one more may be taken in a turn"
     held_off = replace(state, held_off=frozenset({drive.id for drive in box.drives[:2]}))
     assert plan(held_off).steps == tuple(Serve(shard) for shard in box.shards[2:])
 
@@ -270,12 +271,13 @@ def shares(fabric_map: FabricMap) -> list[int]:
     return sorted(owners[agent] for agent in fabric_map.agents)
 
 
-@pytest.mark.parametrize(("shards", "agents"), [(1, 3), (2, 2), (7, 3), (36, 9), (64, 64)])
+@pytest.mark.parametrize(("shards", "agents"), [(1, 3), (2, 2), (7, 3), (18, 9), (36, 9), (64, 64)])
 def test_all_shards_are_owned_and_nobody_has_much_more_than_its_share(shards: int, agents: int) -> None:
     fabric_map, seen = world(shards, agents)
     after = settle(fabric_map, seen)
     assert all(after.owner(shard.id) for shard in after.shards())
-    assert max(shares(after)) <= math.ceil(1.25 * shards / agents)
+    even = shards / agents
+    assert max(shares(after)) <= max(math.ceil(even), 1.25 * even)
 
 
 @pytest.mark.parametrize(("agents", "blind"), [(2, 1), (3, 1), (4, 1), (9, 2), (36, 8)])

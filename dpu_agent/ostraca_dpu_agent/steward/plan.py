@@ -237,7 +237,8 @@ def _staying(fabric_map: FabricMap) -> tuple[AgentId, ...]:
 
 def _room(fabric_map: FabricMap) -> int:
     """Return how many shards an agent may own before it hands any over."""
-    return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(_staying(fabric_map))))
+    even = len(fabric_map.shards()) / max(1, len(_staying(fabric_map)))
+    return max(math.ceil(even), math.floor(FAIR_SHARE_MAX * even))
 
 
 def _fall_to_us(observed: Observed, free: Sequence[int], owned: Mapping[AgentId, int]) -> Iterator[Serve]:
