@@ -287,7 +287,7 @@ class Pod:
             shard
             for agent in self.agents.values()
             for shard, owned in agent.owner.shards.items()
-            if agent.host.run(lambda owned=owned: owned.may_write)
+            if owned.may_write
         )
 
     async def until(self, holds: Callable[[], bool], *, within_s: float) -> float:

@@ -152,8 +152,8 @@ def calls_max(pod: Pod) -> int:
 
 
 def is_at_rest(pod: Pod) -> bool:
-    """Say whether those that live, and no others, are in the fabric, every shard is answered for by its owner,
-    which is one of them and alone would hand out its space, and nobody owns more than there is room for.
+    """Say whether those that live, and no others, are in the fabric; every shard is answered for by its
+    owner, which is one of them and alone would hand out its space; and nobody owns more than has room.
     """
     if {agent.id: agent.start for agent in pod.agents.values()} != {
         agent.id: agent.start for agent in pod.map.agents.values()
