@@ -24,13 +24,15 @@ from ostraca_dpu_agent.steward.plan import (
     Serve,
     Stop,
     plan,
+    rejoin_wait_s,
 )
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.drive_health import Condition
-from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError, WrongStoreError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -96,6 +98,10 @@ class Steward:
 
         self._unowned_since_s: dict[ShardId, float] = {}
         self._handing_over: set[ShardId] = set()
+        self._joins_at_s: float | None = None
+        """When to join again; None while this agent is in the map."""
+
+        self._had_others = False
         self._is_leaving = False
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
@@ -110,6 +116,7 @@ class Steward:
         self._loops.spawn(self.standing.run())
         changes = self._membership.changes()
         change = asyncio.ensure_future(anext(changes))
+        turns = Spell(log, self._clock)
         soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
         try:
             while True:
@@ -123,8 +130,12 @@ class Steward:
                         continue
                 try:
                     await self.turn()
+                except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it
+                    log.debug("%s ends its turn early, and will look again: %s", self._agent.id, error)
                 except OstracaError as error:
-                    log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
+                    turns.goes_on("%s ends its turn early, and will look again: %s", self._agent.id, error)
+                else:
+                    turns.over("%s takes whole turns again", self._agent.id)
                 self._owner.prune()
                 soonest_s = self._clock() + _TURNS_APART_S
                 due_s = self._clock() + self._until_next_turn_s()
@@ -160,6 +171,8 @@ class Steward:
             map=fabric_map,
             agent=self._agent.id,
             start=self._agent.start,
+            addresses=self._agent.addresses,
+            joins_in_s=self._joins_in_s(fabric_map, now_s),
             attached=frozenset(self._drives),
             served=frozenset(self._serving) - self._handing_over,
             failed=frozenset(self._failed),
@@ -231,9 +244,25 @@ class Steward:
         if await self._stop(step.shard) and step.gives_back:
             await self._released(step.shard)
 
+    def _joins_in_s(self, fabric_map: FabricMap, now_s: float) -> float:
+        """Say how long to wait before joining again. Where others have stayed, only our own lease was lost,
+        and it is done at once; where all are gone, each waits for a time of its own, so that the store is not
+        asked by all of them together.
+        """
+        others = len(fabric_map.agents.keys() - {self._agent.id})
+        if self._agent.id in fabric_map.agents:
+            self._joins_at_s, self._had_others = None, others > 0
+            return 0.0
+        if self._joins_at_s is None:
+            are_all_gone = self._had_others and not others
+            self._joins_at_s = now_s + (rejoin_wait_s(self._agent.start) if are_all_gone else 0.0)
+        return max(0.0, self._joins_at_s - now_s)
+
     def _until_next_turn_s(self) -> float:
-        """Look sooner while it may soon be our turn to claim what nobody owns."""
-        waits_s = self._settings.turn_s
+        """Look sooner while it may soon be our turn to claim what nobody owns, or to join again."""
+        waits_s, now_s = self._settings.turn_s, self._clock()
+        if self._joins_at_s is not None and self._joins_at_s > now_s:
+            waits_s = min(waits_s, self._joins_at_s - now_s)
         return min(waits_s, PATIENCE_S / 2) if self._unowned_since_s else waits_s
 
     def _see_owners(self, fabric_map: FabricMap) -> None:
