@@ -113,7 +113,13 @@ class AgentDaemon:
         if wanted is not None:
             self._state.check_fabric(wanted)
         fabric, membership = await patiently(
-            "join the fabric", lambda: opened(settings.etcd, wanted or self._state.fabric, self._key)
+            "join the fabric",
+            lambda: opened(
+                settings.etcd,
+                wanted or self._state.fabric,
+                self._key,
+                has_joined=self._state.fabric is not None,
+            ),
         )
         self._membership = membership
         self._state.check_fabric(fabric)
