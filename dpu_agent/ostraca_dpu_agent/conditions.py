@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from enum import Enum
 
 from ostraca_fabric.conditions import READY, Observation
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.sentences import counted, named
+from ostraca_fabric.status import AgentStatus, OwnershipStatus
 
 
 class Phase(Enum):
@@ -34,7 +35,7 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
     yield _of_some("drives_good", troubled, "Drives in trouble")
     unreadable = [
-        f"{shard.shard} ({shard.unreadable_segments} segments)"
+        f"{shard.shard} ({counted(shard.unreadable_segments, 'segment')})"
         for shard in status.shards
         if shard.unreadable_segments
     ]
@@ -76,12 +77,31 @@ def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
         if shard.ownership.is_fenced
     ]
     yield _of_some("shards_writable", fenced, "Shards that I own and may not write to")
+    yield _of_space(status)
     waiting = [
-        f"{shard.shard} ({shard.ownership.withheld_segments} segments for {left_s:.0f} s more)"
+        f"{shard.shard} ({counted(shard.ownership.withheld_segments, 'segment')} for {left_s:.0f} s more)"
         for shard in status.shards
         if (left_s := shard.ownership.retires_in_s) is not None
     ]
     yield _of_some("grants_retired", waiting, "Shards of which an earlier owner's writes may still land")
+
+
+def _of_space(status: AgentStatus) -> Observation:
+    lacking = [shard for shard in status.shards if shard.ownership.why_no_space]
+    told = named([f"{shard.shard} ({_lack(shard.ownership)})" for shard in lacking])
+    sentence = (
+        f"{len(lacking)} of {counted(len(status.shards), 'shard')} that I own can hand out nothing, and "
+        f"puts of new blocks there are declined (NO_SPACE): {told}. Gets go on, and it passes by itself; "
+        "where it comes often, give shards more segments: larger ones, or smaller segments."
+        if lacking
+        else "Every shard that I own and may write to has space to hand out."
+    )
+    return Observation("shards_have_space", not lacking, sentence)
+
+
+def _lack(ownership: OwnershipStatus) -> str:
+    left_s = ownership.space_in_s
+    return ownership.why_no_space + ("" if left_s is None else f", for {left_s:.0f} s more at most")
 
 
 def _of_peers(status: AgentStatus) -> Observation:
@@ -104,12 +124,9 @@ def _of_paths(status: AgentStatus) -> Observation:
 _FULL = 0.95
 """The share of memory from which it is called full: what comes in pieces never fills it to the last byte."""
 
-_SHOWN = 4
-
 
 def _of_some(name: str, bad: list[str], words: str) -> Observation:
-    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return Observation(name, not bad, f"{words}: {', '.join(bad[:_SHOWN]) or 'none'}{more}.")
+    return Observation(name, not bad, f"{words}: {named(bad)}.")
 
 
 def _of_memory(name: str, used_bytes: int, size_bytes: int, words: str) -> Observation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostraca_dpu_agent.owner.core import recovered_share
+from ostraca_dpu_agent.owner.core import lack_of_space, recovered_share
 from ostraca_fabric.status import OwnershipStatus, ShardStatus
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _ownership(
 ) -> OwnershipStatus:
     grants = core.grants
     left_s = max(0.0, grants.until_s - now_s) if grants.may_write(now_s) else 0.0
+    lack = lack_of_space(core, now_s, retires_in_s=retires_in_s)
     return OwnershipStatus(
         may_write_for_s=None if math.isinf(left_s) else left_s,
         why_fenced=_why_fenced(core, membership, now_s),
@@ -73,6 +74,8 @@ def _ownership(
         withheld_segments=int(grants.is_withheld.sum()),
         retires_in_s=retires_in_s,
         adopted_blocks=counts.blocks_adopted,
+        why_no_space="" if lack is None else lack.why,
+        space_in_s=None if lack is None else lack.ends_in_s,
     )
 
 

@@ -288,6 +288,14 @@ SHARD_FENCED = Metric(
     ("shard",),
     "1 while the agent owns the shard, has recovered it and may not write to it, else 0.",
 )
+SHARD_NO_SPACE = Metric(
+    "ostraca_shard_out_of_space",
+    _G,
+    "",
+    ("shard",),
+    "1 while the agent may write to the shard and has no space there to hand out, so that every put of a new "
+    "block is declined, else 0.",
+)
 SHARD_GRANTED = Metric(
     "ostraca_shard_granted_segments", _G, "segments", ("shard",), "Segments that this owner may write."
 )
@@ -464,6 +472,7 @@ def _shard_samples(shard: ShardStatus) -> Iterator[Sample]:
         (SHARD_SCRUBS, shard.scrub_passes),
         (SHARD_EPOCH, shard.owner_epoch),
         (SHARD_FENCED, ownership.is_fenced),
+        (SHARD_NO_SPACE, bool(ownership.why_no_space)),
         (SHARD_GRANTED, ownership.granted_segments),
         (SHARD_WITHHELD, ownership.withheld_segments),
         (SHARD_ADOPTED, ownership.adopted_blocks),

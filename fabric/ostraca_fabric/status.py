@@ -37,6 +37,12 @@ class OwnershipStatus(msgspec.Struct, frozen=True):
     adopted_blocks: int = 0
     """Listed by an earlier owner after this one had begun, and found."""
 
+    why_no_space: str = ""
+    """Why it has no space to hand out though it may write, as a clause; empty while it has some."""
+
+    space_in_s: float | None = None
+    """How long until it has some again, at most; None where it has, or nobody can say."""
+
     @property
     def is_fenced(self) -> bool:
         """Whether nothing may be written though the shard is recovered."""

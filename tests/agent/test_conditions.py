@@ -54,6 +54,26 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             "Shards that I own and may not write to: enclosure-0/drive-0/0 (the store is silent).",
         ),
         (
+            with_shard(
+                ownership=OwnershipStatus(4.4, why_no_space="all is withheld", space_in_s=134.2),
+            ),
+            "shards_have_space",
+            (
+                "1 of 1 shard that I own can hand out nothing, and puts of new blocks there are declined "
+                "(NO_SPACE): enclosure-0/drive-0/0 (all is withheld, for 134 s more at most). Gets go on, "
+                "and it passes by itself; where it comes often, give shards more segments: larger ones, or "
+                "smaller segments."
+            ),
+        ),
+        (
+            with_shard(ownership=OwnershipStatus(withheld_segments=1, retires_in_s=9.0)),
+            "grants_retired",
+            (
+                "Shards of which an earlier owner's writes may still land: enclosure-0/drive-0/0 (1 segment "
+                "for 9 s more)."
+            ),
+        ),
+        (
             with_shard(ownership=OwnershipStatus(withheld_segments=3, retires_in_s=41.7)),
             "grants_retired",
             (

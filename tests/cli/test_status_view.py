@@ -47,6 +47,18 @@ FENCED = ShardStatus(
     is_failing=False,
     ownership=OwnershipStatus(0.0, "another has a higher epoch"),
 )
+FULL = ShardStatus(
+    "e/d3/s0",
+    4,
+    0,
+    0,
+    2 << 30,
+    0,
+    is_failing=False,
+    ownership=OwnershipStatus(
+        4.4, withheld_segments=15, retires_in_s=134.0, why_no_space="15 are withheld", space_in_s=134.0
+    ),
+)
 STATUS = FabricStatus(
     agents=(
         AgentStatus(
@@ -71,7 +83,12 @@ STATUS = FabricStatus(
                 get_bytes=90 << 20,
                 prefetched=PrefetchCounters(8, 64, 3, 24, 5, 40),
             ),
-            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN, FENCED),
+            shards=(
+                ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True),
+                WORN,
+                FENCED,
+                FULL,
+            ),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
             drives=(
                 DriveStatus("e/d0", condition="failed", why="is failed: 64 faults"),
@@ -129,6 +146,8 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "666",
         "888 segments",
         "not now",
+        "no space for 134 s",
+        "e/d3/s0: agent-0 has no space to hand out and declines every put, as 15 are",
         "555",
         "unreached",
     ):

@@ -121,6 +121,9 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     for shard in agent.shards:
         if shard.ownership.is_fenced:
             yield f"{shard.shard}: {agent.agent} writes nothing to it, as {shard.ownership.why_fenced}."
+        if shard.ownership.why_no_space:
+            why = shard.ownership.why_no_space
+            yield f"{shard.shard}: {agent.agent} has no space to hand out and declines every put, as {why}."
     for peer in agent.peers:
         if peer.is_held_off:
             yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
@@ -251,8 +254,9 @@ def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
 
 
 def _ownership(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("may write", "granted", "in line", "withheld", "for", "adopted")
-    table = _table("What owners may write", Column("shard", overflow="fold"), *_right(*names))
+    names = ("granted", "in line", "withheld", "for", "adopted")
+    may_write = Column("may write", justify="right", no_wrap=True)
+    table = _table("What owners may write", Column("shard", overflow="fold"), may_write, *_right(*names))
     for agent in agents:
         for shard in agent.shards:
             table.add_row(*_ownership_row(shard))
@@ -276,6 +280,9 @@ def _may_write_text(shard: ShardStatus) -> str:
         return "not yet"
     if shard.ownership.is_fenced:
         return "no more" if shard.ownership.is_superseded else "not now"
+    if shard.ownership.why_no_space:
+        left_s = shard.ownership.space_in_s
+        return "no space" if left_s is None else f"no space for {left_s:.0f} s"
     left_s = shard.ownership.may_write_for_s
     return "ever" if left_s is None else f"{left_s:.1f} s"
 
@@ -339,7 +346,9 @@ def _health(shard: ShardStatus) -> str:
         return f"recovering, {shard.recovered:.0%}"
     if shard.is_failing:
         return "failing"
-    return "fenced" if shard.ownership.is_fenced else "good"
+    if shard.ownership.is_fenced:
+        return "fenced"
+    return "no space" if shard.ownership.why_no_space else "good"
 
 
 def _right(*names: str) -> tuple[Column, ...]:
