@@ -33,6 +33,7 @@ from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.tenant_status import tenant_statuses
+from ostraca_dpu_agent.unserved import owners_of
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.conditions import Conditions
@@ -333,6 +334,8 @@ class Agent:
             tenants=tenant_statuses(self._staging),
             purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
+            unserved=self._steward.unserved(),
+            owners=owners_of(self._membership.map),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))

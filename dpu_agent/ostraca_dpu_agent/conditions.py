@@ -8,6 +8,7 @@ from enum import Enum
 from ostraca_fabric.conditions import READY, Observation
 from ostraca_fabric.sentences import counted, named
 from ostraca_fabric.status import AgentStatus, OwnershipStatus
+from ostraca_fabric.unserved import UNOWNED_S, Unserved
 
 
 class Phase(Enum):
@@ -33,6 +34,7 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     yield _of_peers(status)
     yield _of_paths(status)
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
+    troubled += [f"{drive.drive} can't be used ({drive.why})" for drive in status.unserved.drives]
     yield _of_some("drives_good", troubled, "Drives in trouble")
     unreadable = [
         f"{shard.shard} ({counted(shard.unreadable_segments, 'segment')})"
@@ -67,6 +69,7 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
 
 
 def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
+    yield _of_unserved(status.unserved)
     recovering = [f"{shard.shard} ({shard.recovered:.0%})" for shard in status.shards if shard.recovered < 1]
     yield _of_some(
         "shards_recovered", recovering, "Shards being recovered, which take no puts before they are"
@@ -84,6 +87,22 @@ def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
         if (left_s := shard.ownership.retires_in_s) is not None
     ]
     yield _of_some("grants_retired", waiting, "Shards of which an earlier owner's writes may still land")
+
+
+def _of_unserved(found: Unserved) -> Observation:
+    count = counted(found.shard_count, "shard")
+    told = [
+        f"{shard.shard} (for {shard.unowned_s:.0f} s; {shard.why or 'I leave it to another agent'})"
+        for shard in found.shards
+    ]
+    is_true = found.longest_s < UNOWNED_S
+    sentence = (
+        f"No shard of the fabric has been without an owner for {UNOWNED_S:.0f} s."
+        if is_true
+        else f"Nobody serves {count} of the fabric, so that blocks there are misses and puts are declined "
+        f"(NO_OWNER): {named(told, found.shard_count)}."
+    )
+    return Observation("shards_served", is_true, sentence)
 
 
 def _of_space(status: AgentStatus) -> Observation:

@@ -127,6 +127,22 @@ AGENT_MEMBERSHIP_SILENT = Metric(
     (),
     "How long the membership store has not answered; 0 while it does.",
 )
+AGENT_UNOWNED = Metric(
+    "ostraca_agent_unowned_shards",
+    _G,
+    "shards",
+    (),
+    "Shards of the fabric that nobody owns, in the map that the agent has: all agents say the same, so do "
+    "not add them up.",
+)
+AGENT_UNUSED_DRIVES = Metric(
+    "ostraca_agent_unused_drives",
+    _G,
+    "drives",
+    (),
+    "Drives of the fabric that the agent has no path to, or was refused: what lies there are misses for its "
+    "workers.",
+)
 AGENT_CLAIMS = Metric(
     "ostraca_agent_claims",
     _C,
@@ -395,6 +411,8 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         (AGENT_QUARANTINED_CACHED, status.quarantined_cached_blocks),
         (AGENT_FOUND_EARLIER, counters.found_earlier),
         (AGENT_MEMBERSHIP_SILENT, status.membership.silent_s),
+        (AGENT_UNOWNED, status.unserved.shard_count),
+        (AGENT_UNUSED_DRIVES, status.unserved.drive_count),
     ):
         yield Sample(metric, (), value)
     for fate in ("made", "lost", "handed_over"):

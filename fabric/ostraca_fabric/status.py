@@ -9,6 +9,7 @@ import msgspec
 from ostraca_fabric.conditions import Condition
 from ostraca_fabric.inventory import DriveReport
 from ostraca_fabric.tallies import OperationTally
+from ostraca_fabric.unserved import Unserved
 
 
 class OwnershipStatus(msgspec.Struct, frozen=True):
@@ -382,6 +383,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
     purged: int = 0
     """The revision of rulings up to which nothing that was erased is served any more."""
     rulings: RulingsStatus = RulingsStatus()
+    unserved: Unserved = Unserved()
+    owners: tuple[tuple[str, int], ...] = ()
+    """Of each agent that owns any shards in this agent's map: (agent, how many)."""
 
 
 class EnclosureStatus(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from ostraca_fabric.adapters.waves import wave_fits
 from ostraca_fabric.breaker import BreakerSettings
 from ostraca_fabric.chain import Chain, Span
 from ostraca_fabric.drive_health import HealthSettings
+from ostraca_fabric.errors import DriveError
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
@@ -423,9 +425,17 @@ def another_agent(
         membership=membership,
         owners=owners,
         transports={transport.name: transport},
-        open_drive=lambda record: next(drive for drive in drives if drive.id == record.id),
+        open_drive=partial(opened_of, drives),
         clock=time.monotonic,
     )
+
+
+def opened_of(drives: Sequence[HeldDrive], record: DriveRecord) -> HeldDrive:
+    """Open one of these drives. Raises DriveError for any other."""
+    for drive in drives:
+        if drive.id == record.id:
+            return drive
+    raise DriveError(f"drive {record.id} can't be opened: there is no such drive")
 
 
 async def stop(agent: Agent) -> bool:

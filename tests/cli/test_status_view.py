@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ostraca.cli import status
 from ostraca.cli.durations import duration_text
 from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import fabric_view
@@ -20,6 +21,7 @@ from ostraca_fabric.status import (
     ShardStatus,
     TenantStatus,
 )
+from ostraca_fabric.unserved import UNOWNED_S, Unserved, UnservedShard, UnusedDrive
 
 WORN = ShardStatus(
     "e/d1/s0",
@@ -104,9 +106,9 @@ STATUS = FabricStatus(
 )
 
 
-def shown(status: FabricStatus) -> str:
+def shown(found: FabricStatus) -> str:
     out = io.StringIO()
-    Console(file=out, width=80).print(fabric_view(status))
+    Console(file=out, width=80).print(fabric_view(found))
     return out.getvalue()
 
 
@@ -152,6 +154,61 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "unreached",
     ):
         assert words in text
+
+
+def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
+    (agent,) = STATUS.agents
+    gone, alien = "drive e/d9 can't be opened at /d9: No such file", "on e/d8 lies shard x of fabric ff"
+    first = msgspec.structs.replace(
+        agent,
+        unserved=Unserved(
+            3,
+            (
+                UnservedShard("e/d9/0", 34.0, gone),
+                UnservedShard("e/d8/0", 33.0, alien),
+                UnservedShard("e/d7/0", 2.0),
+            ),
+            2,
+            (UnusedDrive("e/d9", gone), UnusedDrive("e/d6", "this host has no path to drive e/d6")),
+        ),
+        owners=(("agent-0", 4), ("agent-2", 1)),
+    )
+    serves = ShardStatus("e/d7/0", 4, 1, 1, 2, 0, is_failing=False)
+    second = msgspec.structs.replace(
+        agent,
+        agent="agent-1",
+        shards=(serves,),
+        unserved=Unserved(1, (UnservedShard("e/d8/0", 35.0, alien),)),
+    )
+    text = " ".join(shown(FabricStatus((first, second), (("agent-2", "unix:///c", "gone"),))).split())
+    for words in (
+        "e/d9/0 nobody – – – – unserved",
+        "e/d8/0 nobody – – – – unserved",
+        f"e/d9/0 has been served by nobody for 34 s, and blocks there are misses. agent-0: {gone}.",
+        f"for 35 s, and blocks there are misses. agent-0: {alien}; agent-1: {alien}.",
+        "agent-0: drive e/d6 can't be used: this host has no path to drive e/d6.",
+        "agent-2: no answer from unix:///c; it owns 1 shard, whose blocks are misses meanwhile",
+    ):
+        assert words in text
+    assert "e/d7/0 nobody" not in text
+    assert "drive e/d9 can't be used" not in text, "it was said already"
+
+
+@pytest.mark.parametrize(("unowned_s", "code"), [(UNOWNED_S, 1), (UNOWNED_S - 0.1, 0)])
+def test_the_command_fails_where_nobody_serves_a_shard(
+    unowned_s: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (agent,) = STATUS.agents
+    unserved = Unserved(1, (UnservedShard("e/d9/0", unowned_s),))
+    found = FabricStatus((msgspec.structs.replace(agent, unserved=unserved),), ())
+
+    async def told(*_asked: object) -> FabricStatus:
+        return found
+
+    monkeypatch.setattr(status, "ask_fabric", told)
+    assert status._show_once("unix:///a", "", None, is_json=True) == code
+    words = "ostraca: 1 shard served by nobody: e/d9/0\n" if code else ""
+    assert capsys.readouterr().err == words
 
 
 def test_other_agents_are_shown_only_where_one_was_asked() -> None:

@@ -73,6 +73,8 @@ class Attaching:
         """Where each was opened."""
 
         self._again_at_s: dict[DriveId, float] = {}
+        self._refusals: dict[DriveId, str] = {}
+        """Why each was not attached when that was tried last."""
 
     def waiting(self, fabric_map: FabricMap) -> frozenset[DriveId]:
         """Return the drives that are not to be attached yet: there is no path to them, or one that was
@@ -85,6 +87,18 @@ class Attaching:
             if drive.id not in self._drives
             and (not self._opening.device_of(drive) or now_s < self._again_at_s.get(drive.id, now_s))
         )
+
+    def unattached(self, fabric_map: FabricMap) -> dict[DriveId, str]:
+        """Return why drives of the map can't be used here, as clauses; none of one yet to be tried."""
+        why = {}
+        for drive in _drives(fabric_map):
+            if drive.id in self._drives:
+                continue
+            if not self._opening.device_of(drive):
+                why[drive.id] = f"this host has no path to drive {drive.id}"
+            elif drive.id in self._refusals:
+                why[drive.id] = self._refusals[drive.id]
+        return why
 
     def moved(self, fabric_map: FabricMap) -> frozenset[DriveId]:
         """Return the drives that are attached and must not be any more: the map has them no longer, or they
@@ -116,6 +130,7 @@ class Attaching:
             return
         self._drives[drive.id], self._devices[drive.id] = opened, device
         self._again_at_s.pop(drive.id, None)
+        self._refusals.pop(drive.id, None)
 
     def detach(self, drive: DriveId) -> None:
         """Let a drive go that no shard is served on. What it has under way ends by itself."""
@@ -125,6 +140,7 @@ class Attaching:
 
     def _refuse(self, drive: DriveRecord, error: OstracaError) -> None:
         self._again_at_s[drive.id] = self._clock() + self._again_s
+        self._refusals[drive.id] = str(error)
         log.warning("%s can't attach drive %s: %s", self._agent, drive.id, error)
 
 

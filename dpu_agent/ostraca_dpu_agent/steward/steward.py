@@ -28,6 +28,7 @@ from ostraca_dpu_agent.steward.plan import (
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
+from ostraca_dpu_agent.unserved import unserved
 from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import AgentRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.membership import Claimed, Membership
+    from ostraca_fabric.unserved import Unserved
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,9 @@ class Steward:
         one must be waited for like anybody's."""
 
         self._unowned_since_s: dict[ShardId, float] = {}
+        self._why_failed: dict[ShardId, str] = {}
+        """Why shards could not be opened when that was tried last, unless others have owned them since."""
+
         self._handing_over: set[ShardId] = set()
         self._is_leaving = False
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
@@ -104,6 +109,21 @@ class Steward:
         """Return how long an earlier owner's grant of a shard is waited for; None when none is."""
         serving = self._serving.get(shard)
         return None if serving is None else serving.retires_in_s
+
+    def unserved(self) -> Unserved:
+        """Return what nobody serves, and what this agent can't, as its last turn found it."""
+        fabric_map, now_s = self._membership.map, self._clock()
+        return unserved(
+            fabric_map,
+            {shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
+            why_shards=self._why_failed,
+            why_drives=self._attaching.unattached(fabric_map),
+            in_trouble={
+                drive.id: f"drive {drive.id} {why}"
+                for drive in self._drives.values()
+                if (why := drive.health.why)
+            },
+        )
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
@@ -156,6 +176,11 @@ class Steward:
         }
         unowned = [shard.id for shard in fabric_map.shards() if fabric_map.owner(shard.id) is None]
         self._unowned_since_s = {shard: self._unowned_since_s.get(shard, now_s) for shard in unowned}
+        self._why_failed = {
+            shard: why
+            for shard, why in self._why_failed.items()
+            if fabric_map.owner(shard) in (None, self._agent.id)
+        }
         return Observed(
             map=fabric_map,
             agent=self._agent.id,
@@ -418,6 +443,7 @@ class Steward:
         """Hand out space of a shard that is recovered."""
         owned, epoch = serving.owned, serving.claim.epoch
         shard = owned.record.id
+        self._why_failed.pop(shard, None)
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
         serving.begin(owned.spawn)
         self._fence_if_superseded(serving, self._membership.map)
@@ -473,4 +499,5 @@ class Steward:
         if not self._drives[record.drive].refuses_reads:
             waits_s = self._settings.open_again_s if isinstance(error, DriveError) else math.inf
             self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + waits_s
+        self._why_failed[record.id] = str(error)
         log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ostraca.cli.durations import duration_text
 from ostraca.cli.sizes import size_text
+from ostraca.cli.unserved_view import served_by_nobody, silent_sentences, unserved_sentences
 from ostraca_fabric.policies.endurance import YEARS_MAX
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
@@ -95,12 +96,13 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         for sentence in (*_ruling_sentences(agent), *_ownership_sentences(agent))
     ]
-    sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
+    sentences += [Text(sentence, style="red") for sentence in unserved_sentences(status)]
+    sentences += [Text(sentence, style="red") for sentence in silent_sentences(status)]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
     tenants = [_tenants(agents)] if any(_are_several(agent) for agent in agents) else []
     return Group(
-        *tables, *tenants, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences
+        *tables, *tenants, *peers, _shards(status), _ownership(agents), _endurance(agents), *sentences
     )
 
 
@@ -231,13 +233,16 @@ def latency_text(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
-def _shards(agents: tuple[AgentStatus, ...]) -> Table:
+def _shards(status: FabricStatus) -> Table:
     # Cut short, the names of all drives would look alike.
     shard = Column("shard", overflow="fold")
     table = _table("Shards", shard, "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
-    for agent in agents:
-        for status in agent.shards:
-            table.add_row(*_shard_row(agent.agent, status))
+    for agent in status.agents:
+        for served in agent.shards:
+            table.add_row(*_shard_row(agent.agent, served))
+    for each in served_by_nobody(status):
+        health = "unserved" if each.is_overdue else "to be claimed"
+        table.add_row(each.shard, "nobody", *["–"] * 4, health)
     return table
 
 
