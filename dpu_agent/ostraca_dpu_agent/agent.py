@@ -5,6 +5,7 @@ Several agents may share a process, and then its transports and drives. Whoever 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from functools import partial
@@ -214,6 +215,7 @@ class Agent:
         self._loops.spawn(self._volume_copies.run())
         self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._retiring.run())
+        self._loops.spawn(self._look())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,
@@ -289,6 +291,15 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
+        return self._seen(has_pools=True)
+
+    async def _look(self) -> None:
+        """See every turn how conditions are, so that it is known since when they are so."""
+        while True:
+            self._seen(has_pools=False)
+            await asyncio.sleep(self._settings.turn_s)
+
+    def _seen(self, *, has_pools: bool) -> AgentStatus:
         memory, standing = self._settings.memory, self._steward.standing
         membership = standing.status()
         status = AgentStatus(
@@ -314,6 +325,7 @@ class Agent:
                     membership,
                     retires_in_s=self._steward.retires_in_s(shard),
                     now_s=self._clock(),
+                    has_pools=has_pools,
                 )
                 for shard, owned in sorted(self._owner.shards.items())
             ),

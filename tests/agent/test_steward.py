@@ -186,6 +186,21 @@ async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_
         assert service._left == {}
 
 
+async def test_since_when_a_condition_is_so_is_known_though_nobody_has_asked() -> None:
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        agent, clock = fabric.agent, fabric.agent._clock
+        fabric.shard.fence()
+        fenced_s = clock()
+        await until(lambda: clock() > fenced_s + 0.5)
+        asked_s = clock()
+        (found,) = (each for each in agent.status().conditions if each.name == "shards_writable")
+        assert not found.is_true
+        assert found.since_s >= 0.3
+        assert found.since_s <= clock() - fenced_s
+        (ready,) = (each for each in agent.status().conditions if each.name == "ready")
+        assert ready.since_s >= asked_s - fenced_s
+
+
 def condition(agent: Agent, name: str) -> tuple[bool, str]:
     (found,) = (each for each in agent.status().conditions if each.name == name)
     return found.is_true, found.sentence.rpartition(": ")[2].rstrip(".")
