@@ -133,7 +133,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "failing",
         "3 min 4 s",
         "off",
-        "17 blocks of the DRAM cache, 17.0 MiB, are under transfers",
+        "17 blocks of the DRAM cache, 17.0 MiB in all, under transfers",
         "Blocks prefetched since start",
         "3.0 TiB",
         "512.0 GiB",

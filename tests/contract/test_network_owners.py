@@ -303,6 +303,14 @@ class TestNetworkOwners:
         await asyncio.sleep(1)
         assert pair.serving.connections == []
 
+    async def test_an_agent_that_has_left_is_shown_no_more_though_nobody_has_asked_it_since(
+        self, pair: Pair
+    ) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        assert [peer.agent for peer in pair.owners.peers()] == [OWNER]
+        del pair.addresses[OWNER]
+        assert pair.owners.peers() == ()
+
     async def test_closing_ends_who_waits(self, pair: Pair) -> None:
         pair.owner.may_answer.clear()
         asking = asyncio.ensure_future(pair.fails(Commit(0, FAR_S, ()), match="closed"))

@@ -32,6 +32,7 @@ from ostraca_dpu_agent.unserved import unserved
 from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -452,7 +453,11 @@ class Steward:
             self.standing.claimed(owned, asked_s=serving.claimed_s)
         counts = owned.core.counts()
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, shard, epoch, counts.blocks
+            "%s serves shard %s under epoch %d: %s found",
+            self._agent.id,
+            shard,
+            epoch,
+            counted(counts.blocks, "block"),
         )
         if counts.blocks_beyond_limit:
             log.warning(

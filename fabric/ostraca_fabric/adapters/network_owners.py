@@ -69,8 +69,8 @@ class NetworkOwners:
         self._here.unregister(agent)
 
     def peers(self) -> tuple[PeerStatus, ...]:
-        """Return how things stand with each agent that was asked for something, by id."""
-        return tuple(link.status() for _, link in sorted(self._links.items()))
+        """Return how things stand with each agent that was asked for something and has not left, by id."""
+        return tuple(link.status() for agent, link in sorted(self._links.items()) if self._address_of(agent))
 
     async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         """Return the agent's answer; raises TimeoutError and ConnectError as the port says."""

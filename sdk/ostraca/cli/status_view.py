@@ -13,6 +13,7 @@ from ostraca.cli.durations import duration_text
 from ostraca.cli.sizes import size_text
 from ostraca.cli.unserved_view import served_by_nobody, silent_sentences, unserved_sentences
 from ostraca_fabric.policies.endurance import YEARS_MAX
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{agent.agent}: {agent.quarantined_cached_blocks} blocks of the DRAM cache, "
-            f"{size_text(agent.quarantined_cached_bytes)}, are under transfers that are not known to have "
-            "ended, and stay until they have.",
+            f"{agent.agent}: {counted(agent.quarantined_cached_blocks, 'block')} of the DRAM cache, "
+            f"{size_text(agent.quarantined_cached_bytes)} in all, under transfers that are not known to have "
+            "ended: kept until they have.",
             style="yellow",
         )
         for agent in agents
@@ -56,8 +57,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: its index may list {shard.blocks_max} blocks, {shard.beyond_limit_blocks} "
-            "fewer than lay on flash when this agent began to own it: the oldest are misses.",
+            f"{shard.shard}: its index may list {counted(shard.blocks_max, 'block')}, "
+            f"{shard.beyond_limit_blocks} fewer than lay on flash when this agent began to own it: "
+            "the oldest are misses.",
             style="yellow",
         )
         for agent in agents
@@ -66,9 +68,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: the summaries of {shard.unreadable_segments} segments could not be read in "
-            "whole when this agent began to own it: what they list may be misses, and its drive may be about "
-            "to fail.",
+            f"{shard.shard}: the summaries of {counted(shard.unreadable_segments, 'segment')} could not be "
+            "read in whole when this agent began to own it: what they list may be misses, and its "
+            "drive may be about to fail.",
             style="yellow",
         )
         for agent in agents
@@ -77,8 +79,8 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: {shard.volumes_left_out} volumes found no room in its volume records: were the "
-            "fabric rebuilt from its drives, they would have to be made again.",
+            f"{shard.shard}: {counted(shard.volumes_left_out, 'volume')} found no room in its volume "
+            "records: were the fabric rebuilt from its drives, what is left out would have to be made again.",
             style="yellow",
         )
         for agent in agents
