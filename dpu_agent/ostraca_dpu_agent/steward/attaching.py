@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.steward.recover import read_superblock
-from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.errors import DriveError, OstracaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ostraca_fabric.adapters.guarded_drive import GuardedDrive
-    from ostraca_fabric.fabric_map import DriveRecord, FabricMap
+    from ostraca_fabric.fabric_map import DriveRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import AgentId, DriveId
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,9 @@ class Attaching:
             self._refuse(drive, error)
             return
         try:
+            shards = [shard for shard in fabric_map.shards() if shard.drive == drive.id]
+            _check_size(drive, device, opened.size_bytes, shards)
             if drive.nguid:
-                shards = (shard for shard in fabric_map.shards() if shard.drive == drive.id)
                 await asyncio.gather(*(read_superblock(opened, each, fabric_map.fabric) for each in shards))
         except OstracaError as error:
             opened.unwatch()
@@ -142,6 +143,17 @@ class Attaching:
         self._again_at_s[drive.id] = self._clock() + self._again_s
         self._refusals[drive.id] = str(error)
         log.warning("%s can't attach drive %s: %s", self._agent, drive.id, error)
+
+
+def _check_size(drive: DriveRecord, device: str, size_bytes: int, shards: Iterable[ShardRecord]) -> None:
+    """Refuse a drive that ends before its shards do. Raises DriveError."""
+    recorded_bytes = max((shard.offset + shard.size_bytes for shard in shards), default=0)
+    if size_bytes < recorded_bytes:
+        raise DriveError(
+            f"drive {drive.id} at {device} has {size_bytes >> 20} MiB where {recorded_bytes >> 20} MiB are "
+            f"recorded ({size_bytes} and {recorded_bytes} bytes): it was cut short, or is another one; put "
+            "back what it was, or take it out of the fabric"
+        )
 
 
 def _drives(fabric_map: FabricMap) -> Iterable[DriveRecord]:

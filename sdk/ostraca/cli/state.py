@@ -119,7 +119,8 @@ class FabricState:
             raise FormatError(
                 f"{self._path.parent} holds a fabric of {counted(was.enclosures, 'enclosure')} with "
                 f"{counted(was.drives, 'drive')} of {was.drive_bytes} bytes each, not {shape.enclosures} "
-                f"with {shape.drives} of {shape.drive_bytes}: start it with those, or begin anew in another --dir"
+                f"with {shape.drives} of {shape.drive_bytes}: start it with those, or begin "
+                "anew in another --dir"
             )
         return stored
 
