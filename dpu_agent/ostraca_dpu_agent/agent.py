@@ -294,10 +294,21 @@ class Agent:
         return self._seen(has_pools=True)
 
     async def _look(self) -> None:
-        """See every turn how conditions are, so that it is known since when they are so."""
+        """See every turn how conditions are, so that it is known since when they are so; and whether this
+        agent stood still for longer than its claims stand unasked.
+        """
         while True:
             self._seen(has_pools=False)
+            slept_s = self._clock()
             await asyncio.sleep(self._settings.turn_s)
+            stood_s = self._clock() - slept_s - self._settings.turn_s
+            if stood_s >= self._settings.owner.grant_s:
+                log.warning(
+                    "%s was stopped, or could do nothing, for %.0f s: its lease may have ended meanwhile, "
+                    "and its shards have other owners; it goes on as the membership store says",
+                    self.id,
+                    stood_s,
+                )
 
     def _seen(self, *, has_pools: bool) -> AgentStatus:
         memory, standing = self._settings.memory, self._steward.standing
