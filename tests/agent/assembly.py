@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -416,6 +415,13 @@ def another_agent(
     transport: Transport | None = None,
 ) -> Agent:
     transport = transport or InlineTransport()
+
+    def open_drive(record: DriveRecord) -> HeldDrive:
+        found = next((drive for drive in drives if drive.id == record.id), None)
+        if found is None:
+            raise DriveError(f"there is no path to {record.id} from here")
+        return found
+
     return Agent(
         AgentId(f"agent-{number}"),
         settings,
@@ -425,17 +431,9 @@ def another_agent(
         membership=membership,
         owners=owners,
         transports={transport.name: transport},
-        open_drive=partial(opened_of, drives),
+        open_drive=open_drive,
         clock=time.monotonic,
     )
-
-
-def opened_of(drives: Sequence[HeldDrive], record: DriveRecord) -> HeldDrive:
-    """Open one of these drives. Raises DriveError for any other."""
-    for drive in drives:
-        if drive.id == record.id:
-            return drive
-    raise DriveError(f"drive {record.id} can't be opened: there is no such drive")
 
 
 async def stop(agent: Agent) -> bool:

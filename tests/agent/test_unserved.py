@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.adapters.memory_membership import MemoryMembership
 
 OTHER_DRIVE = drive_id(ENCLOSURE, "other")
-MISSING = f"drive {DRIVE} can't be opened: there is no such drive"
+MISSING = f"there is no path to {DRIVE} from here"
 
 
 def without_owner(agent: Agent) -> list[UnservedShard]:
