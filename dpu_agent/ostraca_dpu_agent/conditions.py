@@ -125,9 +125,15 @@ def _lack(ownership: OwnershipStatus) -> str:
 
 def _of_peers(status: AgentStatus) -> Observation:
     present = {agent for agent, _ in status.agents}
-    held_off = [
-        f"{peer.agent} ({peer.why})" for peer in status.peers if peer.is_held_off and peer.agent in present
-    ]
+    peers = [peer for peer in status.peers if peer.agent in present]
+    refusing = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_refused]
+    held_off = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_held_off and not peer.is_refused]
+    if refusing:
+        sentence = (
+            f"Agents that refuse me: {named(refusing)}. Give all agents of a fabric the same file of tokens, "
+            "or certificates of the same CA; until then one of us owns shards that the other can't reach."
+        )
+        return Observation("peers_reachable", is_true=False, sentence=sentence)
     return _of_some("peers_reachable", held_off, "Agents that I ask for nothing for a while")
 
 

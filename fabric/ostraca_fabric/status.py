@@ -222,6 +222,8 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """What failed last; empty while all is well."""
 
     asks: AskCounters = msgspec.field(default_factory=AskCounters)
+    is_refused: bool = False
+    """Whether it did not let this agent in when that was tried last: by its token, or its certificate."""
 
 
 class MembershipStatus(msgspec.Struct, frozen=True):

@@ -109,6 +109,17 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             "Agents that I ask for nothing for a while: agent-1 (a look-up's deadline was missed).",
         ),
         (
+            msgspec.structs.replace(
+                GOOD, peers=(PeerStatus("agent-1", is_refused=True, why="this token does not speak"),)
+            ),
+            "peers_reachable",
+            (
+                "Agents that refuse me: agent-1 (this token does not speak). Give all agents of a fabric the "
+                "same file of tokens, or certificates of the same CA; until then one of us owns shards that "
+                "the other can't reach."
+            ),
+        ),
+        (
             with_shard(unreadable_segments=2),
             "summaries_readable",
             (

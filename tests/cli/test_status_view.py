@@ -230,6 +230,14 @@ def test_what_may_keep_a_host_from_writing_is_told(reservations: str, *, is_told
     assert (says in " ".join(text.split())) == is_told
 
 
+def test_an_agent_that_others_refuse_is_told() -> None:
+    (agent,) = STATUS.agents
+    peer = PeerStatus("agent-1", is_refused=True, is_held_off=True, why="this token does not speak")
+    text = shown(FabricStatus((msgspec.structs.replace(agent, peers=(peer,)),), ()))
+    assert "refusing" in text
+    assert "agent-0: agent agent-1 refuses it: this token does not speak." in text
+
+
 def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:
     assert "\x1b" not in shown(STATUS)
 

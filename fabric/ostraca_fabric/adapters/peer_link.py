@@ -22,6 +22,7 @@ import msgspec
 from ostraca_fabric.adapters.handed_out import release_of
 from ostraca_fabric.breaker import Breaker, BreakerSettings
 from ostraca_fabric.errors import (
+    AuthenticationError,
     ConnectError,
     FrameTooLongError,
     OstracaError,
@@ -119,6 +120,7 @@ class PeerLink:
         self._asks = AskCounters()
         self._not_before_s = 0.0
         self._why = ""
+        self._is_refused = False
 
     def status(self) -> PeerStatus:
         """Return how things stand."""
@@ -131,6 +133,7 @@ class PeerLink:
             inflight=self._inflight,
             waiting=self._waiting,
             why=self._why,
+            is_refused=self._is_refused,
             asks=msgspec.structs.replace(self._asks),
         )
 
@@ -353,6 +356,7 @@ class PeerLink:
         try:
             connection = await self._dialled()
         except (ConnectError, ProtocolError) as error:
+            self._is_refused = isinstance(error, AuthenticationError)
             self._fail(str(error))
             self._end_arrivals(ConnectError(str(error)))
         else:
@@ -395,4 +399,5 @@ class PeerLink:
         self._slots = asyncio.Semaphore(max(1, connection.welcome.limits.inflight_max - 1))
         self._connection = connection
         self._failed_attempts = 0
+        self._is_refused = False
         return connection

@@ -129,7 +129,9 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
             why = shard.ownership.why_no_space
             yield f"{shard.shard}: {agent.agent} has no space to hand out and declines every put, as {why}."
     for peer in agent.peers:
-        if peer.is_held_off:
+        if peer.is_refused:
+            yield f"{agent.agent}: agent {peer.agent} refuses it: {peer.why}."
+        elif peer.is_held_off:
             yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
     yield from _path_sentences(agent)
 
@@ -322,6 +324,8 @@ def _peers(agents: tuple[AgentStatus, ...]) -> Table:
 
 
 def _peer_text(peer: PeerStatus) -> str:
+    if peer.is_refused:
+        return "refusing"
     if peer.is_held_off:
         return "held off"
     return "connected" if peer.is_connected else "not connected"
