@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pytest
 from tests.agent.assembly import (
     FAR_S,
     SETTINGS,
@@ -21,6 +23,7 @@ from tests.agent.assembly import (
     found,
     get_states,
     put_states,
+    reasons_of,
     reserved,
     stop,
     until,
@@ -160,7 +163,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
+async def pair(settings: AgentSettings = QUICK, *, segments: int = 12) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as both:
         cut_off: list[CutOff] = []
 
@@ -168,7 +171,7 @@ async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
             cut_off.append(CutOff(membership))
             return cut_off[0]
 
-        fabric = await both.enter_async_context(assembled(settings, segments=12, behind=behind))
+        fabric = await both.enter_async_context(assembled(settings, segments=segments, behind=behind))
         second = another_agent(1, settings, (), fabric.membership, fabric.owners, (fabric.drive,))
         await second.join()
         await second.start()
@@ -247,6 +250,32 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         other = agents.seen_from_the_second()
         assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
         agents.second_shard.core.check()
+
+
+async def test_an_owner_that_is_left_no_segment_says_so_until_it_has_one() -> None:
+    late = replace(QUICK, owner=replace(QUICK.owner, late_write_s=2.0))
+    async with pair(late, segments=3) as agents:
+        first, worker = agents.fabric, agents.fabric.worker()
+        numbers = count()
+        while len(agents.grants[-1].segments) < 3:
+            await first.put(worker, [next(numbers)])
+        agents.lease_runs_out()
+        shards = agents.second._owner.shards
+        await until(lambda: THE_SHARD in shards and len(shards[THE_SHARD].withheld) == 3)
+        other = agents.seen_from_the_second()
+        await until(lambda: other.mover.routes().map.owner(THE_SHARD) == SECOND)
+        declined = await other.put(other.worker(), [next(numbers)])
+        assert (put_states(declined), reasons_of(declined)) == ([PutState.DECLINED], [Reason.NO_SPACE])
+        found = agents.conditions(agents.second)
+        why = "writes of an earlier owner may still land in 3 of its 3 segments"
+        assert "1 of 1 shard that I own can hand out nothing" in found["shards_have_space"]
+        assert f"e/d/0 ({why}, for " in found["shards_have_space"]
+        ownership = agents.ownership(agents.second)
+        assert ownership.why_no_space == why
+        assert ownership.space_in_s == pytest.approx(ownership.retires_in_s, abs=0.1)
+        assert "shards_writable" not in found
+        await until(lambda: "shards_have_space" not in agents.conditions(agents.second))
+        assert put_states(await other.put(other.worker(), [next(numbers)])) == [PutState.COMMITTED]
 
 
 async def test_who_is_gone_is_barred_once_its_grant_is_retired_and_before_its_segments_are_used() -> None:

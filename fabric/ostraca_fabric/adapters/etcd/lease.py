@@ -158,7 +158,10 @@ class LeaseKeeper:
             spell.over("lease %x is renewed again", lease.number)
             if ttl_s <= 0:
                 log.warning(
-                    "lease %x has ended: another start of this agent, or silence for too long", lease.number
+                    "lease %x has ended, renewed for the last time %.0f s ago: another start of this agent "
+                    "has ended it, or it was silent for too long, as one that is stopped is",
+                    lease.number,
+                    time.monotonic() - lease.renewed_at_s,
                 )
                 self._renewals.pop(lease.number, None)
                 lease.lose()
