@@ -438,7 +438,9 @@ class Steward:
             )
 
     async def _reclaim(self, shard: ShardId) -> None:
-        """Claim again what is served here, under the same epoch; where somebody came between, begin anew."""
+        """Claim again what is served here, under the same epoch; begin anew where somebody came between, or
+        the store has lost who came before.
+        """
         serving = self._serving.get(shard)
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
             return
@@ -449,7 +451,7 @@ class Steward:
         claimed = await self._claimed(shard, serving.claim.epoch)
         if serving.owned.is_closed:
             return
-        if claimed is not None and claimed.epoch == serving.claim.epoch:
+        if claimed is not None and serving.goes_by(claimed):
             self.standing.claimed(serving.owned, asked_s=asked_s)
         elif claimed is not None:
             self.standing.lost(shard)
