@@ -38,10 +38,7 @@ def soaked() -> str:
 def test_a_pod_that_is_disturbed_in_every_way_serves_no_wrong_byte_and_loses_no_block() -> None:
     said = soaked()
     assert said.endswith("nothing was wrong\n"), said
-    done = set(
-        re.findall(
-            r"^ +[1-9][0-9]* (.+)$", said.partition("faults:")[2].partition("blocks of")[0], re.MULTILINE
-        )
-    )
+    faults = said.partition("faults:")[2].partition("blocks of")[0]
+    done = set(re.findall(r"^ +[1-9][0-9]* (.+)$", faults, re.MULTILINE))
     has_hosts = "no link is cut" not in said
     assert {"kills an agent", "stops an agent", "lose etcd", *["cut agents"] * has_hosts} <= done, said
