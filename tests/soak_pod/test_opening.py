@@ -9,7 +9,7 @@ from tests.etcd.nodes import PATIENCE, must_run, program
 from tests.soak_pod.opening import open_with_nine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 * PATIENCE)]
-"""Half a minute of work of the processor, most of it nine agents that start; more where others are at work."""
+"""Half a minute of processor time, most of it for nine agents that start; longer where others work."""
 
 
 def test_a_pod_grows_to_nine_agents_and_loses_three_at_once_and_every_block_is_got_at_each(
