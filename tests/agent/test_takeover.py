@@ -32,6 +32,7 @@ from tests.agent.owned_shard import keys_of
 from tests.agent.test_volume_copies import named, names_on
 
 from ostraca_dpu_agent.steward.standing import Standing
+from ostraca_fabric.adapters.membership_rules import GRANTS_LOST
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import BlockExplanation, verdict
@@ -513,3 +514,52 @@ async def test_a_fence_is_put_off_from_when_the_store_was_asked_and_not_from_its
         standing.claimed(agents.first_shard, asked_s=1e9 - 1.0)
         await standing._ask()
         assert agents.first_shard.core.grants.until_s == 1e9 + 5.0
+
+
+async def test_where_the_store_has_lost_what_was_granted_all_is_read_at_once_and_written_when_it_may_be() -> (
+    None
+):
+    async with pair() as agents:
+        first, clock = agents.first_shard, agents.fabric.agent._clock
+        worker = agents.fabric.worker()
+        assert set(put_states(await agents.fabric.put(worker, range(20)))) == {PutState.COMMITTED}
+        made = await reserved(first, [40])
+        agents.store._grants[THE_SHARD] = GRANTS_LOST
+        agents.lease_runs_out()
+        begun_s = clock()
+        other = agents.seen_from_the_second()
+        await until(lambda: THE_SHARD in agents.second._owner.shards and bool(agents.second_shard.withheld))
+        await until(lambda: other.mover.routes().map.owner(THE_SHARD) == SECOND)
+        second = agents.second_shard
+        assert second.withheld == frozenset(range(12))
+        assert second.epoch == first.epoch + 1, "one above the highest on flash"
+        assert set(get_states(await other.get(other.worker(), range(20)))) == {BlockState.HIT}
+        assert put_states(await other.put(other.worker(), [30])) == [PutState.DECLINED]
+        assert await committed(first, made, [40]) == [PutState.COMMITTED], (
+            "its claim's end has not reached it"
+        )
+        await until(lambda: found(other, [40]) == [True])
+        await until(lambda: second.withheld == frozenset())
+        owner = QUICK.owner
+        assert clock() - begun_s >= owner.grant_s + owner.hold_s + owner.late_write_s
+        assert [grant.epoch for grant in agents.grants] == [second.epoch]
+        await until(lambda: bool(second.core.ring.ready))
+        assert put_states(await other.put(other.worker(), [30])) == [PutState.COMMITTED]
+        assert set(get_states(await other.get(other.worker(), [*range(20), 30]))) == {BlockState.HIT}
+        assert found(other, [40]) == [True]
+
+
+async def test_an_owner_whose_grants_the_store_has_lost_begins_anew_when_it_claims_again() -> None:
+    async with assembled(QUICK, segments=12) as fabric:
+        owned, store = fabric.shard, fabric.membership.store
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        store.leave(FIRST, fabric.agent.start_id)
+        store._grants[THE_SHARD] = GRANTS_LOST
+        fabric.membership._say_changed()
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert fabric.shard.epoch == owned.epoch + 1
+        assert fabric.shard.withheld == frozenset(range(12))
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        await until(lambda: bool(fabric.shard.core.grants.own))
+        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
