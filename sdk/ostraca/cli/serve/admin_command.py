@@ -106,7 +106,9 @@ async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
     reloading = Reloading(", ".join(map(str, files)), files, daemon.reread, look_s=settings.secrets_look_s)
     stop = stop_on_signals(reloading.look_now)
     try:
-        if await started(daemon.start(), stop):
+        async with notifier.busy(lambda: "It begins to serve, or waits for etcd to find the fabric."):
+            is_up = await started(daemon.start(), stop)
+        if is_up:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(looking.stop)
                 looking.spawn(reloading.run())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostraca.cli.etcd_place import EtcdPlace
+from ostraca.cli.http import http_address
 from ostraca.cli.serve.daemon_settings import named_fabric
 from ostraca_enclosure.settings import EnclosureSettings
 from ostraca_fabric.errors import UsageError
@@ -68,6 +69,8 @@ class EnclosureDaemonSettings(EnclosureSettings):
             self
         )  # not super(): a slotted dataclass is another class than its body
         self.wanted_fabric()
+        if self.http_listen:
+            http_address(self.http_listen)
 
     def enclosure_id(self) -> EnclosureId:
         """Return what the enclosure is called. Raises UsageError."""
