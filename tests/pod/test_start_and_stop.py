@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.etcd.nodes import free_ports
+from tests.etcd.nodes import PATIENCE, free_ports
 from tests.pod.processes import AgentProcess, Pod, until
 
 pytestmark = pytest.mark.slow
@@ -128,3 +129,24 @@ def assert_never_joined(pod: Pod, agent: AgentProcess) -> None:
     assert pod.listed("agents/") == []
     assert pod.epochs() == {}, "no shard was ever claimed"
     assert not (pod.folder / f"{agent.name}.sock").exists()
+
+
+def test_an_agent_that_stops_waits_for_an_etcd_that_is_away_only_once(own: Pod) -> None:
+    own.create()
+    first, second = (
+        own.agent(name, "--set", "etcd.operation_timeout_s=4") for name in ("agent-0", "agent-1")
+    )
+    own.start()
+    said = len(first.log.read_text())
+    own.etcd.nodes[0].pause()
+    try:
+        began_s = time.monotonic()
+        first.signal(signal.SIGTERM)
+        assert first.ended() == 0
+        took_s = time.monotonic() - began_s
+    finally:
+        own.etcd.nodes[0].resume()
+    assert took_s < 8 * PATIENCE, first.log.read_text()[said:]
+    own.await_settled()
+    assert set(own.claims().values()) == {second.name}, "the end of its lease has said the rest"
+    own.check_logs()

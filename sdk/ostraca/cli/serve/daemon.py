@@ -61,8 +61,8 @@ _LEASES_WAITED = 2
 _DRAINS = 5
 """``drain_s``: shards are handed over, taken by others, what is under way ends, is written, and is closed."""
 
-_STORE_WAITS = 4
-"""Times that a stop waits for the store, each ``operation_timeout_s`` at most."""
+_STORE_WAITS = 2
+"""``operation_timeout_s``: one that is away is waited for once, and what was begun before that ends."""
 
 
 class AgentDaemon:
@@ -189,6 +189,8 @@ class AgentDaemon:
         agent, has_ended = self.agent, True
         self.life.phase = Phase.STOPPING
         self._say("I end what was begun.")
+        if self._membership is not None:
+            self._membership.hurry()
         await self._tasks.stop()
         if agent is not None:
             self._say("I leave the shards to other agents.")
