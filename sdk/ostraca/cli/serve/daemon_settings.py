@@ -96,6 +96,12 @@ class DaemonSettings(AgentSettings):
     def __post_init__(self) -> None:
         """Refuse what can't work."""
         AgentSettings.__post_init__(self)  # not super(): a slotted dataclass is another class than its body
+        if self.owner.grant_s > self.etcd.lease_ttl_s:
+            message = (
+                f"owner.grant_s is {self.owner.grant_s} and etcd.lease_ttl_s {self.etcd.lease_ttl_s}: make "
+                "the first no more than the second, for then other agents own the shards"
+            )
+            raise UsageError(message)
         if self.fabric:
             self.wanted_fabric()
         if self.http_listen:
