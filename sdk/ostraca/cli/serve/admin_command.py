@@ -78,7 +78,7 @@ def _run_admin(options: argparse.Namespace) -> int:
         return 0
     from ostraca.cli.serve.store import check_place
 
-    log_to_stderr(options)
+    log_to_stderr(options, is_daemon=True)
     check_place(loaded.settings.etcd)
     try:
         from ostraca.cli.serve.admin import AdminDaemon

@@ -88,7 +88,7 @@ def _run_agent(options: argparse.Namespace) -> int:
     from ostraca.cli.serve.store import check_place
     from ostraca.cli.transports import loop_factory
 
-    log_to_stderr(options, agent=loaded.settings.agent_id())
+    log_to_stderr(options, agent=loaded.settings.agent_id(), is_daemon=True)
     check_place(loaded.settings.etcd)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if not runner.run(_serve(loaded.settings)):

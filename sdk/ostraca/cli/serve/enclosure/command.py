@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = loaded.settings
     settings.target()
-    log_to_stderr(options)
+    log_to_stderr(options, is_daemon=True)
     check_place(settings.etcd)
     asyncio.run(_serve(settings))
     # Not through the interpreter's shutdown: it closes what threads of grpc still use.
