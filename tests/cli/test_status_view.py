@@ -105,7 +105,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
     text = shown(STATUS)
     for words in (
         "agent-0: I serve 2 of the fabric's 2 shards and have nothing to change.",
-        "agent-1: no answer from unix:///b",
+        "agent-1: no answer from unix:///b: it is stopped",
         "50% of 2.0 GiB",
         "agent-0: drive e/d0 is failed: 64 faults.",
         "25% of 256.0 MiB",

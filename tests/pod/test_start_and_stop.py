@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.etcd.nodes import PATIENCE, free_ports
-from tests.pod.processes import AgentProcess, Pod, until
+from tests.pod.processes import AgentProcess, Pod, command, until
 
 pytestmark = pytest.mark.slow
 
@@ -150,3 +150,20 @@ def test_an_agent_that_stops_waits_for_an_etcd_that_is_away_only_once(own: Pod) 
     own.await_settled()
     assert set(own.claims().values()) == {second.name}, "the end of its lease has said the rest"
     own.check_logs()
+
+
+def test_commands_that_ask_agents_over_tcp_say_that_they_want_a_token_and_take_the_file(own: Pod) -> None:
+    own.create(enclosures=1, drives=1, capacity="17MiB")
+    first, second = own.agent("agent-0"), own.agent("agent-1")
+    own.start()
+    tokens = ("--tokens", own.files / "tokens.toml")
+    without, given = command("status", first.address), command("status", first.address, *tokens)
+    wanted = f"agent-1: no answer from {second.reached_at}: it wants a fabric token: give --tokens FILE"
+    assert (without.returncode, wanted in without.stdout) == (1, True), without.stdout
+    assert (given.returncode, "no answer" in given.stdout) == (0, False)
+    assert "enclosure-0/drive-0/0" in given.stdout, "names are whole where nobody looks on"
+    assert command("metrics", second.reached_at).returncode == 1
+    assert "ostraca_agent_uptime_seconds" in command("metrics", second.reached_at, *tokens).stdout
+    explain = ("explain", "ab" * 32, "--volume", "none", "--agent", second.reached_at)
+    assert "without a token" in command(*explain).stderr
+    assert "token" not in command(*explain, *tokens).stderr

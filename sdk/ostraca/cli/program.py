@@ -111,9 +111,24 @@ def _say(options: argparse.Namespace, why: object, code: int) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know by itself: argparse would leave that to the parser of ``ostraca``, whose
+    usage says nothing of the command.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # as argparse's own, whose overloads say no more
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Read arguments; exits where some are unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ostraca",
         description="Ostraca: the flash of a GPU pod as one write-once namespace of KV-cache blocks.",
         epilog=_EPILOG,

@@ -95,7 +95,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         for sentence in (*_ruling_sentences(agent), *_ownership_sentences(agent))
     ]
-    sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
+    sentences += [
+        Text(f"{agent}: no answer from {where}: {why}", style="red") for agent, where, why in status.silent
+    ]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
     tenants = [_tenants(agents)] if any(_are_several(agent) for agent in agents) else []

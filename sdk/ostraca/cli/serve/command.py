@@ -58,7 +58,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         description=(
             "Run one agent of a fabric that etcd keeps, until SIGTERM. While etcd is away it waits. Options\n"
             "win over the environment (OSTRACA_AGENT_...), and that over the settings file; see\n"
-            "docs/reference/settings.md for all there is to set."
+            "docs/reference/daemon-settings.md for what the options say and more of the process, and\n"
+            "docs/reference/settings.md for all else that an agent may be set."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
