@@ -1,10 +1,10 @@
 """What the steward does next. Pure.
 
-Who claims a shard that nobody owns is decided by every agent alike, from the same map: agents that have room
-are ranked by rendezvous, the first claims it at once, and each further one when it has waited longer. So an
-agent that can't open a shard does not keep it from the others. An agent has *room* while it owns fewer than
-1.25 times the even share of the shards; one that owns more hands over one shard at a time, when all is calm.
-Two that claim at one time are told apart by the store.
+Who claims a shard that nobody owns is decided by every agent alike, from the same map: agents are ranked by
+rendezvous, those that have room before those that have none; the first claims it at once, and each further
+one when it has waited longer. So agents that can't open a shard do not keep it from the others. An agent has
+*room* while it owns fewer than 1.25 times the even share of the shards; one that owns more hands over one
+shard at a time, when all is calm. Two that claim at one time are told apart by the store.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class Observed:
 
     is_busy: bool = False
     """Shards are being recovered here, or handed over."""
+
+    is_in_vain: bool = False
+    """What this agent handed over last nobody took: it keeps what it has for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +237,31 @@ def _staying(fabric_map: FabricMap) -> tuple[AgentId, ...]:
 
 def _room(fabric_map: FabricMap) -> int:
     """Return how many shards an agent may own before it hands any over."""
-    return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(_staying(fabric_map))))
+    even = len(fabric_map.shards()) / max(1, len(_staying(fabric_map)))
+    return max(math.ceil(even), math.floor(FAIR_SHARE_MAX * even))
 
 
 def _fall_to_us(observed: Observed, free: Sequence[int], owned: Mapping[AgentId, int]) -> Iterator[Serve]:
     """Name the shards whose turn it is to be claimed by this agent, of those of the map with these numbers,
     which nobody owns.
     """
+    if not free:
+        return
     shards, room = observed.map.shards(), _room(observed.map)
     left = room - owned.get(observed.agent, 0)
-    if not free or left <= 0:
-        return
-    others = [agent for agent in _staying(observed.map) if owned.get(agent, 0) < room]
-    ranks = _ranks(observed, others, np.array(free, np.intp)).tolist()
-    for number, rank in zip(free, ranks, strict=True):
-        if left > 0 and observed.unowned_s.get(shards[number].id, 0.0) >= rank * PATIENCE_S:
-            left -= 1
+    with_room: list[AgentId] = []
+    full: list[AgentId] = []
+    for agent in _staying(observed.map):
+        (with_room if owned.get(agent, 0) < room else full).append(agent)
+    numbers = np.array(free, np.intp)
+    among_first = _ranks(observed, with_room, numbers).tolist()
+    among_last = (len(set(with_room) - {observed.agent}) + _ranks(observed, full, numbers)).tolist()
+    for number, first, last in zip(free, among_first, among_last, strict=True):
+        if observed.unowned_s.get(shards[number].id, 0.0) >= (first if left > 0 else last) * PATIENCE_S:
             yield Serve(shards[number])
+            left -= 1
+            if left < 0:  # beyond its room one in a turn: others may have come to have some
+                return
 
 
 def _ranks(observed: Observed, others: Sequence[AgentId], numbers: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -269,13 +280,22 @@ def _ranks(observed: Observed, others: Sequence[AgentId], numbers: NDArray[np.in
 def _to_hand_over(observed: Observed, owned: Counter[AgentId]) -> Iterator[HandOver]:
     """Name one shard to leave to others, when this agent has too many and nothing else is going on."""
     shards = observed.map.shards()
-    is_calm = not observed.is_busy and owned.total() == len(shards)
+    is_calm = not observed.is_busy and not observed.is_in_vain and not _may_be_claimed(observed)
     if is_calm and observed.served and owned[observed.agent] > _room(observed.map):
         served = [number for number, shard in enumerate(shards) if shard.id in observed.served]
         ranks = _ranks(observed, _staying(observed.map), np.array(served, np.intp)).tolist()
         _, number = max(zip(ranks, served, strict=True), default=(0, None))
         if number is not None:
             yield HandOver(shards[number].id)
+
+
+def _may_be_claimed(observed: Observed) -> bool:
+    """Say whether there are shards without an owner that somebody may yet claim: whose turn it was with all
+    agents, one after the other, nobody can open.
+    """
+    patience_s = PATIENCE_S * (len(observed.map.agents) + 1)
+    unowned = (shard.id for shard in observed.map.shards() if observed.map.owner(shard.id) is None)
+    return any(observed.unowned_s.get(shard, 0.0) < patience_s for shard in unowned)
 
 
 def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.attaching import Attaching, Opening
+from ostraca_dpu_agent.steward.in_vain import InVain
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
@@ -29,7 +30,7 @@ from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.drive_health import Condition
-from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.tasks import Tasks
 
@@ -95,8 +96,12 @@ class Steward:
         one must be waited for like anybody's."""
 
         self._unowned_since_s: dict[ShardId, float] = {}
+        self._in_vain = InVain(agent.id)
+        self._refused: dict[ShardId, str] = {}
+        """Why the store did not let this agent claim a shard, where it said so."""
+
         self._handing_over: set[ShardId] = set()
-        self._is_leaving = False
+        self._leaving = asyncio.Event()
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
 
@@ -121,10 +126,7 @@ class Steward:
                     due_s = min(due_s, soonest_s)
                     if self._clock() < due_s:
                         continue
-                try:
-                    await self.turn()
-                except OstracaError as error:
-                    log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
+                await self.turn()
                 self._owner.prune()
                 soonest_s = self._clock() + _TURNS_APART_S
                 due_s = self._clock() + self._until_next_turn_s()
@@ -134,14 +136,17 @@ class Steward:
                 await change
 
     async def turn(self) -> None:
-        """Observe, plan, apply."""
+        """Observe, plan, apply. What can't be done is told, and looked at again in the next turn."""
         observed = self.observe()
         decided = plan(observed)
         if decided.sentence != self.sentence:
             log.info("%s: %s", self._agent.id, decided.sentence)
         self.sentence = decided.sentence
-        for step in decided.steps:
-            await self._apply(step)
+        try:
+            for step in decided.steps:
+                await self._apply(step)
+        except OstracaError as error:
+            log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
         if self._recoveries:  # small shards are whole before anybody asks
             await asyncio.wait(self._recoveries.values(), timeout=_RECOVERED_WITHIN_S)
 
@@ -165,7 +170,7 @@ class Steward:
             failed=frozenset(self._failed),
             unsure=frozenset(self._serving) - self._recoveries.keys() - self.standing.shards,
             leaving=frozenset(self._handing_over),
-            is_leaving=self._is_leaving,
+            is_leaving=self._leaving.is_set(),
             broken=frozenset(
                 drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
             ),
@@ -174,6 +179,7 @@ class Steward:
             moved=self._attaching.moved(fabric_map),
             unowned_s={shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
             is_busy=bool(self._recoveries or self._handing_over),
+            is_in_vain=self._in_vain.holds_back(fabric_map, now_s),
         )
 
     async def hand_over_all(self) -> None:
@@ -181,7 +187,7 @@ class Steward:
         next owner has claimed it, and some time after that; for ``drain_s`` at most, and not while the store
         is away, of which the others would hear. ``close`` comes next.
         """
-        self._is_leaving = True
+        self._leaving.set()
         await self._say_leaving()
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
@@ -317,6 +323,7 @@ class Steward:
             case GiveBack(shard_id):
                 await self._released(shard_id)
             case HandOver(shard_id):
+                self._in_vain.handed_over(shard_id)
                 self._tasks.spawn(self._hand_over(shard_id))
             case _:
                 assert_never(step)
@@ -334,16 +341,22 @@ class Steward:
         except OstracaError as error:
             self._fail(record, error)
             return
-        if self._is_leaving:
+        if self._leaving.is_set():
             return
         asked_s = self._clock()
-        claimed = await self._claimed(record.id, self._epoch_least.get(record.id, OwnerEpoch(1)))
+        least = self._epoch_least.get(record.id, OwnerEpoch(1))
+        claimed = await self._claimed(record.id, least)
         if claimed is None:
             return
-        pins_end_s = self._clock() + self._settings.owner.pin_max_s if claimed.epoch > 1 else 0.0
+        self._in_vain.taken_back(record.id, self._clock())
+        has_pins = max(claimed.epoch, least) > 1  # of readers whom somebody before promised something
+        pins_end_s = self._clock() + self._settings.owner.pin_max_s if has_pins else 0.0
         core = await asyncio.to_thread(
             core_of, superblock, self._settings.owner, earlier_pins_end_s=pins_end_s
         )
+        if self._leaving.is_set():  # it has left what it served by now, and would never leave this
+            await self._released(record.id)
+            return
         owned = OwnedShard(
             record,
             drive,
@@ -441,7 +454,9 @@ class Steward:
             )
 
     async def _reclaim(self, shard: ShardId) -> None:
-        """Claim again what is served here, under the same epoch; where somebody came between, begin anew."""
+        """Claim again what is served here, under the same epoch; where somebody came between, or the store
+        has lost what was granted, begin anew.
+        """
         serving = self._serving.get(shard)
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
             return
@@ -452,16 +467,29 @@ class Steward:
         claimed = await self._claimed(shard, serving.claim.epoch)
         if serving.owned.is_closed:
             return
-        if claimed is not None and claimed.epoch == serving.claim.epoch:
+        if claimed is not None and serving.goes_on_under(claimed):
             self.standing.claimed(serving.owned, asked_s=asked_s)
         elif claimed is not None:
             self.standing.lost(shard)
             await self._stop(shard)
 
     async def _claimed(self, shard: ShardId, epoch_at_least: OwnerEpoch) -> Claimed | None:
-        return await self._membership.claim(
-            shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
-        )
+        """Claim a shard; None where another agent has it, or the store can't say. Raises StoreAwayError: then
+        there is no use in asking for others.
+        """
+        try:
+            claimed = await self._membership.claim(
+                shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
+            )
+        except StoreAwayError:
+            raise
+        except MembershipError as error:
+            if self._refused.get(shard) != str(error):
+                log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
+            self._refused[shard] = str(error)
+            return None
+        self._refused.pop(shard, None)
+        return claimed
 
     async def _released(self, shard: ShardId) -> None:
         try:

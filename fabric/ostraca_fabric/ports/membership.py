@@ -144,9 +144,10 @@ class Membership(Protocol):
         unretired grant of another epoch.
         """
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that the owner of this claim hands out nothing any more, and that all it handed out has ended.
-        Not an error when the grant is gone, or the claim.
+        Of its grant the segments *in doubt* are left: a write that has failed or was abandoned may land there
+        yet. Not an error when the grant is gone, or the claim.
         """
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.memory_store import MemoryStore
-from ostraca_fabric.errors import MembershipError, OstracaError
+from ostraca_fabric.errors import OstracaError, StoreAwayError
 from ostraca_fabric.testing.joined import resolve
 from ostraca_fabric.testing.virtual_hosts import outside
 
@@ -296,9 +296,9 @@ class SimulatedMembership:
         """Make *segments* all that this owner epoch may write."""
         return await self._ask(lambda store: store.memory.grant(shard, claim, segments, retired=retired))
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
-        await self._ask(lambda store: store.memory.close_grant(shard, claim))
+        await self._ask(lambda store: store.memory.close_grant(shard, claim, in_doubt))
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back."""
@@ -337,7 +337,7 @@ class SimulatedMembership:
                 take = await answer
         except TimeoutError:
             message = f"the membership store did not answer within {self.faults.timeout_s} s"
-            raise MembershipError(message) from None
+            raise StoreAwayError(message) from None
         return take()
 
     def _send(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:

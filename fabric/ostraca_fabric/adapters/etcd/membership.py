@@ -352,14 +352,14 @@ class EtcdMembership:
                 return True
             await tries.again()
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
         key = self._keys.grants(shard)
         tries = self._store.tries(f"close a grant of {shard}")
         while True:
             read = await self._store.read(key)
             before = _grants(read, key)
-            after = before.closed(claim)
+            after = before.closed(claim, in_doubt)
             change = [put(key, records.encode_grants(after))]
             if after == before or await self._store.write(read, change, unchanged=[key]):
                 return
