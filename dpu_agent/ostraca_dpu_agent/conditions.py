@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from ostraca_fabric.conditions import READY, Observation
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.status import AgentStatus, MembershipStatus
 
 
 class Phase(Enum):
@@ -20,14 +20,7 @@ class Phase(Enum):
 def observe(status: AgentStatus, phase: Phase, doing: str = "") -> Iterator[Observation]:
     """Judge what an agent believes; *doing* is what it does or waits for in its phase, as a sentence."""
     yield Observation(READY, phase is Phase.SERVING, f"{phase.value} {doing}".rstrip())
-    trouble = status.membership.trouble
-    yield Observation(
-        "membership_answers",
-        not trouble,
-        f"The membership store fails, and I work with the last map: {trouble}."
-        if trouble
-        else "The membership store has not failed since it was last asked.",
-    )
+    yield from _of_membership(status.membership)
     yield from _of_ownership(status)
     yield _of_peers(status)
     yield _of_paths(status)
@@ -62,6 +55,25 @@ def observe(status: AgentStatus, phase: Phase, doing: str = "") -> Iterator[Obse
         status.staging_used_bytes,
         status.staging_bytes,
         "staging, and requests are declined for it",
+    )
+
+
+def _of_membership(membership: MembershipStatus) -> Iterator[Observation]:
+    trouble = membership.trouble
+    fails = "does not answer" if membership.silent_s else "answers, and not as it should"
+    yield Observation(
+        "membership_answers",
+        not trouble,
+        f"The membership store {fails}, and I work with the last map: {trouble}."
+        if trouble
+        else "The membership store has not failed since it was last asked.",
+    )
+    yield Observation(
+        "map_current",
+        not membership.map_trouble,
+        f"My map may lack something, or be old: {membership.map_trouble}."
+        if membership.map_trouble
+        else "My map is whole, and follows every change.",
     )
 
 

@@ -83,6 +83,6 @@ def _why_fenced(core: ShardCore, membership: MembershipStatus, now_s: float) -> 
         return "another owner has a higher epoch"
     if core.grants.is_doubted:
         return "an agent names a higher epoch, and the membership store was not asked since"
-    if membership.trouble:
+    if membership.silent_s:
         return f"the membership store has been silent for {membership.silent_s:.0f} s"
     return "the membership store does not confirm the claim"

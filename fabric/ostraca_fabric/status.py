@@ -218,13 +218,16 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
 
 class MembershipStatus(msgspec.Struct, frozen=True):
-    """Whether the membership store answers one agent."""
+    """Whether one agent can go by the membership store, and by its map."""
 
     silent_s: float = 0.0
-    """How long it has not answered; 0 while it does."""
+    """How long it has not answered; 0 while it does, be it that it refuses or can't be believed."""
 
     trouble: str = ""
-    """What it failed with when it was asked last; empty while it answers."""
+    """Why it did not say, when it was asked last, whether the agent's claims stand; empty when it did."""
+
+    map_trouble: str = ""
+    """Why the map may lack something, or be old; empty while it is known to be whole and new."""
 
 
 class ClaimCounters(msgspec.Struct):

@@ -118,8 +118,26 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
 def test_an_unreachable_membership_store_is_told() -> None:
     status = msgspec.structs.replace(GOOD, membership=MembershipStatus(3.0, "etcd is down"))
     assert untrue(status) == {
-        "membership_answers": "The membership store fails, and I work with the last map: etcd is down."
+        "membership_answers": (
+            "The membership store does not answer, and I work with the last map: etcd is down."
+        )
     }
+
+
+def test_a_store_that_answers_and_can_not_be_believed_is_not_called_silent() -> None:
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(0.0, "etcd has lost the fabric"))
+    assert untrue(status) == {
+        "membership_answers": (
+            "The membership store answers, and not as it should, and I work with the last map: etcd has lost "
+            "the fabric."
+        )
+    }
+
+
+def test_a_map_that_is_old_or_not_whole_is_told_though_the_store_answers() -> None:
+    trouble = "/ostraca/test/enclosures/shelf-1 is left out: a record in etcd can't be read"
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(map_trouble=trouble))
+    assert untrue(status) == {"map_current": f"My map may lack something, or be old: {trouble}."}
 
 
 def test_an_agent_that_has_left_the_fabric_need_not_be_reached() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
+    REJOIN_WITHIN_S,
     Attach,
     Detach,
     GiveBack,
@@ -18,6 +20,7 @@ from ostraca_dpu_agent.steward.plan import (
     Serve,
     Stop,
     plan,
+    rejoin_wait_s,
 )
 from ostraca_fabric.fabric_map import AgentRecord, Claim, DriveRecord, EnclosureRecord, FabricMap, ShardRecord
 from ostraca_fabric.ids import (
@@ -64,6 +67,30 @@ def test_an_agent_alone_attaches_every_drive_and_claims_every_shard() -> None:
         *(Attach(drive) for drive in box.drives),
         *(Serve(shard) for shard in box.shards),
     )
+
+
+def test_an_earlier_start_of_its_own_is_waited_for_and_called_no_namesake() -> None:
+    state = observed()
+    at, elsewhere = ("tcp://me:7000",), ("tcp://other:7000",)
+    for addresses, is_own in ((at, True), (elsewhere, False), ((), False)):
+        agents = {ME: AgentRecord(ME, OTHER_START, addresses)}
+        made = plan(replace(state, map=replace(state.map, agents=agents), addresses=at))
+        assert made.steps == ()
+        assert ("an earlier one of mine" in made.sentence) == is_own
+        assert ("another process has joined" in made.sentence) != is_own
+
+
+def test_agents_that_were_all_forgotten_join_again_spread_over_a_second() -> None:
+    state = observed()
+    state = replace(state, map=replace(state.map, agents={}))
+    assert plan(replace(state, joins_in_s=0.4)).steps == ()
+    assert plan(state).steps == (Join(),)
+    dice = random.Random(4)
+    waits = sorted(rejoin_wait_s(StartId(dice.randbytes(16))) for _ in range(1000))
+    assert 0 <= waits[0] < 0.01
+    assert 0.99 < waits[-1] < REJOIN_WITHIN_S < PATIENCE_S
+    in_tenths = Counter(int(wait_s * 10) for wait_s in waits)
+    assert max(in_tenths.values()) < 150
 
 
 def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None:

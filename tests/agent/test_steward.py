@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +23,15 @@ from tests.agent.assembly import (
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.owner.core import SegmentState
+from ostraca_dpu_agent.steward import steward
 from ostraca_dpu_agent.steward.plan import Reclaim, Stop
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
-from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.errors import MembershipError, StoreAwayError, WrongStoreError
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId, drive_id
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.ports.membership import Claimed
-from ostraca_fabric.status import ClaimCounters
+from ostraca_fabric.status import ClaimCounters, MembershipStatus
 
 
 async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
@@ -100,7 +103,7 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def silent(*_asked: object) -> bool:
-        raise MembershipError("nobody answers")
+        raise StoreAwayError("nobody answers")
 
     settings = replace(SETTINGS, owner=replace(SETTINGS.owner, grant_s=0.3))
     async with assembled(settings) as fabric:
@@ -126,6 +129,91 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
         await until(lambda: condition(fabric.agent, "membership_answers")[0])
         await until(lambda: condition(fabric.agent, "shards_writable")[0])
         assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
+
+
+async def test_a_store_that_has_lost_the_fabric_is_not_called_silent_and_all_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = 0
+
+    async def lost(*_asked: object, **_more: object) -> bool:
+        nonlocal refused
+        refused += 1
+        raise WrongStoreError("etcd answers, and has lost it")
+
+    settings = replace(SETTINGS, turn_s=0.02, owner=replace(SETTINGS.owner, grant_s=0.1))
+    async with assembled(settings) as fabric:
+        caplog.set_level(logging.DEBUG)
+        worker = fabric.worker()
+        with monkeypatch.context() as broken:
+            for method in ("confirm", "grant", "hear_rulings", "claim"):
+                broken.setattr(MemoryMembership, method, lost)
+            broken.setattr(type(fabric.shard), "grant_wanted", lambda _shard: (0,))
+            fabric.shard.grant_due.set()
+            await until(lambda: refused > 10)
+            await until(lambda: any("waits for a grant" in each for each in caplog.messages))
+            await until(lambda: not fabric.shard.core.grants.may_write(fabric.agent._clock()))
+            assert put_states(await fabric.put(worker, [2])) == [PutState.DECLINED]
+            status = fabric.agent.status()
+            assert status.membership == MembershipStatus(0.0, "etcd answers, and has lost it")
+            (ownership,) = (shard.ownership for shard in status.shards)
+            assert ownership.why_fenced == "the membership store does not confirm the claim"
+        await until(lambda: condition(fabric.agent, "membership_answers")[0])
+        loud = [record.message for record in caplog.records if record.levelno > logging.DEBUG]
+        said = [message for message in loud if "membership store" in message]
+    begun, ended = said
+    assert begun.startswith(
+        "agent-0 can't go by what the membership store answers: gets go on, puts for 0.1 s"
+    )
+    assert begun.endswith("more; claims, grants, joins and new volumes wait (etcd answers, and has lost it)")
+    assert ended.startswith("agent-0 can go by the membership store again, after ")
+    assert not [message for message in loud if "waits for a grant" in message or "was erased" in message]
+
+
+async def test_what_the_map_lacks_is_a_condition_though_the_claims_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled(SETTINGS) as fabric:
+        assert condition(fabric.agent, "map_current")[0]
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "trouble", "e is left out")
+            assert condition(fabric.agent, "map_current") == (False, "e is left out")
+            assert condition(fabric.agent, "membership_answers")[0]
+            assert fabric.agent.status().membership == MembershipStatus(map_trouble="e is left out")
+
+
+async def test_who_is_forgotten_along_with_all_others_joins_again_in_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = list[StartId]()
+
+    def waits_s(start: StartId) -> float:
+        waited.append(start)
+        return 0.2
+
+    monkeypatch.setattr(steward, "rejoin_wait_s", waits_s)
+    other = AgentRecord(AgentId("agent-1"), StartId(b"1" * 16), ())
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        store, ours = fabric.membership.store, (fabric.agent.id, StartId(fabric.agent.start_id))
+
+        async def is_back() -> None:
+            await until(lambda: store.has(*ours))
+            await until(lambda: "nothing to change" in fabric.agent.status().sentence)
+
+        await fabric.membership.join(other)
+        await until(lambda: other.id in fabric.mover.routes().map.agents)
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert not waited, "the other has stayed"
+        store.leave(other.id, other.start)
+        gone_s = time.monotonic()
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert waited == [ours[1]]
+        assert time.monotonic() - gone_s >= 0.2
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert waited == [ours[1]], "alone, it makes room for nobody"
 
 
 async def test_a_shard_claimed_again_is_written_to_again_though_the_stores_answer_was_lost(

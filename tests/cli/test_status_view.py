@@ -101,6 +101,25 @@ def test_the_view_shows_tenants_where_more_than_one_is_connected() -> None:
         assert ("96.0 MiB" in text) == ("search" in text) == is_shown
 
 
+def test_the_view_tells_a_store_that_is_silent_from_one_that_can_not_be_believed() -> None:
+    lost, old = "etcd has lost it", "e/d is left out"
+    for membership, said in (
+        (
+            MembershipStatus(0.0, lost, lost),
+            ["agent-0: the membership store answers, and not as it should: etcd has lost it."],
+        ),
+        (
+            MembershipStatus(map_trouble=old),
+            ["agent-0: its map may lack something, or be old: e/d is left out."],
+        ),
+        (MembershipStatus(), []),
+    ):
+        agent = msgspec.structs.replace(STATUS.agents[0], membership=membership)
+        text = shown(FabricStatus(agents=(agent,), silent=()))
+        told = [line for line in text.splitlines() if "membership store" in line or "its map" in line]
+        assert [line.strip() for line in told] == said
+
+
 def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
     text = shown(STATUS)
     for words in (

@@ -37,6 +37,10 @@ PATIENCE_S = 2.0
 """How long each agent waits for the one that is preferred to it. A claim takes milliseconds, and one that
 takes longer than this is tried by two: the store lets one of them have it."""
 
+REJOIN_WITHIN_S = 1.0
+"""The time over which agents that were all forgotten at once join again. Less than ``PATIENCE_S``, after
+which the next agent claims what this one is preferred for."""
+
 _draws = lru_cache(maxsize=1 << 10)(agent_draws)
 """Every agent's draws for all shards: 8 bytes for each."""
 
@@ -52,6 +56,12 @@ class Observed:
     served: frozenset[ShardId]
     failed: frozenset[ShardId]
     """Shards that could not be opened; they are not tried again before the next change of the map."""
+
+    addresses: tuple[str, ...] = ()
+    """Where this agent has said that it is reached."""
+
+    joins_in_s: float = 0.0
+    """How long it waits before it joins again."""
 
     broken: frozenset[DriveId] = frozenset()
     """Drives that have failed for this agent, until it starts anew. It serves nothing that lies there."""
@@ -156,14 +166,31 @@ class Plan:
     sentence: str
 
 
+def rejoin_wait_s(start: StartId) -> float:
+    """Return how long an agent waits before it joins again, where all were forgotten at once: any time up to
+    ``REJOIN_WITHIN_S``, one for each start.
+    """
+    return REJOIN_WITHIN_S * int.from_bytes(start[:4]) / (1 << 32)
+
+
 def plan(observed: Observed) -> Plan:
     """Attach every drive of the fabric; own the shards whose claim is ours, or nobody's and falls to us."""
     fabric_map = observed.map
     known = fabric_map.agents.get(observed.agent)
     if observed.is_leaving:
         return Plan(tuple(_to_stop(observed)), "I leave my shards to the other agents, and end.")
+    if known is None and observed.joins_in_s > 0:
+        return Plan((), "I will join the fabric again within a second: it has forgotten us all.")
     if known is None:
         return Plan((Join(),), "I will join the fabric again, which has forgotten me: my lease ran out.")
+    if known.start != observed.start and known.addresses and known.addresses == observed.addresses:
+        return Plan(
+            tuple(_to_stop(observed)),
+            f"I wait, and own nothing: another start of {observed.agent} is in the fabric, at my own "
+            "addresses. Where the membership store has gone back to an older state it is an earlier one of "
+            "mine: I join again when its lease has run out. If it stays, another process runs with my "
+            "settings: end it.",
+        )
     if known.start != observed.start:
         return Plan(
             tuple(_to_stop(observed)),

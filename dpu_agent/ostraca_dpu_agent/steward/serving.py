@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from ostraca_dpu_agent.owner.scrub import begin_scrub
 from ostraca_dpu_agent.steward.adopt import adopt_again
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries
-from ostraca_fabric.errors import DriveError, MembershipError
+from ostraca_fabric.errors import DriveError, MembershipError, StoreAwayError, WrongStoreError
 from ostraca_fabric.fabric_map import Claim
+from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -70,6 +71,7 @@ class Serving:
         self._earlier: dict[OwnerEpoch, Grant] = {}
         self._retire_at_s: dict[OwnerEpoch, float] = {}
         self._granting = asyncio.Lock()
+        self._waiting = Spell(log, clock)
 
     @property
     def claim(self) -> Claim:
@@ -167,9 +169,13 @@ class Serving:
         shard = self.owned.record.id
         try:
             is_done = await self._membership.grant(shard, self.claim, segments, retired=retired)
-        except MembershipError as error:
-            log.info("shard %s waits for a grant: %s", shard, error)
+        except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it for all shards
+            log.debug("shard %s waits for a grant: %s", shard, error)
             return False
+        except MembershipError as error:
+            self._waiting.goes_on("shard %s waits for a grant: %s", shard, error)
+            return False
+        self._waiting.over("shard %s waits for no grant any more", shard)
         if is_done:
             self.owned.granted(segments)
         return is_done

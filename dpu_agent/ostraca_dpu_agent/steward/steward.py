@@ -25,13 +25,15 @@ from ostraca_dpu_agent.steward.plan import (
     Serve,
     Stop,
     plan,
+    rejoin_wait_s,
 )
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.drive_health import Condition
-from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError, WrongStoreError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -101,6 +103,13 @@ class Steward:
         """Why the store did not let this agent claim a shard, where it said so."""
 
         self._handing_over: set[ShardId] = set()
+        self._joins_at_s: float | None = None
+        """When to join again; None while this agent is in the map."""
+
+        self._had_others = False
+        self._early = Spell(log, clock)
+        """Turns that end early, one after the other."""
+
         self._leaving = asyncio.Event()
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
@@ -145,8 +154,12 @@ class Steward:
         try:
             for step in decided.steps:
                 await self._apply(step)
+        except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it
+            log.debug("%s ends its turn early, and will look again: %s", self._agent.id, error)
         except OstracaError as error:
-            log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
+            self._early.goes_on("%s ends its turn early, and will look again: %s", self._agent.id, error)
+        else:
+            self._early.over("%s takes whole turns again", self._agent.id)
         if self._recoveries:  # small shards are whole before anybody asks
             await asyncio.wait(self._recoveries.values(), timeout=_RECOVERED_WITHIN_S)
 
@@ -165,6 +178,8 @@ class Steward:
             map=fabric_map,
             agent=self._agent.id,
             start=self._agent.start,
+            addresses=self._agent.addresses,
+            joins_in_s=self._joins_in_s(fabric_map, now_s),
             attached=frozenset(self._drives),
             served=frozenset(self._serving) - self._handing_over,
             failed=frozenset(self._failed),
@@ -240,9 +255,25 @@ class Steward:
         if await self._stop(step.shard) and step.gives_back:
             await self._released(step.shard)
 
+    def _joins_in_s(self, fabric_map: FabricMap, now_s: float) -> float:
+        """Say how long to wait before joining again. Where others have stayed, only our own lease was lost,
+        and it is done at once; where all are gone, each waits for a time of its own, so that the store is not
+        asked by all of them together.
+        """
+        others = len(fabric_map.agents.keys() - {self._agent.id})
+        if self._agent.id in fabric_map.agents:
+            self._joins_at_s, self._had_others = None, others > 0
+            return 0.0
+        if self._joins_at_s is None:
+            are_all_gone = self._had_others and not others
+            self._joins_at_s = now_s + (rejoin_wait_s(self._agent.start) if are_all_gone else 0.0)
+        return max(0.0, self._joins_at_s - now_s)
+
     def _until_next_turn_s(self) -> float:
-        """Look sooner while it may soon be our turn to claim what nobody owns."""
-        waits_s = self._settings.turn_s
+        """Look sooner while it may soon be our turn to claim what nobody owns, or to join again."""
+        waits_s, now_s = self._settings.turn_s, self._clock()
+        if self._joins_at_s is not None and self._joins_at_s > now_s:
+            waits_s = min(waits_s, self._joins_at_s - now_s)
         return min(waits_s, PATIENCE_S / 2) if self._unowned_since_s else waits_s
 
     def _see_owners(self, fabric_map: FabricMap) -> None:
@@ -474,14 +505,14 @@ class Steward:
             await self._stop(shard)
 
     async def _claimed(self, shard: ShardId, epoch_at_least: OwnerEpoch) -> Claimed | None:
-        """Claim a shard; None where another agent has it, or the store can't say. Raises StoreAwayError: then
-        there is no use in asking for others.
+        """Claim a shard; None where another agent has it, or the store can't say. Raises StoreAwayError and
+        WrongStoreError: then there is no use in asking for others.
         """
         try:
             claimed = await self._membership.claim(
                 shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
             )
-        except StoreAwayError:
+        except (StoreAwayError, WrongStoreError):
             raise
         except MembershipError as error:
             if self._refused.get(shard) != str(error):

@@ -57,6 +57,11 @@ class MemoryMembership:
         """The current rulings."""
         return self.store.rulings
 
+    @property
+    def trouble(self) -> str:
+        """Nothing: the map is the store's own."""
+        return ""
+
     async def ruling_changes(self) -> AsyncIterator[Rulings]:
         """Yield the rulings, and again whenever one was changed or a volume erased."""
         seen = None

@@ -218,6 +218,12 @@ class SimulatedMembership:
         """The newest rulings seen."""
         return self._rulings
 
+    @property
+    def trouble(self) -> str:
+        """What keeps changes from being seen."""
+        can_hear = self._store.is_up and self._is_heard and self._hears
+        return "" if can_hear else "the store has not been heard: the map stays as it was"
+
     async def ruling_changes(self) -> AsyncIterator[Rulings]:
         """Yield the rulings, and again whenever one was changed or a volume erased."""
         seen = None

@@ -117,9 +117,14 @@ def _ruling_sentences(agent: AgentStatus) -> Iterator[str]:
 
 def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     """Say what keeps an agent from serving puts, or from asking others."""
-    if agent.membership.trouble:
-        silent, trouble = duration_text(agent.membership.silent_s), agent.membership.trouble
-        yield f"{agent.agent}: the membership store has not answered for {silent}: {trouble}."
+    membership = agent.membership
+    if membership.silent_s:
+        silent = duration_text(membership.silent_s)
+        yield f"{agent.agent}: the membership store has not answered for {silent}: {membership.trouble}."
+    elif membership.trouble:
+        yield f"{agent.agent}: the membership store answers, and not as it should: {membership.trouble}."
+    if membership.map_trouble and membership.map_trouble != membership.trouble:
+        yield f"{agent.agent}: its map may lack something, or be old: {membership.map_trouble}."
     for shard in agent.shards:
         if shard.ownership.is_fenced:
             yield f"{shard.shard}: {agent.agent} writes nothing to it, as {shard.ownership.why_fenced}."

@@ -71,6 +71,7 @@ class EtcdMembership:
         keys: Keys,
         dice: Dice,
         key_check: str,
+        has_joined: bool,
         lease_ttl_s: float,
         volumes_max: int,
     ) -> None:
@@ -79,13 +80,13 @@ class EtcdMembership:
         self._lease_ttl_s = lease_ttl_s
         self._volumes_max = volumes_max
         self._client = EtcdClient(settings, dice=dice)
-        self._store = EtcdStore(self._client, keys, fabric, key_check)
+        self._store = EtcdStore(self._client, keys, fabric, key_check, has_joined=has_joined)
         self._keeper = LeaseKeeper(settings, dice=dice, patience=self._client.patience)
         self._leases: dict[AgentId, tuple[StartId, Lease]] = {}
         self._follower = Follower(self._client, self._store, keys, fabric)
 
     @classmethod
-    async def open(
+    async def open(  # noqa: PLR0913 (what tells a fabric from others)
         cls,
         fabric: FabricId,
         settings: EtcdSettings,
@@ -94,11 +95,13 @@ class EtcdMembership:
         keys: Keys,
         begin: bool = False,
         key_check: str = "",
+        has_joined: bool = False,
         lease_ttl_s: float = LEASE_TTL_S,
         volumes_max: int = VOLUMES_MAX,
     ) -> Self:
         """Return the membership of the fabric that lies at *keys*; *begin* makes it if none does.
         *key_check* (``keys.fabric_key_check``) refuses a fabric that was begun with another key.
+        *has_joined* says that it was there for this agent before, so that nobody is told to begin it.
 
         Agents' records live for *lease_ttl_s* after etcd last heard of them; etcd makes it no less than an
         election takes. Raises StoreAwayError when etcd can't be reached, and MembershipError that says what
@@ -110,6 +113,7 @@ class EtcdMembership:
             keys=keys,
             dice=dice,
             key_check=key_check,
+            has_joined=has_joined,
             lease_ttl_s=lease_ttl_s,
             volumes_max=volumes_max,
         )

@@ -140,7 +140,13 @@ class AgentDaemon:
             self._state.check_fabric(wanted)
         self._say("I look for the fabric in etcd.")
         fabric, membership = await self._patiently(
-            "join the fabric", lambda: opened(settings.etcd, wanted or self._state.fabric, self._key)
+            "join the fabric",
+            lambda: opened(
+                settings.etcd,
+                wanted or self._state.fabric,
+                self._key,
+                has_joined=self._state.fabric is not None,
+            ),
         )
         self._membership = membership
         self._state.check_fabric(fabric)
