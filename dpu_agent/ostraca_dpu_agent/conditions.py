@@ -16,12 +16,12 @@ class Phase(Enum):
 
     STARTING = "I do not serve gets yet: I am starting."
     SERVING = "I serve gets."
-    STOPPING = "I take no more requests: I am stopping."
+    STOPPING = "I am to be asked for no more: I am stopping."
 
 
-def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
-    """Judge what an agent believes."""
-    yield Observation(READY, phase is Phase.SERVING, phase.value)
+def observe(status: AgentStatus, phase: Phase, doing: str = "") -> Iterator[Observation]:
+    """Judge what an agent believes; *doing* is what it does or waits for in its phase, as a sentence."""
+    yield Observation(READY, phase is Phase.SERVING, f"{phase.value} {doing}".rstrip())
     yield from _of_membership(status.membership)
     yield from _of_ownership(status)
     yield _of_peers(status)

@@ -61,7 +61,13 @@ QUICK = replace(
     SETTINGS,
     turn_s=0.02,
     owner=replace(
-        SETTINGS.owner, grant_s=0.5, hold_s=0.5, late_write_s=0.6, adopt_every_s=0.05, pin_max_s=0.3
+        SETTINGS.owner,
+        grant_s=0.5,
+        hold_s=0.5,
+        late_write_s=0.6,
+        pause_max_s=0.3,
+        adopt_every_s=0.05,
+        pin_max_s=0.3,
     ),
 )
 

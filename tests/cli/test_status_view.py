@@ -143,7 +143,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
     text = shown(STATUS)
     for words in (
         "agent-0: I serve 2 of the fabric's 2 shards and have nothing to change.",
-        "agent-1: no answer from unix:///b",
+        "agent-1: no answer from unix:///b: it is stopped",
         "50% of 2.0 GiB",
         "agent-0: drive e/d0 is failed: 64 faults.",
         "25% of 256.0 MiB",
@@ -206,7 +206,7 @@ def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
         f"e/d9/0 has been served by nobody for 34 s, and blocks there are misses. agent-0: {gone}.",
         f"for 35 s, and blocks there are misses. agent-0: {alien}; agent-1: {alien}.",
         "agent-0: drive e/d6 can't be used: this host has no path to drive e/d6.",
-        "agent-2: no answer from unix:///c; it owns 1 shard, whose blocks are misses meanwhile",
+        "agent-2: no answer from unix:///c: gone; it owns 1 shard",
     ):
         assert words in text
     assert "e/d7/0 nobody" not in text

@@ -29,7 +29,11 @@ def test_creating_a_fabric_again_finds_it_and_adds_what_is_new(own: Pod) -> None
     before = own.listed("")
     assert "found under" in own.create(enclosures=1, drives=1, capacity="17MiB")
     assert own.listed("") == before, "nothing has changed"
+    said = own.create(enclosures=1, drives=1, capacity="20MiB")
+    assert "1 drive was there already, of another size, and nothing was done about that: --capacity" in said
+    assert own.listed("") == before
     said = own.create(enclosures=2, drives=1, capacity="34MiB")
+    assert "of another size" not in said
     assert "enclosure-1  1 drive, 17.0 MiB" in said
     assert len(own.listed("enclosures/")) == 2
     assert kept == [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]

@@ -225,14 +225,17 @@ class Steward:
 
     async def hand_over_all(self) -> None:
         """Leave every shard to the other agents, without a gap for who reads: each is answered for until its
-        next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
+        next owner has claimed it, and some time after that; for ``drain_s`` at most, and not while the store
+        is away, of which the others would hear. ``close`` comes next.
         """
         self._leaving.set()
         await self._say_leaving()
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
-        while self._clock() < until_s and not self._are_owned_by_others(shards):  # noqa: ASYNC110 (maps come to ``run``)
+        while self._clock() < until_s and not self._are_owned_by_others(shards):
+            if self.standing.status().trouble:
+                return
             await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
         await asyncio.sleep(max(0.0, min(_READ_BY_NEXT_S, until_s - self._clock())))
 

@@ -70,9 +70,9 @@ def unserved_sentences(status: FabricStatus) -> Iterator[str]:
 
 
 def silent_sentences(status: FabricStatus) -> Iterator[str]:
-    """Say who does not answer, and what that agent owns."""
+    """Say who does not answer, why, and what that agent owns."""
     owns = {owner: shards for agent in status.agents for owner, shards in agent.owners}
-    for agent, where, _ in status.silent:
+    for agent, where, why in status.silent:
         shards = owns.get(agent, 0)
-        what = f"; it owns {counted(shards, 'shard')}, whose blocks are misses meanwhile" if shards else ""
-        yield f"{agent}: no answer from {where}{what}"
+        what = f"; it owns {counted(shards, 'shard')}" if shards else ""
+        yield f"{agent}: no answer from {where}: {why}{what}"

@@ -74,6 +74,8 @@ class Created:
     is_new: bool
     directory: Path
     enclosures: tuple[EnclosureRecord, ...]
+    kept: int = 0
+    """How many drives were there already, of another size than was asked for."""
 
 
 def create(place: EtcdPlace, directory: Path, shape: Shape) -> Created:
@@ -111,10 +113,11 @@ async def _create(place: EtcdPlace, directory: Path, shape: Shape) -> Created:
             )
             for number in range(shape.enclosures)
         ]
+        kept = sum([await asyncio.to_thread(enclosure.of_other_size) for enclosure in made])
         records = [await asyncio.to_thread(enclosure.prepare) for enclosure in made]
         known = membership.map.enclosures
         await membership.put_enclosures([each for each in records if known.get(each.id) != each])
-        return Created(fabric, found is None, directory, tuple(records))
+        return Created(fabric, found is None, directory, tuple(records), kept)
     finally:
         await membership.close()
 
@@ -127,6 +130,12 @@ def created_lines(created: Created, place: EtcdPlace) -> Iterator[str]:
         size = size_text(sum(shard.size_bytes for shard in enclosure.shards))
         drives = len(enclosure.drives)
         yield f"  {enclosure.id}  {drives} {'drive' if drives == 1 else 'drives'}, {size}"
+    if created.kept:
+        were = "drive was" if created.kept == 1 else "drives were"
+        yield (
+            f"{created.kept} {were} there already, of another size, and nothing was done about that: "
+            "--capacity and --segment count for drives that are made."
+        )
     where = created.directory
     yield f"Every agent needs {where / KEY_FILE} and {where / TOKENS_FILE}; show them to nobody else."
     yield "Start an agent by:"

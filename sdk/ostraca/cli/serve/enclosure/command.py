@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ostraca.cli.serve.enclosure.daemon import EnclosureDaemon
     from ostraca.cli.serve.enclosure.settings import EnclosureDaemonSettings
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.settings import Loaded
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = loaded.settings
     settings.target()
-    log_to_stderr(options)
+    log_to_stderr(options, is_daemon=True)
     check_place(settings.etcd)
     asyncio.run(_serve(settings))
     # Not through the interpreter's shutdown: it closes what threads of grpc still use.
@@ -130,6 +131,7 @@ def _loaded(options: argparse.Namespace) -> Loaded[EnclosureDaemonSettings]:
 async def _serve(settings: EnclosureDaemonSettings) -> None:
     """Run the enclosure until a signal. Raises what it can't go on for."""
     from ostraca.cli.serve.enclosure.daemon import EnclosureDaemon
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.serve.reloading import Reloading
     from ostraca.cli.serve.signals import stop_on_signals
     from ostraca.cli.serve.state_directory import StateDirectory
@@ -144,10 +146,13 @@ async def _serve(settings: EnclosureDaemonSettings) -> None:
             looking.spawn(reloading.run())
             on_hangup = reloading.look_now
         stop = stop_on_signals(on_hangup)
+        notifier = Notifier(os.environ)
         try:
             starting = asyncio.ensure_future(_started(daemon))
-            if await _first(starting, stop, daemon):
-                await _until(stop, daemon, settings)
+            async with notifier.busy(lambda: "It begins to export, or waits for etcd to join the fabric."):
+                is_up = await _first(starting, stop, daemon)
+            if is_up:
+                await _until(stop, daemon, settings, notifier)
         finally:
             await looking.stop()
             await daemon.stop()
@@ -179,12 +184,12 @@ async def _first(starting: asyncio.Future[None], stop: asyncio.Event, daemon: En
     return True
 
 
-async def _until(stop: asyncio.Event, daemon: EnclosureDaemon, settings: EnclosureDaemonSettings) -> None:
+async def _until(
+    stop: asyncio.Event, daemon: EnclosureDaemon, settings: EnclosureDaemonSettings, notifier: Notifier
+) -> None:
     """Serve pages and tell the service manager, until *stop*. Raises what the daemon can't go on for."""
-    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.up import READY
 
-    notifier = Notifier(os.environ)
     async with AsyncExitStack() as stack:
         if settings.http_listen:
             await stack.enter_async_context(_pages(daemon, settings))
