@@ -4,7 +4,7 @@
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   PYTEST_JOBS=1               how many processes run tests at once (default: 2; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -87,6 +87,10 @@ soak-sim: $(READY) ## 10,000 histories of a whole simulated fabric (SOAK_SIM_ARG
 .PHONY: explore
 explore: $(READY) ## Every order of events around a change of owner, at small scope (EXPLORE_ARGS: --deep)
 	@$(BIN)/python -m tests.simulation.explore $(EXPLORE_ARGS)
+
+.PHONY: scale
+scale: $(READY) ## The stewards of 64 agents with 1,152 drives (SCALE_ARGS: SCENARIO, --agents, --enclosures, --drives, --seed)
+	@$(BIN)/python -m tests.simulation.scale $(SCALE_ARGS)
 
 .PHONY: mutants
 mutants: $(READY) ## Mistakes made on purpose, each of which some simulation must find (MUTANTS_ARGS: WORD, --jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -69,7 +69,7 @@ async def superblock_of(drive: HeldDrive) -> Superblock:
 
 @asynccontextmanager
 async def owned(
-    drive: HeldDrive, clock: Clock, *, epoch: int = 1, withheld: frozenset[int] = frozenset()
+    drive: HeldDrive, clock: Callable[[], float], *, epoch: int = 1, withheld: frozenset[int] = frozenset()
 ) -> AsyncIterator[OwnedShard]:
     """Own a shard as the steward does, up to where it confirms and grants."""
     core = core_of(await superblock_of(drive), SETTINGS.owner)

@@ -261,6 +261,24 @@ def test_a_pinned_segment_is_not_reused_before_the_pin_ends() -> None:
     shard.core.release(shard.now_s, [pinned.pin], NO_NUMBERS)
 
 
+@pytest.mark.parametrize("written", range(60, 120, 15))
+def test_a_pin_of_blocks_in_several_segments_holds_every_one_of_them(written: int) -> None:
+    shard = OwnedShard(segments=4)
+    shard.put(list(range(written)))
+    oldest, *_, newest = shard.found(list(range(written)))
+    there = shard.core.resolve(shard.now_s, keys_of([oldest, newest]), pin_s=3.0)
+    pinned = shard.core.ring.segment_of(there.offsets)
+    assert pinned[0] != pinned[1]
+    numbers = iter(range(1000, 2000))
+    while shard.put([next(numbers)]) == [COMMITTED]:
+        pass
+    assert shard.core.ring.generations[pinned].tolist() == there.generations.tolist()
+    shard.core.release(shard.now_s, [there.pin], NO_NUMBERS)
+    for number in range(2000, 2100):
+        assert shard.put([number]) == [COMMITTED]
+    assert (shard.core.ring.generations[pinned] > there.generations).all()
+
+
 def test_a_promised_block_is_found_again_while_others_are_evicted_in_its_place() -> None:
     shard = OwnedShard(segments=4)
     shard.put([1])

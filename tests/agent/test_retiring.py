@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.agent.assembly import SETTINGS, MemoryWorker, assembled, beside, put_states, until
+from tests.agent.assembly import (
+    FABRIC,
+    SETTINGS,
+    HeldDrive,
+    MemoryWorker,
+    assembled,
+    beside,
+    put_states,
+    until,
+)
 from tests.agent.owned_shard import OwnedShard, keys_of
 from tests.agent.test_placements import add, new_drive
 from tests.agent.test_routes import AGENTS, E, F, G, fabric_map
@@ -13,9 +22,18 @@ from tests.agent.test_routes import AGENTS, E, F, G, fabric_map
 from ostraca_dpu_agent.owner.core import Passing, ShardSettings
 from ostraca_dpu_agent.steward.placements import Retire, keeper, over_since, to_retire
 from ostraca_dpu_agent.steward.retiring import Retiring
-from ostraca_fabric.fabric_map import EnclosureRecord
-from ostraca_fabric.ids import PlacementEpoch, ShardId
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.fabric_map import AgentRecord, EnclosureRecord
+from ostraca_fabric.ids import AgentId, OwnerEpoch, PlacementEpoch, ShardId, StartId
 from ostraca_fabric.outcome import PutState
+from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnswerToAgent,
+    OwnerNotice,
+    PassedOver,
+    ShardPassed,
+    ShardsPassed,
+)
 
 PER_SEGMENT = 15
 NINE, EIGHT = PlacementEpoch(9), PlacementEpoch(8)
@@ -156,6 +174,41 @@ async def test_only_the_agent_that_is_to_decide_retires_epochs() -> None:
             )
             await retiring.turn()
         assert not fabric.membership.map.earlier_placements
+
+
+class Said:
+    """Owners that say how far round shards have gone, each what it likes."""
+
+    def __init__(self, said: dict[AgentId, list[ShardId]]) -> None:
+        self.said = said
+
+    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
+        assert isinstance(request, PassedOver)
+        return ShardsPassed(0, tuple(ShardPassed(shard, 1 << 20) for shard in self.said[agent]))
+
+    def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
+        raise AssertionError(notice)
+
+
+@pytest.mark.parametrize("is_owner", [False, True])
+async def test_how_far_a_shard_has_gone_round_is_believed_of_its_owner_alone(*, is_owner: bool) -> None:
+    membership = MemoryMembership(FABRIC)
+    drives = HeldDrive(), new_drive()
+    agents = [AgentRecord(AgentId(f"agent-{each}"), StartId(bytes(16)), ()) for each in range(2)]
+    for drive, agent in zip(drives, agents, strict=True):
+        await membership.put_enclosures([drive.record()])
+        await membership.join(agent)
+        await membership.claim(drive.shard, agent.id, agent.start, epoch_at_least=OwnerEpoch(1))
+    assert membership.map.earlier_placements
+    mine, others = [[drive.shard] for drive in drives]
+    said = {agents[0].id: mine if is_owner else mine + others, agents[1].id: others if is_owner else []}
+    decides = keeper(membership.map)
+    assert decides is not None
+    retiring = Retiring(
+        decides, membership=membership, owners=Said(said), clock=lambda: 0.0, turn_s=60.0, ttl_s=1e9
+    )
+    await retiring.turn()
+    assert bool(membership.map.earlier_placements) == (not is_owner)
 
 
 async def test_a_running_agent_retires_an_epoch_when_flash_has_been_written_over_since() -> None:

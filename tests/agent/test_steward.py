@@ -16,7 +16,9 @@ from tests.agent.assembly import (
     HeldDrive,
     another_agent,
     assembled,
+    committed,
     put_states,
+    reserved,
     stop,
     until,
 )
@@ -257,6 +259,44 @@ async def test_a_shard_whose_claim_could_not_be_given_back_is_served_anew_under_
         await until(lambda: shard in fabric.service.shards)
         await until(lambda: fabric.shard.epoch > epoch)
         assert fabric.shard is not owned
+
+
+async def test_an_epoch_under_which_a_write_is_on_its_way_is_not_served_under_again() -> None:
+    drive = HeldDrive()
+    drive.holds_writes = True
+    async with assembled(replace(SETTINGS, turn_s=0.02, drain_s=0.05), drive=drive) as fabric:
+        owned, shard = fabric.shard, ShardId(SHARD)
+        await until(lambda: bool(drive.held))
+        assert owned.epoch == 1
+        assert not await fabric.agent._steward._stop(shard)
+        shards = fabric.service.shards
+        await until(lambda: shard in shards and not shards[shard].core.is_recovering)
+        assert fabric.shard.core.highest_epoch == 0, "flash knows of no epoch yet"
+        assert fabric.shard.epoch == 2
+        assert fabric.shard.withheld == owned.core.grants.own
+
+
+async def test_a_shard_that_was_stopped_is_counted_on_no_more() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
+        steward, shard = fabric.agent._steward, ShardId(SHARD)
+        assert steward.standing.shards == {shard}
+        await steward._apply(Stop(shard, gives_back=True))
+        assert steward.standing.shards == frozenset()
+
+
+async def test_an_agent_that_hands_a_shard_over_is_busy_until_that_has_ended() -> None:
+    async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
+        await fabric.ready()
+        steward, shard = fabric.agent._steward, ShardId(SHARD)
+        assert not steward.observe().is_busy
+        made = await reserved(fabric.shard, [1])
+        handing_over = asyncio.create_task(steward._hand_over(shard))
+        await until(lambda: steward.observe().leaving == {shard})
+        assert steward.observe().is_busy
+        assert steward.observe().served == frozenset()
+        assert await committed(fabric.shard, made, [1]) == [PutState.COMMITTED]
+        assert await handing_over
+        assert not steward.observe().is_busy
 
 
 async def test_a_step_for_a_shard_that_is_served_no_more_does_nothing() -> None:

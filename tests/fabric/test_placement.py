@@ -180,6 +180,20 @@ def test_a_new_enclosure_takes_its_share_and_moves_nothing_else() -> None:
     assert abs(moved.mean() - 1 / 12) < 0.01
 
 
+def test_a_pod_of_36_enclosures_is_even_and_one_more_moves_what_is_its_share() -> None:
+    members, drives, units = 36, 32, 1_000_000
+    pod, newcomer = fabric(*[[4 * TERABYTE] * drives] * members), enclosure("e99", [4 * TERABYTE] * drives)
+    before, after = Placement.among(EPOCH, pod), Placement.among(EPOCH, [*pod, newcomer])
+    assert after.shard_ids[: members * drives] == before.shard_ids
+    spans = [loose(units // 10, seed=seed) for seed in range(10)]
+    was, now = (np.concatenate([each.shards(SECRET, [span]) for span in spans]) for each in (before, after))
+    on_enclosures = np.bincount(was // drives, minlength=members)
+    assert on_enclosures.max() / on_enclosures.mean() <= 1.05
+    moved = was != now
+    np.testing.assert_array_equal(moved, now // drives == members)
+    assert moved.mean() * (members + 1) <= 1.02
+
+
 def test_draining_a_shard_leaves_every_other_enclosures_blocks_where_they_are() -> None:
     before_map = fabric(*[[TERABYTE] * 4] * 6)
     drained = enclosure("e01", [TERABYTE, 0, TERABYTE, TERABYTE])

@@ -16,16 +16,16 @@ from tests.simulation.explore_scene import Scene
 from tests.simulation.explore_scope import Action, Scope
 
 BOUNDED = (
-    Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True),
-    Scope(puts=1, keys=2, ticks=4, claim_until=0, is_full=True),
+    Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True, is_apart=True),
+    Scope(puts=1, keys=2, ticks=4, claim_until=0, is_full=True, is_apart=True),
     Scope(puts=2, keys=1, ticks=1, claim_until=0),
     Scope(puts=1, keys=1, ticks=4, claim_until=0),
 )
 """What the test suite explores: 10,000 states."""
 
 WHOLE = (
-    Scope(puts=2, keys=2, ticks=4, claim_until=0, is_full=True),
-    Scope(puts=2, keys=1, ticks=5, claim_until=1),
+    Scope(puts=2, keys=2, ticks=4, claim_until=0, is_full=True, is_apart=True),
+    Scope(puts=2, keys=1, ticks=4, claim_until=1),
 )
 """What ``make explore`` does: 61,000 states."""
 

@@ -5,8 +5,10 @@ Two owner epochs share three segments of one drive: the real pure core of a *pre
 Time has ticks: ``grant_s``, ``hold_s`` and ``late_write_s`` take one each. A write, of data or of a summary,
 lands at any time up to its deadline, whether or not whoever began it still lives; beyond it never, which is
 what ``late_write_s`` is for. An owner that is paused or dead is one to which nothing happens any more. The
-owner that etcd knows hears at once that its claim stands, and has the grants it wants: less would only let it
-do less.
+owner that etcd knows hears at once that its claim stands: less would only let it do less. It asks at once for
+the grants it wants. Where the scope has these apart, etcd records them at any time after, unless the shard is
+claimed before, and the owner hears of that at any time after, even when it is succeeded; and a write of data
+is submitted at any time until its reservation's end. Otherwise both are done at once.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ class Scene:
     now: int = 0
     cores: dict[int, ShardCore] = field(default_factory=dict)
     grants: dict[int, frozenset[int]] = field(default_factory=dict)
+    """As etcd has them."""
+
+    asked: dict[int, frozenset[int]] = field(default_factory=dict)
+    """What owners have asked etcd to grant them, and it has not recorded yet."""
+
+    told: dict[int, frozenset[int]] = field(default_factory=dict)
+    """What it has recorded, and they have not heard yet."""
+
     fences: dict[int, int] = field(default_factory=dict)
     pages: dict[int, bytes] = field(default_factory=dict)
     data: dict[int, int] = field(default_factory=dict)
@@ -128,15 +138,25 @@ class Scene:
             for epoch, core in self.cores.items()
             if core.listing.is_due and core.grants.may_write(self.now)
         ]
-        return [*landing, *self._of_movers(), *taking, *self._of_successor_and_time()]
+        granting = [("record", epoch, 0, 0) for epoch in self.asked]
+        granting += [("apply", epoch, 0, 0) for epoch in self.told]
+        return [*landing, *self._of_movers(), *taking, *granting, *self._of_successor_and_time()]
 
     def _of_movers(self) -> Iterator[Action]:
         for mover, put in enumerate(self.movers):
             if put is not None:
-                yield ("commit" if put.is_written else "land"), mover, 0, 0
+                yield self._next_of(put), mover, 0, 0
             elif self.puts_left and (mover == 0 or self.movers[0] is not None):  # they are alike
                 for epoch, key in product(self.cores, range(self.scope.keys)):
                     yield "put", mover, epoch, key
+
+    def _next_of(self, put: Put) -> str:
+        """Return what becomes of a block on its way; nothing where its mover gives it up."""
+        if put.is_written:
+            return "commit"
+        if put.is_submitted or not self.scope.is_apart:
+            return "land"
+        return "submit" if self.now < put.until else ""
 
     def _of_successor_and_time(self) -> Iterator[Action]:
         may_retire = False
@@ -155,36 +175,63 @@ class Scene:
         """Let something happen, and look at what came of it."""
         what, first, second, third = action
         match what:
-            case "summary":
-                self._summary(first)
             case "put":
                 self._put(first, second, third)
-            case "land":
-                self._land(first)
-            case "commit":
-                self._commit(first)
-            case "write":
-                self._write(first)
-            case "claim":
-                self.claimed = self.now
-                self._begin(SUCCESSOR)
-                self._has_all()
-            case "adopt":
-                self._adopt()
-            case "retire":
-                self._adopt()
-                self.cores[SUCCESSOR].retire(self.now, self.cores[SUCCESSOR].grants.withheld)
-                del self.grants[PREDECESSOR]
+            case "claim" | "adopt" | "retire" | "tick":
+                {"claim": self._claim, "adopt": self._adopt, "retire": self._retire, "tick": self._tick}[
+                    what
+                ]()
             case _:
-                self._tick()
-        self._grant(max(self.cores))
+                {
+                    "summary": self._summary,
+                    "submit": self._submit,
+                    "land": self._land,
+                    "commit": self._commit,
+                    "write": self._write,
+                    "record": self._record,
+                    "apply": self._apply,
+                }[what](first)
+        if self.scope.is_apart:
+            self._ask(max(self.cores))
+        else:
+            self._grant(max(self.cores))
         self._look()
+
+    def _claim(self) -> None:
+        self.claimed = self.now
+        self.asked.clear()
+        self._begin(SUCCESSOR)
+        self._has_all()
+
+    def _retire(self) -> None:
+        self._adopt()
+        self.cores[SUCCESSOR].retire(self.now, self.cores[SUCCESSOR].grants.withheld)
+        del self.grants[PREDECESSOR]
+
+    def _ask(self, epoch: int) -> None:
+        """Let an owner ask for a grant as soon as it wants one; what comes of it takes its time."""
+        if epoch not in self.asked and epoch not in self.told:
+            wanted = self.cores[epoch].grant_wanted(self.now)
+            if wanted is not None:
+                self.asked[epoch] = frozenset(wanted)
+                if self.scope.uses_what_it_asks:
+                    self.cores[epoch].granted(self.now, wanted)
+
+    def _record(self, epoch: int) -> None:
+        self.grants[epoch] = segments = self.asked.pop(epoch)
+        if not self.scope.uses_what_it_asks:
+            self.told[epoch] = segments
+
+    def _apply(self, epoch: int) -> None:
+        self.cores[epoch].granted(self.now, self.told.pop(epoch))
 
     def _tick(self) -> None:
         self.now += 1
         for mover, put in enumerate(self.movers):
             if put is not None and self.now > put.until + LATE:
                 self.movers[mover] = None
+            elif put is not None and not put.is_written and not self._next_of(put):
+                self.movers[mover] = None  # it was too late to submit it
         for late in [each for each in self.writes if self.now > each[2] + LATE]:
             self.writes.remove(late)
             epoch, write, _ = late
@@ -223,6 +270,11 @@ class Scene:
             raise WrongError(f"epoch {epoch} hands out space of segment {segment}, which is not granted")
         generation, until = core.ring.segments[segment].generation, self.now + HOLD
         self.movers[mover] = Put(epoch, key, self.tags, int(made.reservations[0]), offset, generation, until)
+
+    def _submit(self, mover: int) -> None:
+        put = self.movers[mover]
+        assert put is not None
+        put.is_submitted = True
 
     def _land(self, mover: int) -> None:
         put = self.movers[mover]
@@ -340,16 +392,13 @@ class Scene:
 
     def digest(self) -> int:
         """Return a number that equal states share; unequal ones, but for one chance in 2**64."""
-        puts = tuple(
-            put and (put.epoch, put.key, put.tag, put.offset, put.generation, put.until, put.is_written)
-            for put in self.movers
-        )
+        puts = tuple(put and put.digest() for put in self.movers)
         writes = tuple((epoch, write.segment, write.generation, begun) for epoch, write, begun in self.writes)
         fabric = (
             self.now,
             self.claimed,
             self.puts_left,
-            tuple(sorted(self.grants.items(), key=lambda each: each[0])),
+            tuple(tuple(sorted(each.items())) for each in (self.grants, self.asked, self.told)),
             tuple(max(self.now, fence) for fence in self.fences.values()),
             self._flash(),
             self.adopted if self.claimed >= 0 else 0,
@@ -387,7 +436,9 @@ class Scene:
                 return {put.epoch} if put is not None else set()
             case "put" | "write":
                 return {second if what == "put" else first}
-            case "land" | "claim":
+            case "apply":
+                return {first}
+            case "land" | "claim" | "submit" | "record":
                 return set()
         return {SUCCESSOR} if what in ("adopt", "retire") else {PREDECESSOR, SUCCESSOR}
 

@@ -41,6 +41,13 @@ class Scope:
     is_full: bool = False
     """Whether the predecessor has gone round the ring before."""
 
+    is_apart: bool = False
+    """Whether a grant is asked for, recorded and heard of one after another, and a write of data submitted
+    before it lands: each at any time, with anything between."""
+
+    uses_what_it_asks: bool = False
+    """Whether owners take for granted what etcd has not recorded yet, as they must not."""
+
     retires_after: int = GRANT + HOLD + LATE
     late_write_s: int = LATE
     """What owners wait; writes may be ``LATE`` whatever they do."""
@@ -57,4 +64,10 @@ class Put:
     offset: int
     generation: int
     until: int
+    is_submitted: bool = False
     is_written: bool = False
+
+    def digest(self) -> tuple[int, ...]:
+        """Return all that its future goes by; its number is its owner's."""
+        where = self.epoch, self.key, self.tag, self.offset, self.generation
+        return *where, self.until, self.is_submitted, self.is_written

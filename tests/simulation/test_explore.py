@@ -24,6 +24,7 @@ STATES_MAX = 6000
 """Faults are found sooner."""
 
 SMALL = Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True)
+APART = replace(SMALL, is_apart=True)
 AT_ONCE = Scope(puts=2, keys=1, ticks=0, claim_until=0)
 
 
@@ -38,6 +39,7 @@ def test_no_order_of_events_around_a_change_of_owner_breaks_what_must_hold(scope
     assert not explored.wrong, str(explored)
     assert explored.states > 500, "it went far"
     assert {"claim", "adopt", "put", "land", "commit", "write", "summary"} < explored.events.keys()
+    assert scope.is_apart == ({"record", "apply", "submit"} < explored.events.keys())
 
 
 def test_a_wrong_end_tells_how_it_came_about() -> None:
@@ -53,6 +55,10 @@ def test_a_successor_that_opens_inside_an_unretired_grant_is_seen(monkeypatch: p
 
     monkeypatch.setattr(ShardCore, "begin", greedy)
     assert found(SMALL)
+
+
+def test_an_owner_that_uses_what_etcd_has_not_recorded_is_seen() -> None:
+    assert "which is not granted" in found(replace(APART, uses_what_it_asks=True))
 
 
 def test_a_successor_that_adopts_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Plays every scenario on a pod of 64 agents and 1152 drives, and says what it took: minutes each.
 
-python -m tests.simulation.scale [--agents N] [--enclosures N] [--drives N] [SCENARIO ...]
+``make scale`` (SCALE_ARGS: [--agents N] [--enclosures N] [--drives N] [--seed N] [SCENARIO ...])
 """
 
 from __future__ import annotations

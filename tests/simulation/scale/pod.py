@@ -185,6 +185,9 @@ class Pod:
         self.unowned_s: dict[ShardId, float] = {}
         """The longest that a shard was without an owner."""
 
+        self.handing_over_most = 0
+        """The most shards that an agent was handing over at one time, while it stayed."""
+
         self._unowned_since_s: dict[ShardId, float] = {}
         self._starts = 0
         self._gone: list[VirtualHost] = []
@@ -232,10 +235,10 @@ class Pod:
         shards = tuple(replace(shard, weight=0) for shard in enclosure.shards)
         self.put([replace(enclosure, shards=shards, state=EnclosureState.DRAINING)])
 
-    def lose_enclosure(self, name: str) -> None:
-        """Let every I/O of its drives fail."""
+    def lose_enclosure(self, name: str, *, is_lost: bool = True) -> None:
+        """Let every I/O of its drives fail, or none any more."""
         for drive in self.map.enclosures[EnclosureId(name)].drives:
-            self.flashes[drive.id].faults = DriveFaults(read_errors=1.0, write_errors=1.0)
+            self.flashes[drive.id].faults = DriveFaults(read_errors=is_lost, write_errors=is_lost)
 
     def start(self, name: str) -> None:
         self._starts += 1
@@ -278,6 +281,15 @@ class Pod:
                 unserved.append(shard.id)
         return unserved
 
+    def writers(self) -> Counter[ShardId]:
+        """Count the living agents that would hand out space of each shard."""
+        return Counter(
+            shard
+            for agent in self.agents.values()
+            for shard, owned in agent.owner.shards.items()
+            if owned.may_write
+        )
+
     async def until(self, holds: Callable[[], bool], *, within_s: float) -> float:
         """Wait until something holds; return for how long. Fails when that takes too long."""
         begun_s = self.loop.now_s
@@ -302,6 +314,9 @@ class Pod:
 
     def _note_owners(self) -> None:
         now_s = self.loop.now_s
+        for agent in self.agents.values():
+            if not agent.steward._leaving.is_set():
+                self.handing_over_most = max(self.handing_over_most, len(agent.steward._handing_over))
         claims = self.map.claims
         for shard, claim in claims.items():
             owners = self.owners.setdefault(shard, [])

@@ -1,4 +1,4 @@
-"""A small pod's stewards; ``python -m tests.simulation.scale`` looks at one of 64 agents and 1152 drives."""
+"""A small pod's stewards; ``make scale`` looks at one of 64 agents and 1152 drives."""
 
 from __future__ import annotations
 

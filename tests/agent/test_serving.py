@@ -1,0 +1,256 @@
+"""What serving a shard among other owners has to wait for, on virtual time and with the times of a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from tests.agent.assembly import FABRIC, SETTINGS, SHARD, HeldDrive, committed, reserved
+from tests.agent.owned_shard import keys_of
+from tests.agent.test_among_owners import RECORD, owned, ready, superblock_of
+
+from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
+from ostraca_dpu_agent.steward.serving import Serving
+from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_fabric.adapters.memory_membership import MemoryMembership
+from ostraca_fabric.drive_health import HealthSettings
+from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.fabric_map import AgentRecord, Claim
+from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
+from ostraca_fabric.outcome import PutState
+from ostraca_fabric.testing.virtual_time import VirtualLoop
+
+OWNER = replace(
+    SETTINGS.owner, grant_s=3.0, hold_s=5.0, late_write_s=120.0, adopt_every_s=10.0, pin_max_s=7.0
+)
+WAIT_S = 3.0 + 5.0 + 120.0
+"""How long an earlier owner that did not close its grant is waited for."""
+
+THE_SHARD = ShardId(SHARD)
+FIRST, SECOND = (AgentRecord(AgentId(f"agent-{number}"), StartId(bytes(16)), ()) for number in range(2))
+
+
+class Busy(MemoryMembership):
+    """A store that takes its time to record a grant, or fails to."""
+
+    def __init__(self) -> None:
+        super().__init__(FABRIC)
+        self.asked: list[tuple[int, ...]] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.says: Callable[[], bool] | None = None
+        """What becomes of a request in place of recording anything."""
+
+    async def grant(
+        self,
+        shard: ShardId,
+        claim: Claim,
+        segments: Sequence[int],
+        *,
+        retired: frozenset[OwnerEpoch] = frozenset(),
+    ) -> bool:
+        self.asked.append(tuple(segments))
+        await self.answers.wait()
+        if self.says is not None:
+            return self.says()
+        return await super().grant(shard, claim, segments, retired=retired)
+
+
+@dataclass
+class Succession:
+    """An owner that is gone from the store but not from the drive, and who came after it."""
+
+    store: Busy
+    drive: HeldDrive
+    before: OwnedShard
+    after: OwnedShard
+    serving: Serving
+
+    def now_s(self) -> float:
+        """How long ago the second one began to serve the shard."""
+        return asyncio.get_running_loop().time() - self.serving.claimed_s
+
+    async def at(self, now_s: float) -> None:
+        await asyncio.sleep(now_s - self.now_s())
+
+    async def lands(self, number: int) -> None:
+        """Let the first one list a block, whether it may or not."""
+        made = await reserved(self.before, [number])
+        assert await committed(self.before, made, [number]) == [PutState.COMMITTED]
+
+    def finds(self, number: int) -> bool:
+        """Whether the second one lists a block."""
+        return bool(self.after.core.resolve(self.after._clock(), keys_of([number]), pin_s=0.0).found[0])
+
+
+@asynccontextmanager
+async def succession(*, is_closed: bool = False) -> AsyncIterator[Succession]:
+    drive, clock, store = HeldDrive(12), asyncio.get_running_loop().time, Busy()
+    await store.put_enclosures([drive.record()])
+    async with owned(drive, clock) as before:
+        before.confirm(math.inf)
+        await store.join(FIRST)
+        await store.claim(THE_SHARD, FIRST.id, FIRST.start, epoch_at_least=OwnerEpoch(1))
+        wanted = before.grant_wanted()
+        assert wanted is not None
+        assert await store.grant(THE_SHARD, Claim(FIRST.id, FIRST.start, OwnerEpoch(1)), wanted)
+        before.granted(wanted)
+        await ready(before)
+        await store.leave(FIRST.id, FIRST.start)
+        await store.join(SECOND)
+        claimed = await store.claim(THE_SHARD, SECOND.id, SECOND.start, epoch_at_least=OwnerEpoch(1))
+        assert claimed is not None
+        claimed = replace(
+            claimed, grants=(*(replace(each, is_closed=is_closed) for each in claimed.earlier), claimed.own)
+        )
+        superblock = await superblock_of(drive)
+        core, events = core_of(superblock, OWNER), EventRing("b", 16, clock)
+        after = OwnedShard(RECORD, drive, core, settings=OWNER, clock=clock, events=events)
+        serving = Serving(
+            after,
+            GuardedDrive(drive, HealthSettings(), clock),
+            superblock,
+            claimed,
+            agent=(SECOND.id, SECOND.start),
+            claimed_s=clock(),
+            settings=OWNER,
+            membership=store,
+            clock=clock,
+            bar=bars_nobody,
+        )
+        assert await serving.recover()
+        store.asked.clear()
+        drive.writes.clear()
+        yield Succession(store, drive, before, after, serving)
+        assert await after.close(within_s=5)
+
+
+async def bars_nobody(_: AgentId) -> None:
+    """There is nothing that could."""
+
+
+def played(story: Callable[[], Coroutine[None, None, None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+
+
+def begin(scene: Succession) -> None:
+    scene.serving.begin(scene.after.spawn)
+    scene.after.confirm(math.inf)
+
+
+# ------------------------------------------------------------------------------------- recorded before used
+
+
+def test_no_segment_is_used_before_the_store_has_recorded_it() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            scene.store.answers.clear()
+            begin(scene)
+            await asyncio.sleep(1.0)
+            assert len(scene.store.asked) == 1
+            assert not is_used(scene)
+            assert (await reserved(scene.after, [1])).states.tolist() == [PutState.DECLINED]
+            scene.store.answers.set()
+            await ready(scene.after)
+            assert scene.after.core.grants.own == set(scene.store.asked[0])
+            assert (await reserved(scene.after, [1])).states.tolist() == [PutState.STAGED]
+
+    played(story)
+
+
+def is_used(scene: Succession) -> bool:
+    """Whether any segment is granted as far as the second one knows, or was opened."""
+    return bool(scene.after.core.grants.own or scene.drive.writes)
+
+
+def fails() -> bool:
+    raise MembershipError("nobody answers")
+
+
+@pytest.mark.parametrize("says", [fails, lambda: False], ids=["fails", "refuses"])
+def test_no_segment_is_used_that_the_store_did_not_record(says: Callable[[], bool]) -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            scene.store.says = says
+            begin(scene)
+            await asyncio.sleep(10.0)
+            assert len(scene.store.asked) > 1, "it is asked again"
+            assert not is_used(scene)
+            assert (await reserved(scene.after, [1])).states.tolist() == [PutState.DECLINED]
+            scene.store.says = None
+            await ready(scene.after)
+            assert (await reserved(scene.after, [1])).states.tolist() == [PutState.STAGED]
+
+    played(story)
+
+
+# ----------------------------------------------------------------------------------------- what is waited for
+
+
+@pytest.mark.parametrize(("is_closed", "waits_s"), [(False, WAIT_S), (True, 120.0)])
+def test_an_earlier_grant_is_waited_for_as_long_as_writes_may_land_under_it(
+    *, is_closed: bool, waits_s: float
+) -> None:
+    async def story() -> None:
+        async with succession(is_closed=is_closed) as scene:
+            begin(scene)
+            assert scene.serving.retires_in_s == pytest.approx(waits_s)
+            await scene.at(waits_s - 0.1)
+            assert scene.after.withheld
+            await scene.at(waits_s + 0.1)
+            assert not scene.after.withheld
+            assert scene.serving.retires_in_s is None
+            assert [grant.agent for grant in scene.store.store._grants[THE_SHARD].unretired] == [SECOND.id]
+
+    played(story)
+
+
+def test_what_an_earlier_owner_lists_is_found_at_the_next_look_and_not_only_at_the_last() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            begin(scene)
+            for number, lands_s in enumerate((5.0, 53.0)):
+                await scene.at(lands_s)
+                await scene.lands(number)
+                assert not scene.finds(number)
+                await scene.at(lands_s + OWNER.adopt_every_s)
+                assert scene.finds(number)
+                assert scene.after.withheld
+
+    played(story)
+
+
+def test_what_landed_after_the_last_look_in_its_turn_is_found_before_the_grant_is_retired() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            begin(scene)
+            await scene.at(WAIT_S - 1.0)
+            await scene.lands(1)
+            await scene.at(WAIT_S - 0.1)
+            assert not scene.finds(1)
+            await scene.at(WAIT_S + 0.1)
+            assert not scene.after.withheld
+            assert scene.finds(1)
+
+    played(story)
+
+
+def test_segments_stay_withheld_until_the_store_has_forgotten_the_grant_they_were_under() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            begin(scene)
+            await scene.at(WAIT_S - 1.0)
+            scene.store.says = fails
+            await scene.at(WAIT_S + 10.0)
+            assert scene.after.withheld
+            scene.store.says = None
+            await scene.at(WAIT_S + 20.0)
+            assert not scene.after.withheld
+
+    played(story)
