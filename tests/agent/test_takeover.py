@@ -495,7 +495,7 @@ async def test_a_process_that_gets_a_shard_back_waits_for_what_it_handed_out_bef
 
 
 async def test_a_successor_reuses_nothing_that_readers_may_have_pinned_under_the_one_before() -> None:
-    settings = replace(QUICK, owner=replace(QUICK.owner, late_write_s=0.1, pin_max_s=2.5))
+    settings = replace(QUICK, owner=replace(QUICK.owner, late_write_s=0.1, pause_max_s=0.05, pin_max_s=2.5))
     async with pair(settings) as agents:
         clock, worker = agents.fabric.agent._clock, agents.fabric.worker()
         for number in range(0, 300, 10):  # the ring goes round
