@@ -5,18 +5,19 @@ Several agents may share a process, and then its transports and drives. Whoever 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ostraca_dpu_agent.conditions import Phase, observe
+from ostraca_dpu_agent.conditions import Phase
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.gate import Gate
 from ostraca_dpu_agent.incarnations import Incarnations
+from ostraca_dpu_agent.life import VERSION, Life
 from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
@@ -33,9 +34,9 @@ from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.tenant_status import tenant_statuses
+from ostraca_dpu_agent.unserved import owners_of
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
-from ostraca_fabric.conditions import Conditions
 from ostraca_fabric.connection import SOCKETS, serve
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import EventKind
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VERSION = version("ostraca")
-
 
 class Agent:
     """One agent of a fabric."""
@@ -88,6 +87,7 @@ class Agent:
         keeper: PathKeeper | None = None,
         network: Network = SOCKETS,
         reached_at: Sequence[str] | None = None,
+        life: Life | None = None,
     ) -> None:
         """Make the parts; memory is mapped here, nothing is reachable before ``start``.
 
@@ -95,7 +95,8 @@ class Agent:
         OstracaError; *close_drive* lets one go, and returns at once.
 
         *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens,
-        and *reached_at* what others are told of that: *addresses*, unless there is more to say.
+        and *reached_at* what others are told of that: *addresses*, unless there is more to say; *life* is
+        this agent's so far, where it began before.
         """
         self.id = agent
         self.start_id = StartId(secrets.token_bytes(ID_BYTES))
@@ -107,7 +108,7 @@ class Agent:
         self._owners = owners
         self._transports = transports
         self._clock = clock
-        self._started_s = clock()
+        self._life = Life(clock) if life is None else life
         self._open_drive = open_drive
         self._drives: dict[DriveId, GuardedDrive] = {}
         self._events = EventRing(agent, settings.events_max, clock)
@@ -181,8 +182,6 @@ class Agent:
         self._volume_copies = VolumeCopies(
             membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
         )
-        self._phase = Phase.STARTING
-        self._conditions = Conditions()
         self._servers: list[Server] = []
         self._loops = Tasks(f"agent {agent}")
 
@@ -213,6 +212,7 @@ class Agent:
         self._loops.spawn(self._volume_copies.run())
         self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._retiring.run())
+        self._loops.spawn(self._look())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,
@@ -227,7 +227,7 @@ class Agent:
                 address, self._sessions, handshake, self._settings.connections, network=self._network
             )
             self._servers.append(server)
-        self._phase = Phase.SERVING
+        self._life.phase = Phase.SERVING
         log.info("%s listens at %s", self.id, ", ".join(self.addresses))
 
     @property
@@ -247,6 +247,7 @@ class Agent:
         """Leave every shard to the other agents of the fabric, and go on serving what can be got until they
         have them. For an agent that ends while others go on; ``drain`` comes next.
         """
+        self._life.phase = Phase.STOPPING
         await self._steward.hand_over_all()
 
     async def drain(self) -> bool:
@@ -254,7 +255,7 @@ class Agent:
 
         Returns whether every transfer and I/O has ended; if not, this agent's memory must stay mapped.
         """
-        self._phase = Phase.STOPPING
+        self._life.phase = Phase.STOPPING
         for server in self._servers:
             await server.close()
         self._neighbours.close()
@@ -288,13 +289,33 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
+        return self._seen(has_pools=True)
+
+    async def _look(self) -> None:
+        """See every turn how conditions are, so that it is known since when they are so; and whether this
+        agent stood still for longer than its claims stand unasked.
+        """
+        while True:
+            self._seen(has_pools=False)
+            slept_s = self._clock()
+            await asyncio.sleep(self._settings.turn_s)
+            stood_s = self._clock() - slept_s - self._settings.turn_s
+            if stood_s >= self._settings.owner.grant_s:
+                log.warning(
+                    "%s was stopped, or could do nothing, for %.0f s: its lease may have ended meanwhile, "
+                    "and its shards have other owners; it goes on as the membership store says",
+                    self.id,
+                    stood_s,
+                )
+
+    def _seen(self, *, has_pools: bool) -> AgentStatus:
         memory, standing = self._settings.memory, self._steward.standing
         membership = standing.status()
         status = AgentStatus(
             agent=self.id,
             start_id=self.start_id.hex(),
-            version=_VERSION,
-            uptime_s=self._clock() - self._started_s,
+            version=VERSION,
+            uptime_s=self._life.uptime_s,
             transports=tuple(self._transports),
             sentence=self._steward.sentence,
             workers=self._sessions.workers,
@@ -313,6 +334,7 @@ class Agent:
                     membership,
                     retires_in_s=self._steward.retires_in_s(shard),
                     now_s=self._clock(),
+                    has_pools=has_pools,
                 )
                 for shard, owned in sorted(self._owner.shards.items())
             ),
@@ -333,9 +355,10 @@ class Agent:
             tenants=tenant_statuses(self._staging),
             purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
+            unserved=self._steward.unserved(),
+            owners=owners_of(self._membership.map),
         )
-        observed = observe(status, self._phase)
-        return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
+        return self._life.judged(status)
 
     def _reserved(self) -> Mapping[EnclosureId, str]:
         return {} if self._reserving is None else self._reserving.states()

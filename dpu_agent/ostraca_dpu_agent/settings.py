@@ -14,10 +14,12 @@ from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.index import BLOCKS_MAX
+from ostraca_fabric.limits import check_above_zero, check_one_at_least
 from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.target import check_nqn
 
 MIB = 1 << 20
+_TURN_LEAST_S = 0.01
 BLOCKS_PER_SHARD_LEAST = 1024
 """An index keeps several segments of blocks, and one request may bring 4096: a smaller one would evict what
 it just took in."""
@@ -98,6 +100,18 @@ class FlowSettings:
     deadline_max_s: float = 600.0
     """The longest deadline taken at its word; longer ones are cut to it, so that nothing is held for ever."""
 
+    def __post_init__(self) -> None:
+        """Refuse limits that let nothing pass."""
+        check_one_at_least(
+            self, "wave_bytes", "put_group_bytes", "waves_ahead", "reads_ahead", "requests_max"
+        )
+        if not self.deadline_max_s > self.answer_margin_s:
+            message = (
+                f"deadline_max_s is {self.deadline_max_s}: make it more than answer_margin_s, which is "
+                f"{self.answer_margin_s}, or every request is answered late"
+            )
+            raise UsageError(message)
+
 
 @dataclass(frozen=True, slots=True)
 class OwnerSettings:
@@ -108,7 +122,7 @@ class OwnerSettings:
 
     hold_s: float = 30.0
     """How long a reservation lasts. Longer than any write takes; a dead writer's space comes back after
-    it."""
+    it. The same at all agents of a fabric: a successor waits by its own."""
 
     recovery_wait_s: float = 0.25
     """How long a put waits for a shard that is being recovered. Its blocks are held in staging memory
@@ -121,21 +135,24 @@ class OwnerSettings:
     pause_max_s: float = 60.0
     """A write that was begun so long ago and is not submitted yet is dropped: this agent was stopped. Half of
     the two minutes after which a successor counts on it that no write lands any more; the path's own
-    time-outs have the rest."""
+    time-outs have the rest. Less than ``late_write_s``."""
 
     pin_max_s: float = 10.0
     """The longest promise not to reuse an extent. An owner waits at most this long before it reuses a
-    segment."""
+    segment. The same at all agents of a fabric: a successor waits by its own."""
 
     grant_s: float = 5.0
     """How long an owner hands out space and lists blocks after it last asked the membership store, and was
     told that its claims stand: so long do puts go on when the store is down. A successor waits as long before
-    it counts on the one before to have stopped. As long as a lease of the store lasts; no use in more."""
+    it counts on the one before to have stopped, by its own: take the same at all agents of a fabric. As long
+    as a lease of the store lasts (``etcd.lease_ttl_s``), and no longer: by then another agent may own the
+    shards."""
 
     late_write_s: float = 120.0
     """How long after its end a write may still reach a drive: through a path that holds it back, or because
     its agent was stopped meanwhile (``pause_max_s`` of it). No segment is used again sooner. Raise it where
-    ``fast_io_fail_tmo`` of the paths is longer than a minute."""
+    ``fast_io_fail_tmo`` of the paths is longer than a minute. The same at all agents of a fabric: a successor
+    waits by its own, and one that waits for less writes where the one before still may."""
 
     adopt_every_s: float = 10.0
     """How often the summaries of segments are read again that an owner before this one may still be
@@ -163,7 +180,16 @@ class OwnerSettings:
     """How flash is read again while drives are idle."""
 
     def __post_init__(self) -> None:
-        """Refuse an index that is of no use, or that can't be made."""
+        """Refuse an index that is of no use, or that can't be made, and times that keep no promise."""
+        check_above_zero(self, "hold_s", "pause_max_s", "pin_max_s", "grant_s", "adopt_every_s")
+        check_one_at_least(self, "free_segments")
+        if not self.late_write_s > self.pause_max_s:
+            message = (
+                f"late_write_s is {self.late_write_s} and pause_max_s {self.pause_max_s}: make the first "
+                "more than the second, for an agent that was stopped for so long may still write, and its "
+                "path takes time as well"
+            )
+            raise UsageError(message)
         if not BLOCKS_PER_SHARD_LEAST <= self.blocks_per_shard_max <= BLOCKS_MAX:
             message = (
                 f"owner.blocks_per_shard_max is {self.blocks_per_shard_max}: let a shard's index hold "
@@ -187,6 +213,10 @@ class RequestSettings:
 
     volumes_max: int = 1024
     """Volumes open on one connection."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that let nothing pass."""
+        check_one_at_least(self, "frame_bytes_max", "blocks_max", "inflight_max", "volumes_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +318,13 @@ class AgentSettings:
     def __post_init__(self) -> None:
         """Refuse what can't work."""
         memory = self.memory
+        check_above_zero(self, "secrets_look_s", "open_again_s", "placement_ttl_s", "placement_turn_s")
+        if self.turn_s < _TURN_LEAST_S:
+            message = (
+                f"turn_s is {self.turn_s}: make it {_TURN_LEAST_S} or more, or the agent does nothing else "
+                "than look"
+            )
+            raise UsageError(message)
         if self.events_max < 1:
             message = f"events_max is {self.events_max}: keep at least one event"
             raise UsageError(message)

@@ -71,6 +71,11 @@ class FileEnclosure:
             tuple(self._found(drive) for drive in drives),
         )
 
+    def of_other_size(self) -> int:
+        """Return how many drives are there already that are of another size than those that would be made."""
+        paths = (self._path(drive_id(self._id, f"drive-{number}")) for number in range(self._drives))
+        return sum(path.exists() and path.stat().st_size != self._geometry.shard_bytes for path in paths)
+
     def _path(self, drive: DriveId) -> Path:
         return self._directory / f"{drive.rpartition('/')[2]}.img"
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostraca_fabric.limits import check_above_zero, check_one_at_least
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
@@ -27,6 +29,11 @@ class BreakerSettings:
     open_max_s: float = 30.0
     """How long it stays open at most between two trials. A drive that comes back waits no longer than this;
     each trial of one that does not may hold a thread of it."""
+
+    def __post_init__(self) -> None:
+        """Refuse a breaker that opens for nothing, or for no time."""
+        check_one_at_least(self, "failures_max")
+        check_above_zero(self, "open_s", "open_max_s")
 
 
 class Breaker:

@@ -30,6 +30,7 @@ from typing import Final
 
 from ostraca_fabric.breaker import Breaker, BreakerSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.limits import check_above_zero
 
 PLACE_BYTES: Final = 4 << 20
 """Faults this close to each other on a drive are one fault. A misdirected write of a whole wave spoils four
@@ -97,6 +98,7 @@ class HealthSettings:
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
+        check_above_zero(self, "window_s")
         if not 0 < self.suspect_faults <= self.failed_faults:
             message = (
                 f"suspect_faults is {self.suspect_faults} and failed_faults {self.failed_faults}: the first "

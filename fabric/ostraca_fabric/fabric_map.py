@@ -137,6 +137,22 @@ class Grant:
     """The holder has handed the shard over in order: it hands out nothing any more, and all that it handed
     out has ended."""
 
+    is_whole: bool = False
+    """It holds all segments of the shard, however many there are: what was granted is not known any more."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing may be written under it."""
+        return not self.segments and not self.is_whole
+
+    def holds_any(self, segments: Iterable[int]) -> bool:
+        """Say whether one of these may be written under it."""
+        return any(self.is_whole or number in self.segments for number in segments)
+
+    def of(self, segments: int) -> frozenset[int]:
+        """Return the segments that it holds, of a shard that has so many."""
+        return frozenset(range(segments) if self.is_whole else self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:

@@ -102,10 +102,10 @@ def test_shards_of_a_failed_drive_are_given_back_and_not_claimed_again() -> None
     state = replace(state, broken=frozenset({box.drives[1].id}))
     made = plan(state)
     assert made.steps == (Stop(box.shards[1].id, gives_back=True),)
-    assert "stop serving 1 shards whose drives have failed" in made.sentence
+    assert "stop serving 1 shard whose drive has failed" in made.sentence
     after = replace(state, served=shards - {box.shards[1].id})
     assert plan(after).steps == (GiveBack(box.shards[1].id),)
-    assert "I leave 1 drives alone that have failed" in plan(after).sentence
+    assert "I leave 1 drive alone after failures: enclosure-0/drive-1" in plan(after).sentence
     unclaimed = replace(
         after.map,
         claims={box.shards[0].id: claims[box.shards[0].id], box.shards[2].id: claims[box.shards[2].id]},
@@ -120,7 +120,7 @@ def test_drives_without_a_path_wait_and_so_do_their_shards() -> None:
         *(Attach(box.drives[number]) for number in (0, 2)),
         *(Serve(box.shards[number]) for number in (0, 2)),
     )
-    assert made.sentence.endswith("; I have no path to 1 drives.")
+    assert made.sentence.endswith("; I can't use 1 drive: enclosure-0/drive-1.")
 
 
 def test_drives_that_moved_are_let_go_once_their_shards_are_stopped_and_attached_where_they_are() -> None:
@@ -196,7 +196,7 @@ def test_a_shard_that_could_not_be_opened_is_not_tried_again_and_again() -> None
     failed = replace(state, attached=frozenset({shard.drive}), failed=frozenset({shard.id}))
     decided = plan(failed)
     assert decided.steps == ()
-    assert "1 could not be opened" in decided.sentence
+    assert "1 shard could not be opened: enclosure-0/drive-0/0" in decided.sentence
 
 
 def test_with_nothing_to_do_the_sentence_says_so() -> None:
@@ -429,7 +429,7 @@ def test_a_claim_that_cannot_be_served_is_given_back_so_that_others_may_have_it(
     failed = replace(state, map=ours, attached=frozenset({shard.drive}), failed=frozenset({shard.id}))
     decided = plan(failed)
     assert decided.steps == (GiveBack(shard.id),)
-    assert "give back 1 shards that I can't serve" in decided.sentence
+    assert "give back 1 shard that I can't serve" in decided.sentence
 
 
 def test_a_claim_of_which_no_answer_was_heard_is_asked_for_again() -> None:

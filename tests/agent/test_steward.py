@@ -33,7 +33,7 @@ from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId, drive_id
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.ports.membership import Claimed
-from ostraca_fabric.status import ClaimCounters, MembershipStatus
+from ostraca_fabric.status import AgentStatus, ClaimCounters, MembershipStatus
 
 
 async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
@@ -325,6 +325,42 @@ async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_
         service.succeeded(shard, until_s=now_s)
         service.prune()
         assert service._left == {}
+
+
+async def test_since_when_a_condition_is_so_is_known_though_nobody_has_asked() -> None:
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        agent, clock = fabric.agent, fabric.agent._clock
+        fabric.shard.fence()
+        fenced_s = clock()
+        await until(lambda: clock() > fenced_s + 0.5)
+        asked_s = clock()
+        (found,) = (each for each in agent.status().conditions if each.name == "shards_writable")
+        assert not found.is_true
+        assert found.since_s >= 0.3
+        assert found.since_s <= clock() - fenced_s
+        (ready,) = (each for each in agent.status().conditions if each.name == "ready")
+        assert ready.since_s >= asked_s - fenced_s
+
+
+@pytest.mark.parametrize(("stopped_s", "is_told"), [(26.0, True), (0.5, False)])
+async def test_an_agent_that_was_stopped_for_long_says_so(
+    stopped_s: float, *, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "ostraca_dpu_agent")
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        agent, clock, turns = fabric.agent, fabric.agent._clock, 0
+        agent._clock = lambda: clock() + stopped_s  # as after a pause of its process, which stops no clock
+
+        def seen(*, has_pools: bool) -> AgentStatus:
+            nonlocal turns
+            turns += 1
+            return status(has_pools=has_pools)
+
+        status, agent._seen = agent._seen, seen  # type: ignore[method-assign]  # counts
+        await until(lambda: turns == 2)
+    said = [each.getMessage() for each in caplog.records if "was stopped" in each.getMessage()]
+    words = "agent-0 was stopped, or could do nothing, for 26 s: its lease may have ended meanwhile, "
+    assert [each[: len(words)] for each in said] == [words] * is_told
 
 
 def condition(agent: Agent, name: str) -> tuple[bool, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pytest
 from tests.agent.assembly import (
     FAR_S,
     SETTINGS,
@@ -21,6 +23,7 @@ from tests.agent.assembly import (
     found,
     get_states,
     put_states,
+    reasons_of,
     reserved,
     stop,
     until,
@@ -29,6 +32,7 @@ from tests.agent.owned_shard import keys_of
 from tests.agent.test_volume_copies import named, names_on
 
 from ostraca_dpu_agent.steward.standing import Standing
+from ostraca_fabric.adapters.membership_rules import GRANTS_LOST
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.explain import BlockExplanation, verdict
@@ -58,7 +62,13 @@ QUICK = replace(
     SETTINGS,
     turn_s=0.02,
     owner=replace(
-        SETTINGS.owner, grant_s=0.5, hold_s=0.5, late_write_s=0.6, adopt_every_s=0.05, pin_max_s=0.3
+        SETTINGS.owner,
+        grant_s=0.5,
+        hold_s=0.5,
+        late_write_s=0.6,
+        pause_max_s=0.3,
+        adopt_every_s=0.05,
+        pin_max_s=0.3,
     ),
 )
 
@@ -161,7 +171,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
+async def pair(settings: AgentSettings = QUICK, *, segments: int = 12) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as both:
         cut_off: list[CutOff] = []
 
@@ -169,7 +179,7 @@ async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
             cut_off.append(CutOff(membership))
             return cut_off[0]
 
-        fabric = await both.enter_async_context(assembled(settings, segments=12, behind=behind))
+        fabric = await both.enter_async_context(assembled(settings, segments=segments, behind=behind))
         second = another_agent(1, settings, (), fabric.membership, fabric.owners, (fabric.drive,))
         await second.join()
         await second.start()
@@ -248,6 +258,32 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         other = agents.seen_from_the_second()
         assert set(get_states(await other.get(other.worker(), [1, 2, 3]))) == {BlockState.HIT}
         agents.second_shard.core.check()
+
+
+async def test_an_owner_that_is_left_no_segment_says_so_until_it_has_one() -> None:
+    late = replace(QUICK, owner=replace(QUICK.owner, late_write_s=2.0))
+    async with pair(late, segments=3) as agents:
+        first, worker = agents.fabric, agents.fabric.worker()
+        numbers = count()
+        while len(agents.grants[-1].segments) < 3:
+            await first.put(worker, [next(numbers)])
+        agents.lease_runs_out()
+        shards = agents.second._owner.shards
+        await until(lambda: THE_SHARD in shards and len(shards[THE_SHARD].withheld) == 3)
+        other = agents.seen_from_the_second()
+        await until(lambda: other.mover.routes().map.owner(THE_SHARD) == SECOND)
+        declined = await other.put(other.worker(), [next(numbers)])
+        assert (put_states(declined), reasons_of(declined)) == ([PutState.DECLINED], [Reason.NO_SPACE])
+        found = agents.conditions(agents.second)
+        why = "writes of an earlier owner may still land in 3 of its 3 segments"
+        assert "1 of 1 shard that I own can hand out nothing" in found["shards_have_space"]
+        assert f"e/d/0 ({why}, for " in found["shards_have_space"]
+        ownership = agents.ownership(agents.second)
+        assert ownership.why_no_space == why
+        assert ownership.space_in_s == pytest.approx(ownership.retires_in_s, abs=0.1)
+        assert "shards_writable" not in found
+        await until(lambda: "shards_have_space" not in agents.conditions(agents.second))
+        assert put_states(await other.put(other.worker(), [next(numbers)])) == [PutState.COMMITTED]
 
 
 async def test_who_is_gone_is_barred_once_its_grant_is_retired_and_before_its_segments_are_used() -> None:
@@ -459,7 +495,7 @@ async def test_a_process_that_gets_a_shard_back_waits_for_what_it_handed_out_bef
 
 
 async def test_a_successor_reuses_nothing_that_readers_may_have_pinned_under_the_one_before() -> None:
-    settings = replace(QUICK, owner=replace(QUICK.owner, late_write_s=0.1, pin_max_s=2.5))
+    settings = replace(QUICK, owner=replace(QUICK.owner, late_write_s=0.1, pause_max_s=0.05, pin_max_s=2.5))
     async with pair(settings) as agents:
         clock, worker = agents.fabric.agent._clock, agents.fabric.worker()
         for number in range(0, 300, 10):  # the ring goes round
@@ -496,3 +532,52 @@ async def test_a_fence_is_put_off_from_when_the_store_was_asked_and_not_from_its
         standing.claimed(agents.first_shard, asked_s=1e9 - 1.0)
         await standing._ask()
         assert agents.first_shard.core.grants.until_s == 1e9 + 5.0
+
+
+async def test_where_the_store_has_lost_what_was_granted_all_is_read_at_once_and_written_when_it_may_be() -> (
+    None
+):
+    async with pair() as agents:
+        first, clock = agents.first_shard, agents.fabric.agent._clock
+        worker = agents.fabric.worker()
+        assert set(put_states(await agents.fabric.put(worker, range(20)))) == {PutState.COMMITTED}
+        made = await reserved(first, [40])
+        agents.store._grants[THE_SHARD] = GRANTS_LOST
+        agents.lease_runs_out()
+        begun_s = clock()
+        other = agents.seen_from_the_second()
+        await until(lambda: THE_SHARD in agents.second._owner.shards and bool(agents.second_shard.withheld))
+        await until(lambda: other.mover.routes().map.owner(THE_SHARD) == SECOND)
+        second = agents.second_shard
+        assert second.withheld == frozenset(range(12))
+        assert second.epoch == first.epoch + 1, "one above the highest on flash"
+        assert set(get_states(await other.get(other.worker(), range(20)))) == {BlockState.HIT}
+        assert put_states(await other.put(other.worker(), [30])) == [PutState.DECLINED]
+        assert await committed(first, made, [40]) == [PutState.COMMITTED], (
+            "its claim's end has not reached it"
+        )
+        await until(lambda: found(other, [40]) == [True])
+        await until(lambda: second.withheld == frozenset())
+        owner = QUICK.owner
+        assert clock() - begun_s >= owner.grant_s + owner.hold_s + owner.late_write_s
+        assert [grant.epoch for grant in agents.grants] == [second.epoch]
+        await until(lambda: bool(second.core.ring.ready))
+        assert put_states(await other.put(other.worker(), [30])) == [PutState.COMMITTED]
+        assert set(get_states(await other.get(other.worker(), [*range(20), 30]))) == {BlockState.HIT}
+        assert found(other, [40]) == [True]
+
+
+async def test_an_owner_whose_grants_the_store_has_lost_begins_anew_when_it_claims_again() -> None:
+    async with assembled(QUICK, segments=12) as fabric:
+        owned, store = fabric.shard, fabric.membership.store
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        store.leave(FIRST, fabric.agent.start_id)
+        store._grants[THE_SHARD] = GRANTS_LOST
+        fabric.membership._say_changed()
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert fabric.shard.epoch == owned.epoch + 1
+        assert fabric.shard.withheld == frozenset(range(12))
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        await until(lambda: bool(fabric.shard.core.grants.own))
+        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]

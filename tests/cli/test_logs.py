@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import secrets
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,14 @@ import pytest
 from tests.cli.test_up import LAYOUT, SMALL, interrupt, up
 
 import ostraca
-from ostraca.cli.logs import JsonFormatter, add_log_options, log_levels
+from ostraca.cli.logs import (
+    JournalFormatter,
+    JsonFormatter,
+    StampedFormatter,
+    add_log_options,
+    is_journal,
+    log_levels,
+)
 from ostraca_fabric.labels import labelled
 
 
@@ -72,6 +81,57 @@ def test_a_crash_comes_with_its_traceback_in_one_line() -> None:
 
 def test_arguments_that_do_not_fit_their_message_are_told_and_not_raised() -> None:
     assert "do not fit" in str(written(record("%d", "x"))["message"])
+
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def test_a_daemons_line_of_text_begins_with_its_time_and_level() -> None:
+    assert re.fullmatch(rf"{TIME} WARNING 1 of 2", StampedFormatter().format(record("%d of %d", 1, 2)))
+
+
+def test_the_journal_is_told_the_level_of_each_line_and_no_time() -> None:
+    assert JournalFormatter().format(record("one\ntwo")) == "<4>one\n<4>two"
+
+
+def test_the_journal_is_known_by_what_it_reads(tmp_path: Path) -> None:
+    with (tmp_path / "read").open("w") as read, (tmp_path / "other").open("w") as other:
+        found = os.fstat(read.fileno())
+        environment = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        assert is_journal(environment, read.fileno())
+        assert not is_journal(environment, other.fileno()), "it was sent elsewhere since"
+        assert not is_journal({}, read.fileno())
+
+
+def failed(tmp_path: Path, *options: str) -> str:
+    """Run an agent that lacks its key; return what it says."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ostraca.cli", "serve", "agent", "--id", "a", "--etcd", "127.0.0.1:1"),
+            *("--state-dir", str(tmp_path / "state"), "--fabric-key", str(tmp_path / "none")),
+            *("--listen", "tcp://127.0.0.1:1", *options),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_why_a_daemon_ends_is_said_as_all_else_that_it_logs(tmp_path: Path) -> None:
+    assert re.match(rf"{TIME} ERROR   ostraca: .*{tmp_path}/none", failed(tmp_path))
+    line = json.loads(failed(tmp_path, "--log-format", "json"))
+    assert (line["level"], line["agent"]) == ("error", "a")
+    assert f"{tmp_path}/none" in line["message"]
+
+
+@pytest.mark.slow
+def test_settings_that_are_refused_are_told_as_json_where_logs_are(tmp_path: Path) -> None:
+    line = json.loads(failed(tmp_path, "--log-format", "json", "--set", "turn_s=0"))
+    assert (line["level"], line["message"][:13]) == ("error", "turn_s is 0.0")
 
 
 def test_verbose_is_a_level() -> None:

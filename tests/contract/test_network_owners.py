@@ -27,6 +27,7 @@ from ostraca_fabric.wire.messages import (
     ConnectionLimits,
     Failed,
     Inspect,
+    PassedOver,
     Release,
     Reserve,
     Resolve,
@@ -373,6 +374,37 @@ class TestNetworkOwners:
         assert pair.owners.peers() == ()
         await asyncio.sleep(1)
         assert pair.serving.connections == []
+
+    async def test_a_peer_that_does_not_let_this_agent_in_is_told_until_it_does(self, pair: Pair) -> None:
+        token = "another fabric's"
+        owners = NetworkOwners(
+            AgentId("asker"),
+            here=LoopbackOwners(),
+            address_of=lambda agent: pair.addresses.get(agent, ()),
+            dice=random.Random(1),
+            settings=SETTINGS,
+            token=lambda: token,
+            network=pair.network.host("b"),
+        )
+        with pytest.raises(ConnectError, match="does not speak for the role agent"):
+            await owners.ask(OWNER, PassedOver(0, FAR_S))
+        (refused,) = owners.peers()
+        assert (refused.is_refused, refused.is_held_off) == (True, False)
+        assert "does not speak for the role agent" in refused.why
+        token = "t"
+        await asyncio.sleep(SETTINGS.backoff_max_s)
+        await owners.ask(OWNER, RESOLVE)
+        (let_in,) = owners.peers()
+        assert (let_in.is_refused, let_in.why) == (False, "")
+        await owners.close()
+
+    async def test_an_agent_that_has_left_is_shown_no_more_though_nobody_has_asked_it_since(
+        self, pair: Pair
+    ) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        assert [peer.agent for peer in pair.owners.peers()] == [OWNER]
+        del pair.addresses[OWNER]
+        assert pair.owners.peers() == ()
 
     async def test_closing_ends_who_waits(self, pair: Pair) -> None:
         pair.owner.may_answer.clear()

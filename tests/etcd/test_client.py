@@ -15,7 +15,7 @@ from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
 from ostraca_fabric.adapters.etcd.told import Changed, Entry, Listed
 from ostraca_fabric.adapters.etcd.transactions import is_absent, put
 from ostraca_fabric.adapters.etcd.watch import Watch
-from ostraca_fabric.errors import LeaseEndedError, MembershipError, UsageError
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,9 @@ async def test_an_etcd_that_is_not_there_is_an_error_in_time() -> None:
         settings = EtcdSettings((endpoint,), operation_timeout_s=0.5)
         client = EtcdClient(settings, dice=random.Random(1))
         watch = Stopwatch()
-        with pytest.raises(MembershipError, match=endpoint):
+        with pytest.raises(
+            MembershipError, match=f"{endpoint} .*: check that etcd runs there, and that --etcd"
+        ):
             await client.range(b"/")
         assert watch.took_s < 2
         await client.close()
@@ -121,3 +123,19 @@ async def test_the_death_of_a_leader_loses_no_write_and_doubles_none(
         await client.txn([is_absent(b"/n/%d" % number)], [put(b"/n/%d" % number, b"%d" % number)])
     await asyncio.wait_for(following, 20)
     assert seen == list(range(200))
+
+
+async def test_who_ends_waits_for_an_etcd_that_is_away_only_once() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+        client = EtcdClient(EtcdSettings((endpoint,), operation_timeout_s=0.5), dice=random.Random(1))
+        with pytest.raises(StoreAwayError, match=endpoint):
+            await client.range(b"/")
+        client.patience.shorten()
+        with pytest.raises(StoreAwayError, match=endpoint):  # it may be back since
+            await client.range(b"/")
+        for _ in range(20):
+            with pytest.raises(StoreAwayError, match="was not asked to read: it was away a moment ago"):
+                await client.range(b"/")
+        await client.close()

@@ -13,6 +13,7 @@ from tests.etcd import sample_fabric as sample
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd import records
 from ostraca_fabric.adapters.etcd.keys import PREFIX_DEFAULT, Keys, Kind
+from ostraca_fabric.adapters.membership_rules import GRANTS_LOST
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.ids import FabricId
 
@@ -107,6 +108,13 @@ def test_every_record_says_its_version_and_ignores_what_a_later_release_added() 
 def test_a_record_that_can_not_be_read_says_why(data: bytes, says: str) -> None:
     with pytest.raises(MembershipError, match=says):
         records.decode_meta(data)
+
+
+def test_a_grant_of_a_whole_shard_is_refused_by_who_would_take_it_for_one_of_nothing() -> None:
+    lost = records.encode_grants(GRANTS_LOST)
+    assert records.decode_grants(lost) == GRANTS_LOST
+    assert json.loads(lost)["version"] == records.GRANTS_VERSION > records.VERSION
+    assert len(lost) < 200, "however many segments the shard has"
 
 
 def test_a_layout_with_more_than_is_known_here_is_not_taken_for_another() -> None:

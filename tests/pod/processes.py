@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 UP_WITHIN_S = 40.0 * PATIENCE
 TTL_S = 2.0
 GRANT_S = 2.0
+HOLD_S = 2.0
+LATE_WRITE_S = 2.0
 WITHIN_S = 30.0
 EVEN_SHARE_MAX = 1.25
 """An agent keeps what it has up to so many times the even share, and a part of one shard."""
@@ -40,9 +42,9 @@ SHORT = (
     f"etcd.lease_ttl_s={TTL_S}",
     "etcd.operation_timeout_s=2",
     f"owner.grant_s={GRANT_S}",
-    "owner.hold_s=2",
+    f"owner.hold_s={HOLD_S}",
     "owner.pin_max_s=1",
-    "owner.late_write_s=2",
+    f"owner.late_write_s={LATE_WRITE_S}",
     "owner.pause_max_s=1",
     "owner.adopt_every_s=0.5",
     "turn_s=0.25",

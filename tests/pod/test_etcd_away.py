@@ -62,7 +62,7 @@ def test_an_etcd_that_has_lost_the_fabric_is_told_with_what_to_do_and_not_called
         assert look is not None
         assert look.membership.silent_s == 0
         assert "etcd answers, and has lost fabric" in said["membership_answers"]
-        assert "stop all agents for late_write_s" in said["membership_answers"]
+        assert "make it again with `ostraca fabric rebuild --etcd`" in said["membership_answers"]
         assert "the membership store does not confirm the claim" in said["shards_writable"]
         logged = agent.log.read_text()[before:]
     assert len(logged.splitlines()) <= 4, logged

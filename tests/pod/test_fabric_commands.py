@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
 import pytest
-from tests.pod.processes import Pod, command
-from tests.pod.work import CHAINS, missing, put
+from tests.etcd.nodes import Cluster
+from tests.pod.processes import GRANT_S, HOLD_S, LATE_WRITE_S, Pod, command
+from tests.pod.work import CHAINS, await_puts, missing, put
 
 pytestmark = pytest.mark.slow
+
+LATE_S = GRANT_S + HOLD_S + LATE_WRITE_S
+"""For so long after its claim may something be written under a grant before it."""
 
 
 def test_creating_a_fabric_again_finds_it_and_adds_what_is_new(own: Pod) -> None:
@@ -20,7 +29,11 @@ def test_creating_a_fabric_again_finds_it_and_adds_what_is_new(own: Pod) -> None
     before = own.listed("")
     assert "found under" in own.create(enclosures=1, drives=1, capacity="17MiB")
     assert own.listed("") == before, "nothing has changed"
+    said = own.create(enclosures=1, drives=1, capacity="20MiB")
+    assert "1 drive was there already, of another size, and nothing was done about that: --capacity" in said
+    assert own.listed("") == before
     said = own.create(enclosures=2, drives=1, capacity="34MiB")
+    assert "of another size" not in said
     assert "enclosure-1  1 drive, 17.0 MiB" in said
     assert len(own.listed("enclosures/")) == 2
     assert kept == [(own.files / name).read_bytes() for name in ("fabric.key", "tokens.toml")]
@@ -53,10 +66,14 @@ def test_what_etcd_has_lost_is_made_again_from_the_drives(own: Pod) -> None:
     rebuild = ("fabric", "rebuild", *own.where, "--files", own.files)
     refused = command(*rebuild)
     assert (refused.returncode, "nothing has to be rebuilt" in refused.stderr) == (2, True)
+    dry = command(*rebuild, "--dry-run")
+    assert (dry.returncode, dry.stderr) == (0, "")
+    assert f"etcd: the fabric is under {own.prefix}" in dry.stdout
+    assert ", with 2 enclosures, 1 volume and no agents" in dry.stdout
+    assert "would be written: nothing without --force; with it no enclosure" in dry.stdout
     own.etcd.ctl("del", "--prefix", own.prefix)
     done = command(*rebuild)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Start agents no sooner than owner.late_write_s (120 s) after the last one stopped" in done.stdout
     assert own.listed("enclosures/") == enclosures
     assert own.listed("volumes/") == volumes
     own.start()
@@ -64,3 +81,40 @@ def test_what_etcd_has_lost_is_made_again_from_the_drives(own: Pod) -> None:
         assert missing(client) == []
     agent.stop()
     own.check_logs()
+
+
+def test_a_new_and_empty_etcd_is_filled_while_agents_run_and_none_of_them_writes_too_early(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "etcd").mkdir()
+    with contextlib.closing(Cluster(tmp_path / "etcd")) as etcd, Pod(tmp_path, etcd) as pod:
+        pod.create()
+        for number in range(2):
+            pod.agent(f"agent-{number}")
+        pod.start()
+        rebuild = ("fabric", "rebuild", *pod.where, "--files", pod.files)
+        with pod.connect() as client:
+            assert put(client) == list(CHAINS)
+            before = pod.epochs()
+            etcd.kill()
+            shutil.rmtree(tmp_path / "etcd" / etcd.nodes[0].name)
+            etcd.start()
+            assert missing(client) == [], "gets go on under the last map"
+            dry = command(*rebuild, "--dry-run")
+            assert (dry.returncode, dry.stderr) == (0, "")
+            assert f"etcd: there is no fabric under {pod.prefix}" in dry.stdout
+            assert "would be written: 2 enclosures with 4 shards, and 1 volume" in dry.stdout
+            assert pod.listed("") == []
+            began_s = time.monotonic()
+            done = command(*rebuild)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "Agents that run join by themselves" in done.stdout
+            pod.await_settled()
+            assert missing(client) == []
+            await_puts(client)
+            assert time.monotonic() - began_s > LATE_S
+            assert missing(client) == []
+        lost = [grant for each in pod.listed("grants/") for grant in each["unretired"] if "whole" in grant]
+        assert lost == [], "what was not known is forgotten"
+        assert all(epoch > before[shard] for shard, epoch in pod.epochs().items())
+        pod.check_logs()

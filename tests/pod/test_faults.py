@@ -64,6 +64,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_over_nothing_and_come
     look = stopped.status()
     assert look is not None
     assert "it must join again" in stopped.log.read_text()
+    assert f"{stopped.name} was stopped, or could do nothing, for " in stopped.log.read_text()
 
 
 STOPPED_S = 2.0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.e2e.fabric_host import hashes
@@ -102,6 +103,9 @@ def test_who_etcd_may_not_trust_and_whom_we_may_not_is_told_what_to_do(secured: 
 def test_an_agent_whose_certificate_will_not_do_does_not_start(secured: Pod, files: Files) -> None:
     wrong = {
         "the certificate shown has expired: renew it": files.ours.files("old", HOST, days=-1),
+        "the certificate shown is not valid yet: check the clocks of both hosts": files.ours.files_from(
+            datetime.now(UTC) + timedelta(hours=1), "early", HOST
+        ),
         "does not carry that host": files.ours.files("elsewhere", "10.1.2.3"),
         "is not signed by a CA that is known here": files.theirs.files("foreign", HOST, ca=files.ours.cert),
     }

@@ -45,6 +45,9 @@ def main() -> int:
         "--pace", type=float, default=None, metavar="SECONDS", help="the longest from fault to fault"
     )
     parser.add_argument(
+        "--first", default="", metavar="DEEDS", help="of the adversary, before any is drawn: kill_agent,..."
+    )
+    parser.add_argument(
         "--no-opening",
         action="store_true",
         help="leave out the beginning, with one, two, three and nine agents",
@@ -78,6 +81,7 @@ def main() -> int:
         round_s=options.round,
         pace_s=options.pace,
         has_hosts=why_not is None,
+        first=tuple(filter(None, options.first.split(","))),
     )
     print(
         f"soak-pod: {plan.minutes:g} minutes, {plan.agents} agents over {plan.transport}, --seed {seed}",

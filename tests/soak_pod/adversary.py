@@ -44,7 +44,10 @@ class Fault:
 class Adversary:
     """Disturbs a pod between ``act`` and ``end_all``."""
 
-    def __init__(self, pod: SoakPod, workers: Sequence[Worker], *, seed: int) -> None:
+    def __init__(
+        self, pod: SoakPod, workers: Sequence[Worker], *, seed: int, first: Sequence[str] = ()
+    ) -> None:
+        """Do what is in *first* before anything is drawn, as far as this machine can."""
         self.wrong: list[str] = []
         """What was found wrong in ending faults."""
 
@@ -75,6 +78,8 @@ class Adversary:
                 (2, self.cut_agent_from_worker),
                 (1, self.cut_members),
             ]
+        known = {deed.__name__: deed for _, deed in self._deeds}
+        self._first = [known[name] for name in first if name in known]
         self._damages: list[tuple[int, Callable[[], None]]] = [
             (8, self.flip_bits),
             (6, self.tear_pages),
@@ -87,6 +92,11 @@ class Adversary:
         return self._is_etcd_whole
 
     @property
+    def has_first(self) -> bool:
+        """Whether something is to be done yet before anything is drawn."""
+        return bool(self._first)
+
+    @property
     def held(self) -> set[str]:
         """Agents whose processes do not run, or are stopped."""
         return self._held
@@ -95,9 +105,12 @@ class Adversary:
         """End what is over, do something new, and wait for *pace_s* at most."""
         self._end_what_is_over()
         if len(self._faults) < AT_ONCE_MAX:
-            deeds = self._deeds + (self._damages if damages else [])
-            _, deed = self._dice.choices(deeds, [weight for weight, _ in deeds])[0]
-            deed()
+            if self._first:
+                self._do_first()
+            else:
+                deeds = self._deeds + (self._damages if damages else [])
+                _, deed = self._dice.choices(deeds, [weight for weight, _ in deeds])[0]
+                deed()
         time.sleep(self._dice.uniform(0.05, pace_s))
 
     def end_all(self) -> None:
@@ -105,6 +118,14 @@ class Adversary:
         for fault in self._faults:
             fault.until_s = 0.0
         self._end_what_is_over()
+
+    def _do_first(self) -> None:
+        """Do the next of what is to be done first; it stays so where nobody is there now to do it to."""
+        deeds = self._pod.story.deeds
+        before = deeds.total()
+        self._first[0]()
+        if deeds.total() > before:
+            del self._first[0]
 
     def kill_agent(self) -> None:
         if (each := self._agent()) is not None:

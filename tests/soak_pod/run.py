@@ -77,6 +77,8 @@ class Options:
     """Of six drives: 96 segments each."""
 
     has_hosts: bool = False
+    first: tuple[str, ...] = ()
+    """Deeds of the adversary that come first, each once; no round ends before they are done."""
 
 
 class Soak:
@@ -124,7 +126,9 @@ class Soak:
             self._pod.begin()
             self._crew += [self._traffic(number) for number in range(self._options.workers)]
             self._await_crew()
-            self._adversary = Adversary(self._pod, self._crew, seed=self._options.seed)
+            self._adversary = Adversary(
+                self._pod, self._crew, seed=self._options.seed, first=self._options.first
+            )
             self._rounds()
         except (PodError, StartError) as error:
             self._add([str(error)])
@@ -191,7 +195,9 @@ class Soak:
         lasts_s = self._options.round_s * self._dice.uniform(0.6, 1.4)
         over_s = min(until_s, time.monotonic() + lasts_s)
         pace_s = self._options.pace_s or self._dice.choice(PACES_S)
-        while time.monotonic() < over_s and not (self.violations or self.is_enough):
+        while (self._adversary.has_first or time.monotonic() < over_s) and not (
+            self.violations or self.is_enough
+        ):
             self._adversary.act(pace_s=pace_s, damages=damages)
             self._see()
             if self.story.passed_s > self._told_s + PROGRESS_S:

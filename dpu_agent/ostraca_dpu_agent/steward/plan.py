@@ -20,9 +20,10 @@ import numpy as np
 
 from ostraca_fabric.ids import drive_of
 from ostraca_fabric.placement import agent_draws
+from ostraca_fabric.sentences import counted, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,7 +71,7 @@ class Observed:
     """Drives whose reads are held off for now. Nothing that lies there is claimed, nor room kept for it."""
 
     waiting: frozenset[DriveId] = frozenset()
-    """Drives that are not to be attached yet: there is no path to them."""
+    """Drives that are not to be attached yet: there is no path to them, or they were refused a moment ago."""
 
     moved: frozenset[DriveId] = frozenset()
     """Drives that are attached, and that the map has no longer, or has elsewhere."""
@@ -325,28 +326,59 @@ def _may_be_claimed(observed: Observed) -> bool:
     return any(observed.unowned_s.get(shard, 0.0) < patience_s for shard in unowned)
 
 
+_WORDS = {
+    "Stop": ("stop serving {} that another agent owns",) * 2,
+    "give back": (
+        "stop serving {} whose drive has failed or is gone",
+        "stop serving {} whose drives have failed or are gone",
+    ),
+    "GiveBack": ("give back {} that I can't serve",) * 2,
+    "Reclaim": (
+        "claim {} again that I serve and whose claim ran out with my lease",
+        "claim {} again that I serve and whose claims ran out with my lease",
+    ),
+    "Detach": ("let {} go that is no longer there", "let {} go that are no longer there"),
+    "Attach": ("attach {} that is new in the map", "attach {} that are new in the map"),
+    "Serve": (
+        "claim {} that nobody owns and that falls to me",
+        "claim {} that nobody owns and that fall to me",
+    ),
+    "HandOver": ("hand over {}, because I own more than my share",) * 2,
+}
+"""What is to be done with one thing, and with several."""
+
+
 def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
-    shards = len(observed.map.shards())
-    failed = f"; {len(observed.failed)} could not be opened" if observed.failed else ""
-    if observed.broken:
-        failed += f"; I leave {len(observed.broken)} drives alone that have failed"
-    if observed.waiting:
-        failed += f"; I have no path to {len(observed.waiting)} drives"
+    shards, lacking = counted(len(observed.map.shards()), "shard"), _lacking(observed)
     if not steps:
-        served = len(observed.served)
-        return f"I serve {served} of the fabric's {shards} shards and have nothing to change{failed}."
+        return f"I serve {len(observed.served)} of the fabric's {shards} and have nothing to change{lacking}."
     kinds = Counter(
         "give back" if isinstance(step, Stop) and step.gives_back else type(step).__name__ for step in steps
     )
-    words = {
-        "Stop": "stop serving {} shards that another agent owns",
-        "give back": "stop serving {} shards whose drives have failed or are gone",
-        "GiveBack": "give back {} shards that I can't serve",
-        "Reclaim": "claim {} shards again that I serve and whose claims ran out with my lease",
-        "Detach": "let {} drives go that are no longer there",
-        "Attach": "attach {} drives that are new in the map",
-        "Serve": "claim {} shards that nobody owns and that fall to me",
-        "HandOver": "hand over {} shard, because I own more than my share",
-    }
-    parts = [text.format(kinds[kind]) for kind, text in words.items() if kinds[kind]]
-    return f"I will {', '.join(parts)}{failed}."
+    parts = [
+        (several if kinds[kind] > 1 else one).format(
+            counted(kinds[kind], "drive" if kind in ("Attach", "Detach") else "shard")
+        )
+        for kind, (one, several) in _WORDS.items()
+        if kinds[kind]
+    ]
+    return f"I will {', '.join(parts)}{lacking}."
+
+
+def _lacking(observed: Observed) -> str:
+    """Name what can't be used."""
+    parts = []
+    if observed.failed:
+        parts.append(
+            f"{counted(len(observed.failed), 'shard')} could not be opened: {_named(observed.failed)}"
+        )
+    if observed.broken:
+        broken = counted(len(observed.broken), "drive")
+        parts.append(f"I leave {broken} alone after failures: {_named(observed.broken)}")
+    if observed.waiting:
+        parts.append(f"I can't use {counted(len(observed.waiting), 'drive')}: {_named(observed.waiting)}")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _named(names: Iterable[str]) -> str:
+    return named(sorted(names))

@@ -14,6 +14,7 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from ostraca_dpu_agent.owner.core.granting import AHEAD_MAX
 from ostraca_dpu_agent.owner.scrub import begin_scrub
 from ostraca_dpu_agent.steward.adopt import adopt_again
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries
@@ -90,11 +91,13 @@ class Serving:
         self._claimed, self.claimed_s = claimed, claimed_s
 
     def goes_on_under(self, claimed: Claimed) -> bool:
-        """Say whether this claim, made anew, is the one that it is served under: of the same epoch, and what
-        this owner may write is still on record there.
+        """Say whether this claim, made anew, is the one that it is served under: of the same epoch, what this
+        owner may write is still on record there, and no grant before it that is not heeded here.
         """
         granted = self.owned.core.grants.own
-        return claimed.epoch == self._claimed.epoch and granted <= set(claimed.own.segments)
+        is_on_record = granted <= set(claimed.own.segments)
+        heeds_all = all(grant.epoch in self._earlier for grant in claimed.earlier)
+        return claimed.epoch == self._claimed.epoch and is_on_record and heeds_all
 
     async def recover(self) -> bool:
         """Read what the shard holds; say whether it is still wanted. Raises DriveError."""
@@ -114,7 +117,7 @@ class Serving:
         owned, now_s = self.owned, self._clock()
         self._earlier = {grant.epoch: grant for grant in self._claimed.earlier}
         self._retire_at_s = {epoch: now_s + self._wait_s(grant) for epoch, grant in self._earlier.items()}
-        owned.begin(self._claimed.epoch, withheld=_segments(self._earlier.values()))
+        owned.begin(self._claimed.epoch, withheld=self._segments(self._earlier.values()))
         begin_scrub(
             owned,
             self._drive,
@@ -181,11 +184,16 @@ class Serving:
         return is_done
 
     async def _adopt(self) -> None:
-        """Adopt what earlier owners list, until the last of their grants is retired."""
+        """Adopt what earlier owners list, until the last of their grants is retired.
+
+        No owner is granted more than ``AHEAD_MAX`` segments ahead; of a shard that is withheld whole, the
+        summaries are read again so much less often that no more is read.
+        """
         owned = self.owned
         while self._earlier and not owned.is_closed:
             soonest_s = min(self._retire_at_s.values()) - self._clock()
-            await owned.closed_within(max(0.0, min(self._settings.adopt_every_s, soonest_s)))
+            every_s = self._settings.adopt_every_s * max(1.0, len(owned.withheld) / AHEAD_MAX)
+            await owned.closed_within(max(0.0, min(every_s, soonest_s)))
             now_s = self._clock()
             due = frozenset(epoch for epoch, at_s in self._retire_at_s.items() if at_s <= now_s)
             try:
@@ -209,12 +217,12 @@ class Serving:
         grants = [self._earlier.pop(epoch) for epoch in sorted(due)]
         for epoch in due:
             del self._retire_at_s[epoch]
-        self.owned.retire(_segments(grants) - _segments(self._earlier.values()))
+        self.owned.retire(self._segments(grants) - self._segments(self._earlier.values()))
         log.info(
             "shard %s has nothing under way from owner epoch %d any more", self.owned.record.id, max(due)
         )
         return True
 
-
-def _segments(grants: Iterable[Grant]) -> frozenset[int]:
-    return frozenset(number for grant in grants for number in grant.segments)
+    def _segments(self, grants: Iterable[Grant]) -> frozenset[int]:
+        there_are = self._superblock.geometry.segments
+        return frozenset(number for grant in grants for number in grant.of(there_are))

@@ -30,9 +30,11 @@ from ostraca_dpu_agent.steward.plan import (
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
+from ostraca_dpu_agent.unserved import unserved
 from ostraca_fabric.drive_health import Condition
 from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError, WrongStoreError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import AgentRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.membership import Claimed, Membership
+    from ostraca_fabric.unserved import Unserved
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +101,9 @@ class Steward:
         one must be waited for like anybody's."""
 
         self._unowned_since_s: dict[ShardId, float] = {}
+        self._why_failed: dict[ShardId, str] = {}
+        """Why shards could not be opened when that was tried last, unless others have owned them since."""
+
         self._in_vain = InVain(agent.id)
         self._refused: dict[ShardId, str] = {}
         """Why the store did not let this agent claim a shard, where it said so."""
@@ -118,6 +124,21 @@ class Steward:
         """Return how long an earlier owner's grant of a shard is waited for; None when none is."""
         serving = self._serving.get(shard)
         return None if serving is None else serving.retires_in_s
+
+    def unserved(self) -> Unserved:
+        """Return what nobody serves, and what this agent can't, as its last turn found it."""
+        fabric_map, now_s = self._membership.map, self._clock()
+        return unserved(
+            fabric_map,
+            {shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
+            why_shards=self._refused | self._why_failed,
+            why_drives=self._attaching.unattached(fabric_map),
+            in_trouble={
+                drive.id: f"drive {drive.id} {why}"
+                for drive in self._drives.values()
+                if (why := drive.health.why)
+            },
+        )
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
@@ -174,6 +195,11 @@ class Steward:
         }
         unowned = [shard.id for shard in fabric_map.shards() if fabric_map.owner(shard.id) is None]
         self._unowned_since_s = {shard: self._unowned_since_s.get(shard, now_s) for shard in unowned}
+        self._why_failed = {
+            shard: why
+            for shard, why in self._why_failed.items()
+            if fabric_map.owner(shard) in (None, self._agent.id)
+        }
         return Observed(
             map=fabric_map,
             agent=self._agent.id,
@@ -199,14 +225,17 @@ class Steward:
 
     async def hand_over_all(self) -> None:
         """Leave every shard to the other agents, without a gap for who reads: each is answered for until its
-        next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
+        next owner has claimed it, and some time after that; for ``drain_s`` at most, and not while the store
+        is away, of which the others would hear. ``close`` comes next.
         """
         self._leaving.set()
         await self._say_leaving()
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
-        while self._clock() < until_s and not self._are_owned_by_others(shards):  # noqa: ASYNC110 (maps come to ``run``)
+        while self._clock() < until_s and not self._are_owned_by_others(shards):
+            if self.standing.status().trouble:
+                return
             await asyncio.sleep(_LOOK_FOR_SUCCESSORS_S)
         await asyncio.sleep(max(0.0, min(_READ_BY_NEXT_S, until_s - self._clock())))
 
@@ -462,6 +491,7 @@ class Steward:
         """Hand out space of a shard that is recovered."""
         owned, epoch = serving.owned, serving.claim.epoch
         shard = owned.record.id
+        self._why_failed.pop(shard, None)
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
         serving.begin(owned.spawn)
         self._fence_if_superseded(serving, self._membership.map)
@@ -470,7 +500,11 @@ class Steward:
             self.standing.claimed(owned, asked_s=serving.claimed_s)
         counts = owned.core.counts()
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, shard, epoch, counts.blocks
+            "%s serves shard %s under epoch %d: %s found",
+            self._agent.id,
+            shard,
+            epoch,
+            counted(counts.blocks, "block"),
         )
         if counts.blocks_beyond_limit:
             log.warning(
@@ -532,4 +566,5 @@ class Steward:
         if not self._drives[record.drive].refuses_reads:
             waits_s = self._settings.open_again_s if isinstance(error, DriveError) else math.inf
             self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + waits_s
+        self._why_failed[record.id] = str(error)
         log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ChangedError, PlacementBusyError
 from ostraca_fabric.fabric_map import EARLIER_PLACEMENTS_MAX, Claim, Grant, PlacementRecord, weights_of
-from ostraca_fabric.ids import OwnerEpoch, PlacementEpoch
+from ostraca_fabric.ids import ID_BYTES, AgentId, OwnerEpoch, PlacementEpoch, StartId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ostraca_fabric.fabric_map import EnclosureRecord
-    from ostraca_fabric.ids import AgentId, EnclosureId, StartId
+    from ostraca_fabric.ids import EnclosureId
     from ostraca_fabric.ports.records import Hold
 
 
@@ -47,7 +47,7 @@ class ShardGrants:
         ):
             return self
         epoch = OwnerEpoch(max(self.epoch + 1, epoch_at_least))
-        earlier = tuple(grant for grant in self.unretired if grant.segments)
+        earlier = tuple(grant for grant in self.unretired if not grant.is_empty)
         return ShardGrants(epoch, (*earlier, Grant(epoch, agent, start)))
 
     def granted(
@@ -60,7 +60,7 @@ class ShardGrants:
         others = tuple(
             grant for grant in self.unretired if grant.epoch != claim.epoch and grant.epoch not in retired
         )
-        if own is None or any(not set(segments).isdisjoint(grant.segments) for grant in others):
+        if own is None or any(grant.holds_any(segments) for grant in others):
             return None
         return replace(self, unretired=(*others, replace(own, segments=tuple(sorted(segments)))))
 
@@ -74,6 +74,14 @@ class ShardGrants:
         kept = replace(own, is_closed=True, segments=tuple(sorted({*in_doubt} & {*own.segments})))
         grants = (kept if each is own else each for each in self.unretired)
         return replace(self, unretired=tuple(grants))
+
+
+GRANTS_LOST = ShardGrants(
+    unretired=(Grant(OwnerEpoch(0), AgentId(""), StartId(bytes(ID_BYTES)), is_whole=True),)
+)
+"""What is kept of a shard whose record was lost: somebody may still be writing anywhere on it. Its next owner
+reads it, and writes nothing until no write of anybody before can land any more. No owner had epoch 0, so what
+flash says of epochs counts."""
 
 
 @dataclass(frozen=True, slots=True)

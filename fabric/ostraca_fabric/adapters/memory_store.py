@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostraca_fabric.adapters.membership_rules import (
+    GRANTS_LOST,
     Placements,
     ShardGrants,
     check_stands,
@@ -149,6 +150,10 @@ class MemoryStore:
         """Say that nothing is under way under this grant any more."""
         if (kept := self._grants.get(shard)) is not None:
             self._grants[shard] = kept.closed(claim, in_doubt)
+
+    def lose_grants(self, shards: Iterable[ShardId]) -> None:
+        """Know of these shards only that others have owned them."""
+        self._grants.update(dict.fromkeys(shards, GRANTS_LOST))
 
     def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back."""

@@ -21,7 +21,13 @@ import msgspec
 
 from ostraca_fabric.adapters.handed_out import release_of
 from ostraca_fabric.breaker import Breaker, BreakerSettings
-from ostraca_fabric.errors import ConnectError, FrameTooLongError, OstracaError, RefusedError
+from ostraca_fabric.errors import (
+    AuthenticationError,
+    ConnectError,
+    FrameTooLongError,
+    OstracaError,
+    RefusedError,
+)
 from ostraca_fabric.labels import current_label
 from ostraca_fabric.status import AskCounters, PeerStatus
 from ostraca_fabric.wire.messages import Failed, Inspect, Ping, Resolve
@@ -119,6 +125,7 @@ class PeerLink:
         self._not_before_s = 0.0
         self._why = ""
         self._is_closed = False
+        self._is_refused = False
 
     def status(self) -> PeerStatus:
         """Return how things stand."""
@@ -131,6 +138,7 @@ class PeerLink:
             inflight=self._inflight,
             waiting=self._waiting,
             why=self._why,
+            is_refused=self._is_refused,
             asks=msgspec.structs.replace(self._asks),
         )
 
@@ -362,6 +370,7 @@ class PeerLink:
         try:
             connection = await self._dialled()
         except (OstracaError, OSError) as error:
+            self._is_refused = isinstance(error, AuthenticationError)
             why = str(error)
             self._fail_attempt(why)
         except Exception:
@@ -419,4 +428,5 @@ class PeerLink:
         self._slots = asyncio.Semaphore(max(1, connection.welcome.limits.inflight_max - 1))
         self._connection = connection
         self._failed_attempts = 0
+        self._is_refused = False
         return connection

@@ -228,7 +228,8 @@ async def connect(
             await connection.opened()
     except TimeoutError as error:
         raise ConnectError(
-            f"no Welcome from {address} within {chosen.handshake_s} s: is it an agent?"
+            f"no Welcome from {address} within {chosen.handshake_s} s: is it an agent? One that is stopped, "
+            "or has far too much to do, does not answer either"
         ) from error
     except ConnectError:
         raise

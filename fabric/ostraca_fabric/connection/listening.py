@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
@@ -17,6 +17,7 @@ from ostraca_fabric.wire.handshake import Secured
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterable
 
 _BACKLOG = 128
 _PROBE_S = 1.0
@@ -47,6 +48,14 @@ def listen(address: Address) -> socket.socket:
         raise ConnectError(f"can't listen at {address}: {error}") from error
     listening.settimeout(0)
     return listening
+
+
+def check_free(addresses: Iterable[Address]) -> None:
+    """Listen at all of these for a moment, for who wants to know early that it can. Raises as ``listen``."""
+    with ExitStack() as held:
+        for address in addresses:
+            held.enter_context(listen(address))
+            held.callback(unlink_own, address, file_identity(address))
 
 
 def real_address(asked: Address, listening: socket.socket) -> Address:

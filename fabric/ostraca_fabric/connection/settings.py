@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostraca_fabric.limits import check_above_zero, check_one_at_least
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
@@ -42,3 +44,15 @@ class ConnectionSettings:
 
     keepalive_s: int = 10
     """Silence after which TCP asks whether the other end is still there, and between three questions."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that let nobody in."""
+        check_above_zero(self, "handshake_s")
+        check_one_at_least(
+            self,
+            "connections_max",
+            "handshake_bytes_max",
+            "unread_bytes_max",
+            "send_buffer_bytes",
+            "keepalive_s",
+        )

@@ -115,19 +115,20 @@ def encode_volumes(
 ) -> bytes:
     """Return the pages of a copy, at most *room_bytes* of them, at least one page.
 
-    *volumes* come the oldest first, and get room in that order. What finds none is left out; the copy says
-    how many that are.
+    *volumes* come the oldest first, and get room in that order, but those that were erased get it before all
+    others: one that was forgotten would be made again in its first incarnation, and what was erased be found
+    again. What finds no room is left out; the copy says how many that are.
     """
     assert room_bytes >= PAGE_BYTES, "a shard without room has no copies"
-    texts: list[bytes] = []
+    texts: dict[int, bytes] = {}
     used = _HEAD.size + len(b"[]")
-    for volume in volumes:
+    for place, volume in sorted(enumerate(volumes), key=lambda each: each[1].incarnation == 1):
         text = msgspec.json.encode(_record_of(volume))
         if used + len(text) + len(b",") > room_bytes:
             continue
         used += len(text) + len(b",")
-        texts.append(text)
-    body = b"[" + b",".join(texts) + b"]"
+        texts[place] = text
+    body = b"[" + b",".join(text for _, text in sorted(texts.items())) + b"]"
     head = _HEAD.pack(
         0,
         MAGIC,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.memory_store import MemoryStore
@@ -138,10 +138,15 @@ class SimulatedStore:
             self._run_out(agent, start)
 
     def begin_anew(self, enclosures: Sequence[EnclosureRecord], volumes: Sequence[VolumeRecord]) -> None:
-        """Forget everything but these, as a store that was emptied and filled from what drives say."""
+        """Forget everything but these, as a store that was emptied and filled from what drives say: what was
+        granted of their shards is not known.
+        """
         for agent, start in list(self._leases):
             self._end_lease(agent, start)
-        self.memory = MemoryStore(self.memory.map.fabric, volumes=volumes)
+        before = self.memory.map
+        self.memory = MemoryStore(before.fabric, volumes=volumes)
+        self.memory.map = replace(self.memory.map, revision=before.revision + 1)  # who watches is told anew
+        self.memory.lose_grants(shard.id for enclosure in enclosures for shard in enclosure.shards)
         self.memory.put_enclosures(enclosures)
 
     def lease_left_s(self, agent: AgentId, start: StartId) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.limits import check_above_zero
 
 if TYPE_CHECKING:
     import argparse
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.adapters.etcd.keys import Keys
     from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 
+_LEASE_TTL_MAX_S = 300
 _OPTIONS = (
     ("--prefix", "prefix", "PREFIX", "what all keys of the fabric begin with (default: /ostraca/default/)"),
     ("--etcd-ca", "ca", "FILE", "certificates of whom to believe that an etcd is ours: TLS towards etcd"),
@@ -53,8 +55,9 @@ class EtcdPlace:
     etcd asks for it anew."""
 
     lease_ttl_s: float = 5.0
-    """How long an agent that died is still believed to live, and its shards are nobody else's. Longer than
-    etcd's elections take, or every one of them costs all claims."""
+    """How long an agent that died is still believed to live, and its shards are nobody else's: 1 s to 5
+    minutes, in whole seconds. Longer than etcd's elections take, or every one of them costs all claims; etcd
+    makes it no less than that."""
 
     request_timeout_s: float = 1.0
     """How long one member may take to answer before the next is asked. An election takes about as long."""
@@ -63,7 +66,14 @@ class EtcdPlace:
     """How long an operation is tried in all, over all members."""
 
     def __post_init__(self) -> None:
-        """Refuse halves of pairs."""
+        """Refuse halves of pairs, and times in which etcd can't answer."""
+        check_above_zero(self, "request_timeout_s", "operation_timeout_s")
+        if not 1 <= self.lease_ttl_s <= _LEASE_TTL_MAX_S:
+            message = (
+                f"lease_ttl_s is {self.lease_ttl_s}: make it 1 to {_LEASE_TTL_MAX_S} seconds, for so long "
+                "nobody serves the shards of an agent that died"
+            )
+            raise UsageError(message)
         if bool(self.cert) != bool(self.key):
             message = "etcd.cert and etcd.key go together: give both, or neither"
             raise UsageError(message)

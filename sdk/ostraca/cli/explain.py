@@ -8,9 +8,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ostraca.cli.asking import chosen_files, connected
+from ostraca.cli.asking import TOKEN_VARIABLE, add_token_option, chosen_files, chosen_token, connected
 from ostraca.cli.command import Command
-from ostraca.cli.status import TOKEN_VARIABLE, add_address_options, chosen_address
+from ostraca.cli.status import add_address_options, chosen_address
 from ostraca_fabric.errors import ProtocolError, RefusedError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     # Behind a flag: argparse gives a second position up when options stand between the two.
     add_address_options(parser, flag="--agent")
+    add_token_option(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -62,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
 
     engine_hash = options.hash
     span = Span(engine_hash, len(engine_hash), options.root or engine_hash, (1,), options.rank, options.group)
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = chosen_token(options, options.tenant)
     hello = WorkerHandshake(WORKER, options.tenant, f"ostraca explain:{os.getpid()}", token).hello
     asking = ask(chosen_address(options), hello, options.volume, span, chosen_files(options))
     found = asyncio.run(asking)
@@ -154,7 +155,8 @@ COMMAND = Command(
     description=(
         "Ask an agent about one block: where it belongs, whether it can be got now, and what has happened\n"
         "to it lately, with the label under which agents and worker logged each request. The agent asks\n"
-        f"the block's owner, too. Over TCP and TLS it wants a token of the tenant: set {TOKEN_VARIABLE}."
+        f"the block's owner, too. Over TCP and TLS it wants a token of the tenant:\n"
+        f"give --tokens, or set {TOKEN_VARIABLE}."
     ),
     example=(
         "  $ ostraca explain 2cf24dba... --volume llama-70b --dir /tmp/fabric\n"

@@ -65,7 +65,7 @@ async def served_pages(
     from ostraca_fabric.adapters.http.server import HttpServer
     from ostraca_fabric.wire.address import is_loopback
 
-    address = _address(where)
+    address = http_address(where)
     server = HttpServer(Pages(routes), address, settings)
     server.start()
     log.info("Pages are at %s: %s", server.url, " ".join(routes))
@@ -79,13 +79,14 @@ async def served_pages(
 
 def _http_argument(text: str) -> str:
     try:
-        _address(text)
+        http_address(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 
-def _address(text: str) -> TcpAddress:
+def http_address(text: str) -> TcpAddress:
+    """Read where pages are to be. Raises UsageError that says how that is written."""
     from ostraca_fabric.wire.address import TcpAddress, parse_address
 
     try:

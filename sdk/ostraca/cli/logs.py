@@ -1,5 +1,9 @@
 """Logs of a daemon, on stderr: text for people, or one JSON object per line for machines.
 
+A line of text begins with its time (UTC) and level where nobody else says them. systemd's journal says the
+time; it is told the level as ``sd-daemon(3)`` says, by a number in angle brackets. What runs in front of
+people, as ``ostraca up``, says neither.
+
 An object has ``time`` (UTC), ``level``, ``logger`` and ``message``; ``agent`` where the process is one agent;
 ``label`` where the line is of a request; ``exception`` where there is one; and whatever else the line was
 given as ``extra``. No line holds a secret: what is logged of tokens and keys is who showed them, and where
@@ -11,14 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 LEVELS = ("debug", "info", "warning", "error")
+
+_JOURNAL_LEVELS = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+_JOURNAL_DEBUG = 7
 
 _OUR_LOGGERS = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
 _OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "label", "taskName"}
@@ -40,9 +48,8 @@ class JsonFormatter(logging.Formatter):
             message = record.getMessage()
         except (TypeError, ValueError) as error:
             message = f"{record.msg} (its arguments do not fit: {error})"
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {
-            "time": time.replace("+00:00", "Z"),
+            "time": _time_of(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message,
@@ -57,6 +64,23 @@ class JsonFormatter(logging.Formatter):
             if key not in _OF_EVERY_RECORD:
                 line.setdefault(key, value)
         return json.dumps(line, default=str)
+
+
+class StampedFormatter(logging.Formatter):
+    """Writes a record as text behind its time and level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        return f"{_time_of(record)} {record.levelname:<7} {super().format(record)}"
+
+
+class JournalFormatter(logging.Formatter):
+    """Writes a record as text behind its level, as the journal reads it. All of its lines have one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        level = next((number for least, number in _JOURNAL_LEVELS if record.levelno >= least), _JOURNAL_DEBUG)
+        return "\n".join(f"<{level}>{line}" for line in super().format(record).splitlines())
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +109,10 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def log_to_stderr(options: argparse.Namespace, *, agent: str = "") -> None:
-    """Log as was asked. Others' libraries are heard from warnings on."""
+def log_to_stderr(options: argparse.Namespace, *, agent: str = "", is_daemon: bool = False) -> None:
+    """Log as was asked. Others' libraries are heard from warnings on. A daemon's lines say when they were
+    written, and how grave they are.
+    """
     from ostraca_fabric.labels import LabelFilter
 
     handler = logging.StreamHandler(sys.stderr)
@@ -94,12 +120,48 @@ def log_to_stderr(options: argparse.Namespace, *, agent: str = "") -> None:
     if options.log_format == "json":
         handler.setFormatter(JsonFormatter(agent))
     else:
-        before = "%(asctime)s %(name)s: " if level <= logging.DEBUG else ""
         handler.addFilter(LabelFilter())
-        handler.setFormatter(logging.Formatter(f"{before}%(label)s%(message)s"))
+        handler.setFormatter(_text_formatter(level, is_daemon=is_daemon))
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
     for name in _OUR_LOGGERS:
         logging.getLogger(name).setLevel(level)
+
+
+def last_words(options: argparse.Namespace, why: object) -> str:
+    """Return the line that says why a command ends, as it writes its logs."""
+    own = (JsonFormatter, StampedFormatter, JournalFormatter)
+    formatters = [each.formatter for each in logging.getLogger().handlers if isinstance(each.formatter, own)]
+    if not formatters and getattr(options, "log_format", "") == "json":
+        formatters = [JsonFormatter()]
+    if not formatters:
+        return f"ostraca: {why}"
+    message = str(why) if isinstance(formatters[0], JsonFormatter) else f"ostraca: {why}"
+    record = logging.LogRecord("ostraca", logging.ERROR, __file__, 0, "%s", (message,), None)
+    record.label = ""
+    return formatters[0].format(record)
+
+
+def is_journal(environment: Mapping[str, str], file_descriptor: int) -> bool:
+    """Say whether the journal reads what is written there: then it is what the variable for that names."""
+    try:
+        found = os.fstat(file_descriptor)
+    except OSError:
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def _text_formatter(level: int, *, is_daemon: bool) -> logging.Formatter:
+    if not is_daemon:
+        before = "%(asctime)s %(name)s: " if level <= logging.DEBUG else ""
+        return logging.Formatter(f"{before}%(label)s%(message)s")
+    line = "%(name)s: %(label)s%(message)s" if level <= logging.DEBUG else "%(label)s%(message)s"
+    stderr = 2
+    return JournalFormatter(line) if is_journal(os.environ, stderr) else StampedFormatter(line)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return time.replace("+00:00", "Z")
 
 
 def log_levels() -> Callable[[str | None], None]:

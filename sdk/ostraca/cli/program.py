@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
 from ostraca.cli.admin import audit, enclosure, events, operation, settings, tenant, volume
 from ostraca.cli.admin.errors import NotNowError
+from ostraca.cli.logs import last_words
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
 
@@ -78,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except NotNowError as error:
-        return _say(error, NOT_NOW)
+        return _say(options, error, NOT_NOW)
     except UsageError as error:
-        return _say(error, BAD_USAGE)
+        return _say(options, error, BAD_USAGE)
     except (OstracaError, OSError) as error:
-        return _say(error, FAILED)
+        return _say(options, error, FAILED)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -98,19 +99,36 @@ def _run(options: argparse.Namespace) -> int:
         if missing not in _OF_THE_EXTRA:
             raise
         return _say(
-            f"this command needs {missing}; install it with: pip install 'ostraca[{options.extra}]'", FAILED
+            options,
+            f"this command needs {missing}; install it with: pip install 'ostraca[{options.extra}]'",
+            FAILED,
         )
     return code
 
 
-def _say(why: object, code: int) -> int:
-    sys.stderr.write(f"ostraca: {why}\n")
+def _say(options: argparse.Namespace, why: object, code: int) -> int:
+    sys.stderr.write(f"{last_words(options, why)}\n")
     return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know by itself: argparse would leave that to the parser of ``ostraca``, whose
+    usage says nothing of the command.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # as argparse's own, whose overloads say no more
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Read arguments; exits where some are unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ostraca",
         description="Ostraca: the flash of a GPU pod as one write-once namespace of KV-cache blocks.",
         epilog=_EPILOG,

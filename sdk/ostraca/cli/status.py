@@ -9,20 +9,29 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ostraca.cli.asking import add_tls_options, chosen_files, connected
+from ostraca.cli.asking import (
+    TOKEN_VARIABLE,
+    add_tls_options,
+    add_token_option,
+    chosen_files,
+    chosen_token,
+    connected,
+)
 from ostraca.cli.command import Command
 from ostraca.places import agent_socket, default_directory, directory_argument
-from ostraca_fabric.errors import ConnectError, FormatError, OstracaError, ProtocolError
+from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError, ProtocolError
+from ostraca_fabric.sentences import counted, named
 
 if TYPE_CHECKING:
     from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.tls import TlsFiles
 
-TOKEN_VARIABLE = "OSTRACA_TOKEN"  # noqa: S105 (the variable's name, not a token)
 _ANSWER_S = 5.0
+_PIPE_COLUMNS = 10_000
+"""Where no terminal says how wide it is: names stay whole for ``grep``, however long lines get."""
+
 _WATCH_S = 1.0
 
 
@@ -52,20 +61,14 @@ def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> N
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_address_options(parser)
-    parser.add_argument(
-        "--tokens",
-        type=Path,
-        metavar="FILE",
-        help="the fabric's file of tokens, to ask agents over TCP or TLS with (or give a token in "
-        f"{TOKEN_VARIABLE})",
-    )
+    add_token_option(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
 
 
 def _run(options: argparse.Namespace) -> int:
     address = chosen_address(options)
-    token, files = _token(options.tokens), chosen_files(options)
+    token, files = chosen_token(options), chosen_files(options)
     if options.watch and not options.json:
         _watch(address, token, files)
     code = _show_once(address, token, files, is_json=options.json)
@@ -74,18 +77,6 @@ def _run(options: argparse.Namespace) -> int:
         time.sleep(_WATCH_S)
         code = _show_once(address, token, files, is_json=True)
     return code
-
-
-def _token(file: Path | None) -> str:
-    """Return the token that speaks for operators. Raises FormatError."""
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "")
-    from ostraca.cli.serve.secret_files import read_access
-
-    tokens = read_access(file, os.getuid()).fabric_tokens
-    if not tokens:
-        raise FormatError(f"{file} has no fabric token")
-    return tokens[0]
 
 
 def chosen_address(options: argparse.Namespace) -> str:
@@ -113,7 +104,10 @@ async def ask_fabric(address: str, token: str = "", files: TlsFiles | None = Non
     answers = await asyncio.gather(*(ask(where, token, files) for _, where in others), return_exceptions=True)
     agents, silent = [first], []
     for (agent, where), answer in zip(others, answers, strict=True):
-        if isinstance(answer, OstracaError | OSError):
+        if isinstance(answer, AuthenticationError) and not token:
+            why = f"it wants a fabric token: give --tokens FILE, or a token in {TOKEN_VARIABLE}"
+            silent.append((agent, where, why))
+        elif isinstance(answer, OstracaError | OSError):
             silent.append((agent, where, str(answer)))
         elif isinstance(answer, BaseException):
             raise answer
@@ -151,6 +145,8 @@ def as_json(status: FabricStatus) -> str:
 
 
 def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: bool) -> int:
+    from ostraca.cli.unserved_view import served_by_nobody
+
     found = asyncio.run(ask_fabric(address, token, files))
     if is_json:
         print(as_json(found))
@@ -159,10 +155,13 @@ def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: boo
 
         from ostraca.cli.status_view import fabric_view
 
-        Console().print(fabric_view(found))
+        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(fabric_view(found))
     for agent, where, why in found.silent:
         sys.stderr.write(f"ostraca: {agent} at {where} does not answer: {why}\n")
-    return 1 if found.silent else 0
+    overdue = [each.shard for each in served_by_nobody(found) if each.is_overdue]
+    if overdue:
+        sys.stderr.write(f"ostraca: {counted(len(overdue), 'shard')} served by nobody: {named(overdue)}\n")
+    return 1 if found.silent or overdue else 0
 
 
 def _watch(address: str, token: str, files: TlsFiles | None) -> NoReturn:

@@ -8,8 +8,10 @@ import pytest
 
 from ostraca.cli.etcd_place import EtcdPlace
 from ostraca.cli.program import main
+from ostraca.cli.serve.admin_settings import AdminSettings
 from ostraca.cli.serve.daemon_settings import DaemonSettings, TlsPlace
-from ostraca.cli.settings import Sources, as_toml, load
+from ostraca.cli.serve.enclosure.settings import EnclosureDaemonSettings
+from ostraca.cli.settings import SettingsError, Sources, as_toml, load
 from ostraca.cli.settings.fields import group_of
 from ostraca.cli.up import AGENT_PREFIX
 from ostraca_dpu_agent.settings import AgentSettings
@@ -107,3 +109,60 @@ def test_how_to_reach_etcd_can_be_copied_as_options() -> None:
     assert place.options() == (
         "--etcd a:1 --etcd b:2 --prefix /ostraca/default/ --etcd-ca 'my ca' --etcd-user u --etcd-password p"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("owner.late_write_s=1",), "owner: late_write_s is 1.0 and pause_max_s 60.0: make the first more"),
+        (("owner.pause_max_s=600",), "owner: late_write_s is 120.0 and pause_max_s 600.0: make the first"),
+        (("owner.grant_s=600",), "owner.grant_s is 600.0 and etcd.lease_ttl_s 5.0: make the first no more"),
+        (("etcd.lease_ttl_s=3",), "owner.grant_s is 5.0 and etcd.lease_ttl_s 3.0: make the first no more"),
+        (("etcd.lease_ttl_s=0.1",), "etcd: lease_ttl_s is 0.1: make it 1 to 300 seconds"),
+        (("etcd.lease_ttl_s=100000",), "etcd: lease_ttl_s is 100000.0: make it 1 to 300 seconds"),
+        (("flow.requests_max=0",), "flow: requests_max is 0: make it 1 or more"),
+        (("flow.deadline_max_s=0",), "flow: deadline_max_s is 0.0: make it more than answer_margin_s"),
+        (("turn_s=0",), "turn_s is 0.0: make it 0.01 or more, or the agent does nothing else"),
+        (("owner.hold_s=nan",), "--set: owner.hold_s: 'nan' can't be its value"),
+        (("owner.hold_s=1e999",), "--set: owner.hold_s: '1e999' can't be its value"),
+        (("turn_s=-1",), "--set: turn_s: '-1' can't be its value"),
+        (("http_listen=foo",), "'foo' is no place for HTTP: write host:port"),
+        (("http_listen=0.0.0.0:99999",), "'0.0.0.0:99999' is no place for HTTP: write host:port"),
+    ],
+)
+def test_what_would_make_an_agent_useless_or_unsafe_is_refused(given: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(DaemonSettings, Sources(flags=given), prefix=AGENT_PREFIX)
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
+
+
+OFF_OR_NONE = {
+    *("memory.reserve_bytes", "memory.cache_bytes", "memory.cache_protected_share"),
+    *("flow.exists_within_s", "flow.answer_margin_s"),
+    *("owner.group_commit_s", "owner.recovery_wait_s", "owner.opening_wait_s", "owner.carry_share"),
+    *("owner.endurance.rated_dwpd", "owner.endurance.first_touch_reserve", "owner.endurance.retry_s"),
+    *("owner.scrub.bytes_s", "owner.scrub.idle_s"),
+    *("connections.refusing_max", "connections.close_s", "connections.drain_s", "drain_s"),
+    *("health.clean_s", "http.fresh_s"),
+    *("fit.size_bytes_least", "fit.dwpd_least", "fit.media_errors_max", "file_drives"),
+}
+"""Where 0 means that there is none of it, or that nothing is waited for."""
+
+
+@pytest.mark.parametrize("cls", [DaemonSettings, AdminSettings, EnclosureDaemonSettings])
+def test_zero_is_refused_by_every_setting_that_it_makes_no_sense_for(cls: type) -> None:
+    taken = set()
+    for setting in group_of(cls).all_settings():
+        if setting.type in (int, float):
+            try:
+                load(cls, Sources(flags=[f"{setting.name}=0"]), prefix="X_")
+            except SettingsError:
+                continue
+            taken.add(setting.name)
+    assert taken <= OFF_OR_NONE
+
+
+def test_times_may_be_short_as_long_as_they_fit_each_other() -> None:
+    given = ("owner.late_write_s=2", "owner.pause_max_s=1", "owner.grant_s=2", "etcd.lease_ttl_s=2")
+    assert load(DaemonSettings, Sources(flags=given), prefix=AGENT_PREFIX).settings.owner.late_write_s == 2.0

@@ -54,6 +54,22 @@ async def test_the_watchdog_hears_from_the_loop_as_long_as_it_runs(manager: sock
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing pings any more"
 
 
+async def test_while_a_daemon_is_busy_the_manager_hears_with_what_and_has_patience(
+    manager: socket.socket,
+) -> None:
+    notifier, doing = Notifier({"NOTIFY_SOCKET": manager.getsockname()}), ["I wait\nfor etcd"]
+    async with notifier.busy(lambda: doing[0]):
+        assert await asyncio.to_thread(heard, manager) == (
+            "STATUS=I wait for etcd\nEXTEND_TIMEOUT_USEC=30000000"
+        )
+        doing[0] = "I look for drives"
+        assert "STATUS=I look for drives\n" in await asyncio.to_thread(heard, manager)
+    async with notifier.busy(lambda: "I drain", within_s=1.5):
+        left_us = [int((await asyncio.to_thread(heard, manager)).rpartition("=")[2]) for _ in range(2)]
+        assert 0 < left_us[1] < 600_000 < left_us[0] <= 1_500_000, "no longer than was said"
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is told any more"
+
+
 @pytest.mark.parametrize(
     ("environment", "watchdog_s"),
     [

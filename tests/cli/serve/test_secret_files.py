@@ -98,6 +98,13 @@ def test_what_is_wrong_is_said_without_repeating_what_the_file_holds(tmp_path: P
     assert caught.value.__suppress_context__
 
 
+def test_what_is_no_toml_is_told_by_its_line(tmp_path: Path) -> None:
+    path = secret(tmp_path / "t", f'fabric = ["{TOKEN}"]\n[tokens]\n{TOKEN}\n'.encode())
+    with pytest.raises(FormatError) as caught:
+        read_access(path, 7)
+    assert str(caught.value) == f"{path} is no TOML: see line 3"
+
+
 def test_the_agents_own_user_is_trusted_unless_the_file_says_otherwise(tmp_path: Path) -> None:
     for content, is_trusted in (("", True), ("own_user_is_trusted = false", False)):
         path = secret(tmp_path / "tokens", content.encode())

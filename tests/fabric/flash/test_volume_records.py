@@ -113,6 +113,17 @@ def test_a_record_that_a_newer_release_wrote_is_refused_and_the_others_are_not()
     assert (first.state, first.volumes, first.refused) == (GOOD, (FULL,), 1)
 
 
+def test_what_was_erased_gets_room_first_for_it_must_not_come_back_as_it_was() -> None:
+    volumes = [replace(PLAIN, name=f"v{number}") for number in range(100)]
+    erased = replace(PLAIN, name="z", is_erasable=True).erased()
+    room = len(encode_volumes(SUPERBLOCK.identity, ROOM, volumes[:20], epoch=OwnerEpoch(1), sequence=1))
+    pages = encode_volumes(SUPERBLOCK.identity, room, [*volumes, erased], epoch=OwnerEpoch(1), sequence=1)
+    read = examine_volumes(SUPERBLOCK, pages.ljust(2 * ROOM, b"\0"))[0]
+    assert read.left_out > 0
+    assert read.volumes[0] == volumes[0]
+    assert read.volumes[-1] == erased
+
+
 def test_what_finds_no_room_is_left_out_and_counted() -> None:
     volumes = [
         VolumeRecord(PLAIN.tenant, f"v{number}", Layout("m", "bf16", 16), 4096) for number in range(100)

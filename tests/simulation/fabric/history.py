@@ -99,8 +99,6 @@ class History(BadDrives, Enclosures, HarshOutages):
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
         self.dice = self._dice = dice
-        self.is_rebuilding = False
-        """No agent starts, for the store is made anew from the drives."""
 
     async def step(self) -> None:
         """Let one thing happen, and a little time pass."""
@@ -297,7 +295,7 @@ class History(BadDrives, Enclosures, HarshOutages):
         world.loop.call_later(dice.choice([0.2, _LEASE_S + 1.0, 30.0]), self._restart, name)
 
     def _restart(self, name: str) -> None:
-        if not self.is_rebuilding and not self.world.agents[name].is_alive:
+        if not self.world.agents[name].is_alive:
             self.world.start_agent(name)
 
     def worker_dies(self) -> None:

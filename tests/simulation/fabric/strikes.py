@@ -5,7 +5,6 @@ Each class is a part of ``History``; the names of its strikes are beside it.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,8 +54,6 @@ class Playing(Protocol):
 
     def tell(self, who: str, what: str) -> None:
         """Put into the story what goes wrong, and count it."""
-
-    is_rebuilding: bool
 
     def store_goes_up(self) -> None:
         """Let the store answer."""
@@ -183,18 +180,10 @@ class HarshOutages(Playing):
             store.lose_leases()
 
     async def store_is_emptied(self) -> None:
-        """The store comes back empty. All agents are stopped for as long as a write may be late, the store's
-        records are made from what the drives say, and the agents started again.
-        """
+        """The store comes back empty, and its records are made from what the drives say, while agents run."""
         world = self.world
-        self.tell("-", "the store is empty, and all agents are stopped")
-        self.is_rebuilding = True
-        for name, process in world.agents.items():
-            if process.is_alive:
-                world.crash_agent(name)
+        self.tell("-", "the store is empty")
         self.store_goes_up()
-        settings = world.outside.settings.owner
-        await asyncio.sleep(settings.hold_s + settings.late_write_s)
         said = rebuilt(world.drives.found_shards(), FABRIC)
         if said.contradictions:
             raise ViolationError(f"drives of one fabric contradict each other: {said.contradictions}")
@@ -203,6 +192,3 @@ class HarshOutages(Playing):
             "-", f"the store knows {len(said.enclosures)} enclosures, {len(said.volumes)} volumes"
         )
         world.has_forgotten_placements = world.has_forgotten_owners = True
-        self.is_rebuilding = False
-        for name in sorted(world.agents):
-            world.start_agent(name)

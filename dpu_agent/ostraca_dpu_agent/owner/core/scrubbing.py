@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.limits import check_above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,7 @@ class ScrubSettings:
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
+        check_above_zero(self, "pause_s")
         if self.bytes_s < 0 or self.chunk_bytes <= 0:
             message = "scrub.bytes_s is a rate, 0 for no scrub, and scrub.chunk_bytes above 0"
             raise UsageError(message)

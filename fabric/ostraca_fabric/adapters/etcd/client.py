@@ -22,6 +22,7 @@ from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
 from ostraca_fabric.adapters.etcd.backoff import Backoff, Dice
 from ostraca_fabric.adapters.etcd.channels import Channels
 from ostraca_fabric.adapters.etcd.faults import Remedy, in_words, remedy
+from ostraca_fabric.adapters.etcd.patience import Patience
 from ostraca_fabric.errors import FormatError, LeaseEndedError, MembershipError, StoreAwayError
 
 if TYPE_CHECKING:
@@ -57,9 +58,12 @@ def range_end(prefix: bytes) -> bytes:
 class EtcdClient:
     """Asks etcd. Every method raises MembershipError when it can't be reached in time, or refuses."""
 
-    def __init__(self, settings: EtcdSettings, *, dice: Dice) -> None:
-        """Connect to nothing yet; *dice* choose the first member asked, and how long to wait."""
+    def __init__(self, settings: EtcdSettings, *, dice: Dice, patience: Patience | None = None) -> None:
+        """Connect to nothing yet; *dice* choose the first member asked, and how long to wait; *patience* says
+        whether to.
+        """
         self.settings = settings
+        self.patience = Patience() if patience is None else patience
         self._dice = dice
         self._channels = Channels(settings)
         self._at = int(dice.uniform(0, len(settings.endpoints))) % len(settings.endpoints)
@@ -171,7 +175,7 @@ class EtcdClient:
             message = f"etcd at {self.endpoint} ended a lease's stream without an answer"
             raise MembershipError(message)
 
-        return await self._until_answered(renew, "renew a lease")
+        return await self._until_answered(renew, "renew a lease")  # also for who ends: he still writes
 
     async def call(self, path: str, asked: Message, answer: type[_Answer], what: str) -> _Answer:
         """Make one call; *what* says in an error what etcd did not do."""
@@ -185,7 +189,12 @@ class EtcdClient:
             given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
             return given
 
-        return await self._until_answered(ask, what)
+        self.patience.check(what)
+        try:
+            return await self._until_answered(ask, what)
+        except StoreAwayError as error:
+            self.patience.note(error)
+            raise
 
     async def _until_answered(self, ask: _Ask[_Given], what: str) -> _Given:
         until_s = asyncio.get_running_loop().time() + self.settings.operation_timeout_s

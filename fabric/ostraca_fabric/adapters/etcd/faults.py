@@ -46,6 +46,7 @@ _NOT_TRUSTED = (
     "etcd does not accept our certificate, or that there is none: check etcd.cert and etcd.key, that it has "
     "not expired, and that etcd trusts the CA that signed it"
 )
+_NOT_THERE = "check that etcd runs there, and that --etcd or etcd.endpoints say where it is"
 _TLS_ADVICE = (
     ("certificate has expired", "etcd's certificate has expired: renew it"),
     ("Hostname Verification", "etcd's certificate does not carry that host: name one that it carries"),
@@ -75,9 +76,9 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     if _LEASE_HAS_ENDED in words:
         return LeaseEndedError(f"etcd at {at} did not {asked}: the lease it was to be bound to has ended")
     if remedy(error) is Remedy.ASK_ANOTHER:
-        advice = next((f": {advice}" for part, advice in _TLS_ADVICE if part in words), "")
+        advice = next((advice for part, advice in _TLS_ADVICE if part in words), _NOT_THERE)
         _, _, last = words.rpartition(_LAST)
-        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(last)}){advice}")
+        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(last)}): {advice}")
     advice = ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         advice = ": grant the user's role reading and writing of every key under the fabric's prefix"

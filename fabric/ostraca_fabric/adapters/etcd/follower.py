@@ -147,8 +147,11 @@ class Follower:
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
+        self._client.patience.check("tell of a change")
         try:
             async with asyncio.timeout(self._client.settings.operation_timeout_s):
                 yield
         except TimeoutError as error:
-            raise StoreAwayError("etcd has taken a change, and its watch does not tell of it") from error
+            away = StoreAwayError("etcd has taken a change, and its watch does not tell of it")
+            self._client.patience.note(away)
+            raise away from error

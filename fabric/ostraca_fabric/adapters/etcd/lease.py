@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ostraca_fabric.adapters.etcd.backoff import Dice
+    from ostraca_fabric.adapters.etcd.patience import Patience
     from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,9 @@ class Lease:
 class LeaseKeeper:
     """Begins leases and keeps them alive until they are ended or lost, or until it is closed."""
 
-    def __init__(self, settings: EtcdSettings, *, dice: Dice) -> None:
+    def __init__(self, settings: EtcdSettings, *, dice: Dice, patience: Patience | None = None) -> None:
         """Use the process's thread for leases, until ``close``. A process that ends takes it along."""
-        self._client = EtcdClient(settings, dice=dice)
+        self._client = EtcdClient(settings, dice=dice, patience=patience)
         self._renewals: dict[int, asyncio.Task[None]] = {}
         self._asked: set[asyncio.Task[Any]] = set()
         """What callers wait for. Of the thread's loop, as are the renewals."""
@@ -158,7 +159,10 @@ class LeaseKeeper:
             spell.over("lease %x is renewed again", lease.number)
             if ttl_s <= 0:
                 log.warning(
-                    "lease %x has ended: another start of this agent, or silence for too long", lease.number
+                    "lease %x has ended, renewed for the last time %.0f s ago: another start of this agent "
+                    "has ended it, or it was silent for too long, as one that is stopped is",
+                    lease.number,
+                    time.monotonic() - lease.renewed_at_s,
                 )
                 self._renewals.pop(lease.number, None)
                 lease.lose()

@@ -81,7 +81,7 @@ class EtcdMembership:
         self._volumes_max = volumes_max
         self._client = EtcdClient(settings, dice=dice)
         self._store = EtcdStore(self._client, keys, fabric, key_check, has_joined=has_joined)
-        self._keeper = LeaseKeeper(settings, dice=dice)
+        self._keeper = LeaseKeeper(settings, dice=dice, patience=self._client.patience)
         self._leases: dict[AgentId, tuple[StartId, Lease]] = {}
         self._follower = Follower(self._client, self._store, keys, fabric)
 
@@ -127,6 +127,12 @@ class EtcdMembership:
             await self.close()
             raise
         return self
+
+    def hurry(self) -> None:
+        """Wait for an etcd that is away only once from now on, for who ends: what he would tell it after that
+        fails at once, with StoreAwayError.
+        """
+        self._client.patience.shorten()
 
     async def close(self) -> None:
         """Watch no more, and renew no lease. Agents that have not left are gone when theirs run out."""

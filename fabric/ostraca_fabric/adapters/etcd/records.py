@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 VERSION = 1
 """The newest version of records that this release reads, and the one it writes."""
 
+GRANTS_VERSION = 2
+"""That of a shard's grants where one of them is whole: who can't know takes it for one of no segments."""
+
 _ADVICE = "start a release of Ostraca as new as the fabric's"
 
 
@@ -127,12 +130,13 @@ class _Claim(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class _Grant(msgspec.Struct, frozen=True):
+class _Grant(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int
     agent: str
     start: str
     segments: tuple[int, ...]
     closed: bool
+    whole: bool = False
 
 
 class _Grants(msgspec.Struct, frozen=True):
@@ -336,10 +340,11 @@ def decode_claim(data: bytes) -> tuple[ShardId, Claim]:
 def encode_grants(grants: ShardGrants) -> bytes:
     """Say what each owner epoch of a shard may write."""
     unretired = tuple(
-        _Grant(grant.epoch, grant.agent, grant.start.hex(), grant.segments, grant.is_closed)
+        _Grant(grant.epoch, grant.agent, grant.start.hex(), grant.segments, grant.is_closed, grant.is_whole)
         for grant in grants.unretired
     )
-    return msgspec.json.encode(_Grants(VERSION, grants.epoch, unretired))
+    version = GRANTS_VERSION if any(grant.is_whole for grant in grants.unretired) else VERSION
+    return msgspec.json.encode(_Grants(version, grants.epoch, unretired))
 
 
 def decode_grants(data: bytes) -> ShardGrants:
@@ -356,10 +361,12 @@ def decode_grants(data: bytes) -> ShardGrants:
                     _start_of(each.start),
                     each.segments,
                     is_closed=each.closed,
+                    is_whole=each.whole,
                 )
                 for each in read.unretired
             ),
         ),
+        newest=GRANTS_VERSION,
     )
 
 
@@ -407,17 +414,19 @@ def decode_readable(found: Iterable[Entry], decode: Callable[[bytes], _Type]) ->
     return decoded
 
 
-def _decoded(data: bytes, form: type[_Record], made: Callable[[_Record], _Type]) -> _Type:
+def _decoded(
+    data: bytes, form: type[_Record], made: Callable[[_Record], _Type], *, newest: int = VERSION
+) -> _Type:
     """Read one record. Raises MembershipError that says what to do."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
-        if version <= VERSION:
+        if version <= newest:
             return made(msgspec.json.decode(data, type=form))
     # Nesting without end is a RecursionError.
     except (msgspec.DecodeError, UsageError, ValueError, RecursionError) as error:
         raise MembershipError(f"a record in etcd can't be read: {error}") from error
     raise MembershipError(
-        f"a record in etcd has version {version}, and this release reads {VERSION} and older: {_ADVICE}"
+        f"a record in etcd has version {version}, and this release reads {newest} and older: {_ADVICE}"
     )
 
 

@@ -30,8 +30,8 @@ OPERATIONS_MAX = 128
 """What etcd takes in one transaction (its ``--max-txn-ops``)."""
 
 _LOST = (
-    "stop all agents for late_write_s (120 s unless it is set), and restore etcd or run `ostraca fabric "
-    "rebuild --etcd` before they start (docs/howto/rebuild-a-fabric.md)"
+    "make it again with `ostraca fabric rebuild --etcd`, or restore etcd from a backup while no agent runs "
+    "(docs/howto/rebuild-a-fabric.md)"
 )
 
 

@@ -75,9 +75,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Make again what the directory of `ostraca up` has lost, from its drives: the fabric's id, its\n"
             "shape and its volumes; with --etcd, what etcd has lost. Reads superblocks and volume records;\n"
             "writes nothing on a drive. The key is on no drive: it is used where it is still in the\n"
-            "directory, or comes with --key. With --etcd, no agent may run, and none start before\n"
-            "owner.late_write_s (120 s) have passed since the last one stopped: nobody knows any more which\n"
-            "segments they wrote."
+            "directory, or comes with --key. With --etcd, agents may run or not: blocks are got as soon as\n"
+            "one has claimed their shard, and taken owner.grant_s + owner.hold_s + owner.late_write_s\n"
+            "(155 s) later, as nobody knows any more where something may still be written.\n"
+            "\n"
+            "example:\n"
+            "  $ ostraca fabric rebuild --etcd 127.0.0.1:2379 --files /var/lib/ostraca --dry-run"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -163,7 +166,7 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _rebuild_in_etcd(options: argparse.Namespace) -> int:
-    from ostraca.cli.fabric.in_etcd import rebuild_in_etcd
+    from ostraca.cli.fabric.in_etcd import in_etcd_lines, look_in_etcd, rebuild_in_etcd, rebuilt_line
     from ostraca.cli.fabric.rebuild import Keys, look
     from ostraca.cli.fabric.report import found_lines
 
@@ -171,18 +174,18 @@ def _rebuild_in_etcd(options: argparse.Namespace) -> int:
     if directory is None:
         message = "where are the drives? Give --files DIR"
         raise UsageError(message)
+    place, fate = _place(options), keys.fate(directory)
     if options.dry_run:
-        found = look(directory, options.fabric, is_of_up=False)
-        print("\n".join(found_lines(found, keys.fate(directory))))
-        return 1 if found.contradictions else 0
-    place = _place(options)
-    fate = keys.fate(directory)
+        found = look(directory.resolve(), options.fabric, is_of_up=False)
+        print("\n".join(found_lines(found, fate)))
+        if found.contradictions or found.fabric is None:
+            return 1
+        there = look_in_etcd(place, found.fabric)
+        print("\n".join(in_etcd_lines(there, found, place, is_forced=options.force)))
+        return 0
     found = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)
     print("\n".join(found_lines(found, fate)))
-    print(
-        f"Rebuilt under {place.text}. Start agents no sooner than owner.late_write_s (120 s) after the last "
-        "one stopped."
-    )
+    print(rebuilt_line(place))
     return 0
 
 

@@ -24,6 +24,7 @@ from ostraca_fabric.adapters.whole_files import write_whole
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.ids import ID_BYTES, EnclosureId, FabricId
 from ostraca_fabric.keys import FABRIC_KEY_BYTES, fabric_key_check
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +74,8 @@ class Created:
     is_new: bool
     directory: Path
     enclosures: tuple[EnclosureRecord, ...]
+    kept: int = 0
+    """How many drives were there already, of another size than was asked for."""
 
 
 def create(place: EtcdPlace, directory: Path, shape: Shape) -> Created:
@@ -110,10 +113,11 @@ async def _create(place: EtcdPlace, directory: Path, shape: Shape) -> Created:
             )
             for number in range(shape.enclosures)
         ]
+        kept = sum([await asyncio.to_thread(enclosure.of_other_size) for enclosure in made])
         records = [await asyncio.to_thread(enclosure.prepare) for enclosure in made]
         known = membership.map.enclosures
         await membership.put_enclosures([each for each in records if known.get(each.id) != each])
-        return Created(fabric, found is None, directory, tuple(records))
+        return Created(fabric, found is None, directory, tuple(records), kept)
     finally:
         await membership.close()
 
@@ -126,6 +130,12 @@ def created_lines(created: Created, place: EtcdPlace) -> Iterator[str]:
         size = size_text(sum(shard.size_bytes for shard in enclosure.shards))
         drives = len(enclosure.drives)
         yield f"  {enclosure.id}  {drives} {'drive' if drives == 1 else 'drives'}, {size}"
+    if created.kept:
+        were = "drive was" if created.kept == 1 else "drives were"
+        yield (
+            f"{created.kept} {were} there already, of another size, and nothing was done about that: "
+            "--capacity and --segment count for drives that are made."
+        )
     where = created.directory
     yield f"Every agent needs {where / KEY_FILE} and {where / TOKENS_FILE}; show them to nobody else."
     yield "Start an agent by:"
@@ -152,8 +162,8 @@ def _refuse_fewer(fabric_map: FabricMap, shape: Shape) -> None:
         there = fabric_map.enclosures.get(EnclosureId(f"enclosure-{number}"))
         if there is not None and len(there.drives) > shape.drives:
             raise UsageError(
-                f"{there.id} has {len(there.drives)} drives: their blocks would be lost with --drives "
-                f"{shape.drives}"
+                f"{there.id} has {counted(len(there.drives), 'drive')}: their blocks would be lost with "
+                f"--drives {shape.drives}"
             )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca.cli.etcd_place import etcd_keys, etcd_settings
+from ostraca.cli.serve.daemon_settings import named_fabric
 from ostraca.cli.serve.secret_files import read_access, read_secret
 from ostraca.cli.serve.store import opened, patiently
 from ostraca_fabric import record_keys
@@ -36,7 +37,7 @@ from ostraca_fabric.admin.worker import Worker
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.listening import listen, real_address
 from ostraca_fabric.errors import FormatError, UsageError
-from ostraca_fabric.ids import ID_BYTES, EnclosureId, FabricId
+from ostraca_fabric.ids import ID_BYTES, EnclosureId
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.tls import Tls, TlsFiles
 from ostraca_fabric.wire.address import TcpAddress, is_loopback, parse_address
@@ -100,7 +101,7 @@ class AdminDaemon:
         listening = listen(self._address)
         try:
             fabric, membership = await patiently(
-                "find the fabric", lambda: opened(settings.etcd, _fabric(settings.fabric), None)
+                "find the fabric", lambda: opened(settings.etcd, named_fabric(settings.fabric), None)
             )
         except BaseException:
             listening.close()
@@ -206,16 +207,6 @@ class AdminDaemon:
 def _new_id() -> str:
     """Return an id that sorts by the time it was made."""
     return f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(4)}"
-
-
-def _fabric(text: str) -> FabricId | None:
-    try:
-        named = FabricId(bytes.fromhex(text))
-    except ValueError:
-        named = FabricId(b"?")
-    if len(named) not in (0, ID_BYTES):
-        raise UsageError(f"fabric is {text!r}: write its {2 * ID_BYTES} hex digits, or leave it out")
-    return named or None
 
 
 def _address(settings: AdminSettings) -> TcpAddress:

@@ -78,7 +78,7 @@ def _run_admin(options: argparse.Namespace) -> int:
         return 0
     from ostraca.cli.serve.store import check_place
 
-    log_to_stderr(options)
+    log_to_stderr(options, is_daemon=True)
     check_place(loaded.settings.etcd)
     try:
         from ostraca.cli.serve.admin import AdminDaemon
@@ -106,7 +106,9 @@ async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
     reloading = Reloading(", ".join(map(str, files)), files, daemon.reread, look_s=settings.secrets_look_s)
     stop = stop_on_signals(reloading.look_now)
     try:
-        if await started(daemon.start(), stop):
+        async with notifier.busy(lambda: "It begins to serve, or waits for etcd to find the fabric."):
+            is_up = await started(daemon.start(), stop)
+        if is_up:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(looking.stop)
                 looking.spawn(reloading.run())

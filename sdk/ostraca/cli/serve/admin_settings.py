@@ -6,9 +6,11 @@ import socket
 from dataclasses import dataclass, field
 
 from ostraca.cli.etcd_place import EtcdPlace
-from ostraca.cli.serve.daemon_settings import TlsPlace
+from ostraca.cli.http import http_address
+from ostraca.cli.serve.daemon_settings import TlsPlace, named_fabric
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import checked_name
+from ostraca_fabric.limits import check_above_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ class AdminSettings:
     etcd: EtcdPlace = field(default_factory=EtcdPlace)
     tls: TlsPlace = field(default_factory=TlsPlace)
     limits: AdminLimits = field(default_factory=AdminLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work."""
+        check_above_zero(self, "secrets_look_s")
+        named_fabric(self.fabric)
+        http_address(self.listen)
 
     def name(self) -> str:
         """Return what it is called. Raises UsageError."""

@@ -22,12 +22,14 @@ from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.serve.admin_command import add_admin
 from ostraca.cli.serve.enclosure.command import add_enclosure
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostraca.cli.serve.daemon import AgentDaemon
     from ostraca.cli.serve.daemon_settings import DaemonSettings
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.serve.reloading import Reloading
     from ostraca.cli.settings import Loaded
     from ostraca_fabric.status import AgentStatus
@@ -57,7 +59,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         description=(
             "Run one agent of a fabric that etcd keeps, until SIGTERM. While etcd is away it waits. Options\n"
             "win over the environment (OSTRACA_AGENT_...), and that over the settings file; see\n"
-            "docs/reference/settings.md for all there is to set."
+            "docs/reference/daemon-settings.md for what the options say and more of the process, and\n"
+            "docs/reference/settings.md for all else that an agent may be set."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -87,7 +90,7 @@ def _run_agent(options: argparse.Namespace) -> int:
     from ostraca.cli.serve.store import check_place
     from ostraca.cli.transports import loop_factory
 
-    log_to_stderr(options, agent=loaded.settings.agent_id())
+    log_to_stderr(options, agent=loaded.settings.agent_id(), is_daemon=True)
     check_place(loaded.settings.etcd)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if not runner.run(_serve(loaded.settings)):
@@ -113,59 +116,65 @@ def _loaded(options: argparse.Namespace) -> Loaded[DaemonSettings]:
 
 
 async def _serve(settings: DaemonSettings) -> bool:
-    """Run the agent until a signal; return whether every transfer has ended."""
+    """Run the agent until a signal; return whether every transfer has ended.
+
+    Its pages are there, and the service manager hears of it, from before it joins until after it has left.
+    """
+    from ostraca.cli.http import http_pages
     from ostraca.cli.serve.daemon import AgentDaemon
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.serve.reloading import Reloading
     from ostraca.cli.serve.signals import started, stop_on_signals
     from ostraca.cli.serve.state_directory import StateDirectory
 
-    with StateDirectory(Path(settings.state_dir), f"agent {settings.agent_id()}") as state:
+    where, notifier = settings.http_listen or None, Notifier(os.environ)
+    async with AsyncExitStack() as stack:
+        state = stack.enter_context(StateDirectory(Path(settings.state_dir), f"agent {settings.agent_id()}"))
         daemon = AgentDaemon(settings, state)
         files = daemon.secret_files
         reloading = Reloading(
             ", ".join(map(str, files)), files, daemon.readmit, look_s=settings.secrets_look_s
         )
         stop = stop_on_signals(reloading.look_now)
+        await stack.enter_async_context(http_pages(where, {daemon.id: daemon.status}, settings.http))
+        await stack.enter_async_context(notifier.watched())
         try:
-            if await started(daemon.start(), stop):
-                await _until(stop, daemon, settings, reloading)
+            async with notifier.busy(lambda: daemon.life.sentence):
+                is_up = await started(daemon.start(), stop)
+            if is_up:
+                await _until(stop, daemon, notifier, reloading)
         finally:
-            has_ended = await daemon.stop()
+            notifier.stopping("the shards go to other agents")
+            async with notifier.busy(lambda: daemon.life.sentence, within_s=daemon.stops_within_s):
+                has_ended = await daemon.stop()
     log.info("Stopped.")
     return has_ended
 
 
-async def _until(
-    stop: asyncio.Event, daemon: AgentDaemon, settings: DaemonSettings, reloading: Reloading
-) -> None:
-    """Serve pages, read changed secrets and tell the service manager, until *stop*."""
-    from ostraca.cli.http import http_pages
-    from ostraca.cli.serve.notify import Notifier
+async def _until(stop: asyncio.Event, daemon: AgentDaemon, notifier: Notifier, reloading: Reloading) -> None:
+    """Say that the agent is ready, and read changed secrets, until *stop*."""
     from ostraca.cli.up import READY
     from ostraca_fabric.tasks import Tasks
 
-    agent, notifier, looking = daemon.agent, Notifier(os.environ), Tasks("files of secrets")
+    agent, looking = daemon.agent, Tasks("files of secrets")
     assert agent is not None, "it was started"
-    async with AsyncExitStack() as stack:
-        where = settings.http_listen or None
-        await stack.enter_async_context(http_pages(where, {agent.id: agent.status}, settings.http))
-        stack.push_async_callback(looking.stop)
-        looking.spawn(reloading.run())
-        await stack.enter_async_context(notifier.watched())
+    looking.spawn(reloading.run())
+    try:
         ready = f"{READY}{ready_words(agent.status(), agent.addresses)}"
         print(ready, flush=True)
         notifier.ready(ready.removeprefix(READY))
         await stop.wait()
         log.info("Stopping: the shards go to other agents. Another signal leaves at once.")
-        notifier.stopping("the shards go to other agents")
+    finally:
+        await looking.stop()
 
 
 def ready_words(status: AgentStatus, addresses: Sequence[str]) -> str:
     """Say how to connect, and to what."""
     shards, blocks = len(status.shards), sum(shard.blocks for shard in status.shards)
     return (
-        f'ostraca.connect("{addresses[0]}")  # agent {status.agent}, {shards} shards served, '
-        f"{blocks} blocks found"
+        f'ostraca.connect("{addresses[0]}")  # agent {status.agent}, {counted(shards, "shard")} served, '
+        f"{counted(blocks, 'block')} found"
     )
 
 

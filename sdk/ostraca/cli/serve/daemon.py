@@ -13,13 +13,16 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ostraca.cli.logs import log_levels
 from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_nvme_secret
 from ostraca.cli.serve.store import opened, patiently
 from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.conditions import Phase
+from ostraca_dpu_agent.greeting import Greeting
+from ostraca_dpu_agent.life import Life
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.file_paths import FilePaths
@@ -30,6 +33,7 @@ from ostraca_fabric.adapters.nvme_reservations import NvmeReservations
 from ostraca_fabric.adapters.nvme_timeouts import PathSettings
 from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
+from ostraca_fabric.connection.listening import check_free
 from ostraca_fabric.errors import DriveError, FormatError, MembershipError
 from ostraca_fabric.target import NQN_PREFIX
 from ostraca_fabric.tasks import Tasks
@@ -37,6 +41,8 @@ from ostraca_fabric.tls import Tls, TlsFiles
 from ostraca_fabric.wire.address import TcpAddress, TlsAddress, parse_address
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ostraca.cli.serve.daemon_settings import DaemonSettings
     from ostraca.cli.serve.state_directory import StateDirectory
     from ostraca_fabric.adapters.etcd.membership import EtcdMembership
@@ -44,12 +50,20 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import AgentId, DriveId
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.transport import Transport
+    from ostraca_fabric.status import AgentStatus
     from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 _LOOK_AGAIN_S = 0.25
 _LEASES_WAITED = 2
+_DRAINS = 5
+"""``drain_s``: shards are handed over, taken by others, what is under way ends, is written, and is closed."""
+
+_STORE_WAITS = 2
+"""``operation_timeout_s``: one that is away is waited for once, and what was begun before that ends."""
 
 
 class AgentDaemon:
@@ -62,6 +76,7 @@ class AgentDaemon:
         """
         self.id = settings.agent_id()
         self.reached_at = settings.reached_at()
+        self.life = Life(time.monotonic)
         self._settings = settings
         self._state = state
         self._key = read_fabric_key(Path(settings.fabric_key_file))
@@ -93,6 +108,17 @@ class AgentDaemon:
         """The files that ``readmit`` reads."""
         return (Path(self._settings.tokens_file),)
 
+    @property
+    def stops_within_s(self) -> float:
+        """How long ``stop`` may take, while all that it waits for does as it should."""
+        settings = self._settings
+        drains_s = _DRAINS * settings.drain_s + settings.connections.drain_s
+        return drains_s + _STORE_WAITS * settings.etcd.operation_timeout_s
+
+    def status(self) -> AgentStatus:
+        """Return what the agent believes, from before it is made until after its end."""
+        return self.life.unmade(self.id, self._settings) if self.agent is None else self.agent.status()
+
     def readmit(self) -> None:
         """Read the tokens again, and refuse connections that were made with those that are gone.
 
@@ -109,10 +135,12 @@ class AgentDaemon:
         had; an agent of this name runs elsewhere; no transport works. ``stop`` comes next then, too.
         """
         settings = self._settings
+        check_free(map(parse_address, settings.listen))  # else each try would take shards, and drop them
         wanted = settings.wanted_fabric()
         if wanted is not None:
             self._state.check_fabric(wanted)
-        fabric, membership = await patiently(
+        self._say("I look for the fabric in etcd.")
+        fabric, membership = await self._patiently(
             "join the fabric",
             lambda: opened(
                 settings.etcd,
@@ -123,6 +151,7 @@ class AgentDaemon:
         )
         self._membership = membership
         self._state.check_fabric(fabric)
+        self._say("I make sure that no other process is this agent.")
         await self._await_namesake(membership)
         self._transports = made_transports(settings.transports)
         self._owners = NetworkOwners(
@@ -149,11 +178,15 @@ class AgentDaemon:
             clock=time.monotonic,
             network=self._network,
             reached_at=self.reached_at,
+            life=self.life,
         )
         self._state.remember(fabric=fabric, start=agent.start_id)
-        await patiently("announce this agent", agent.join)
+        await self._patiently("announce this agent", agent.join)
+        self._say("I look for drives, and for shards that are mine to serve.")
         await agent.start()
+        self._say("")
         self._tasks.spawn(self._log_as_ruled(membership))
+        self._tasks.spawn(Greeting(self.id, membership=membership, owners=self._owners).run())
 
     async def stop(self) -> bool:
         """Leave the shards to other agents, end what is under way, leave the fabric, close everything.
@@ -162,11 +195,19 @@ class AgentDaemon:
         memory, as it does when it simply exits.
         """
         agent, has_ended = self.agent, True
+        self.life.phase = Phase.STOPPING
+        self._say("I end what was begun.")
+        if self._membership is not None:
+            self._membership.hurry()
         await self._tasks.stop()
         if agent is not None:
+            self._say("I leave the shards to other agents.")
             await agent.hand_over()
+            self._say("I end what is under way.")
             drained = await agent.drain()
+            self._say("I leave the fabric.")
             has_ended = await agent.leave() and drained
+        self._say("I close what is open.")
         if self._owners is not None:
             await self._owners.close()
         if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
@@ -179,6 +220,18 @@ class AgentDaemon:
         if self._membership is not None:
             await self._membership.close()
         return has_ended
+
+    def _say(self, doing: str) -> None:
+        self.life.doing = doing
+
+    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Wait for etcd, and say so in the status."""
+
+        def say(trouble: str) -> None:
+            self.life.store_trouble = trouble
+            self._say(f"I wait for etcd, to {what}: {trouble}." if trouble else "")
+
+        return await patiently(what, attempt, say=say)
 
     async def _log_as_ruled(self, membership: EtcdMembership) -> None:
         """Log from the level on that operators want, as long as they do."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostraca.cli.etcd_place import EtcdPlace
+from ostraca.cli.http import http_address
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import ID_BYTES, AgentId, FabricId, checked_name
@@ -95,8 +96,16 @@ class DaemonSettings(AgentSettings):
     def __post_init__(self) -> None:
         """Refuse what can't work."""
         AgentSettings.__post_init__(self)  # not super(): a slotted dataclass is another class than its body
+        if self.owner.grant_s > self.etcd.lease_ttl_s:
+            message = (
+                f"owner.grant_s is {self.owner.grant_s} and etcd.lease_ttl_s {self.etcd.lease_ttl_s}: make "
+                "the first no more than the second, for then other agents own the shards"
+            )
+            raise UsageError(message)
         if self.fabric:
             self.wanted_fabric()
+        if self.http_listen:
+            http_address(self.http_listen)
 
     def agent_id(self) -> AgentId:
         """Return what the agent is called. Raises UsageError."""

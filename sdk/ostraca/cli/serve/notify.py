@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -15,12 +16,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from typing import Any
 
 log = logging.getLogger(__name__)
 
 _PINGS_IN_TIME = 2
 """The manager waits for this many pings before it loses patience."""
+
+_TOLD_EVERY_S = 1.0
+_PATIENCE_S = 30.0
+"""How long the manager is asked to wait for word from a daemon that starts or stops."""
 
 
 class Notifier:
@@ -47,22 +53,46 @@ class Notifier:
         self._tell(f"STOPPING=1\nSTATUS={status}")
 
     @asynccontextmanager
+    async def busy(self, doing: Callable[[], str], *, within_s: float = math.inf) -> AsyncIterator[None]:
+        """Say meanwhile what the daemon is *doing*, and ask for patience: its start, or its end, is not to be
+        cut short while its loop runs. For *within_s* at most.
+        """
+        async with self._meanwhile(self._ask_for_patience(doing, within_s)):
+            yield
+
+    @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Ping the manager's watchdog from the running loop meanwhile, if it has one."""
-        if not (self._where and self.watchdog_s):
+        if self.watchdog_s:
+            async with self._meanwhile(self._ping()):
+                yield
+        else:
+            yield
+
+    @asynccontextmanager
+    async def _meanwhile(self, telling: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        if not self._where:
+            telling.close()
             yield
             return
-        pinging = asyncio.get_running_loop().create_task(self._ping())
+        told = asyncio.get_running_loop().create_task(telling)
         try:
             yield
         finally:
-            pinging.cancel()
-            await asyncio.wait([pinging])
+            told.cancel()
+            await asyncio.wait([told])
 
     async def _ping(self) -> None:
         while True:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / _PINGS_IN_TIME)
+
+    async def _ask_for_patience(self, doing: Callable[[], str], within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            patience_us = round(min(left_s, _PATIENCE_S) * 1e6)
+            self._tell(f"STATUS={' '.join(doing().split())}\nEXTEND_TIMEOUT_USEC={patience_us}")
+            await asyncio.sleep(_TOLD_EVERY_S)
 
     def _tell(self, words: str) -> None:
         if not self._is_reachable:

@@ -17,6 +17,7 @@ The file of tokens is TOML::
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -86,9 +87,7 @@ def read_access(path: Path, own_uid: int) -> Access:
     try:
         table = tomllib.loads(read_secret(path).decode())
     except ValueError as error:  # bad TOML and bad UTF-8; what is wrong there may be a token, so not *error*
-        line = getattr(error, "lineno", None)
-        where = f", line {line}," if line else ""
-        raise FormatError(f"{path}{where} is no TOML") from None
+        raise FormatError(f"{path} is no TOML{at_line(error)}") from None
     try:
         return _access(table, own_uid)
     except UsageError as error:
@@ -147,3 +146,9 @@ def _users(given: object) -> frozenset[int]:
         message = "users are lists of numbers"
         raise UsageError(message)
     return frozenset(given)
+
+
+def at_line(error: ValueError) -> str:
+    """Say in which line a file is no TOML, and nothing of what is there: that may be a secret."""
+    found = re.search(r"\(at line ([0-9]+), column [0-9]+\)$", str(error))
+    return f": see line {found[1]}" if found else ""

@@ -31,10 +31,13 @@ _WAIT_MIN_S = 0.2
 _WAIT_MAX_S = 5.0
 
 
-async def patiently(what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+async def patiently(
+    what: str, attempt: Callable[[], Awaitable[_T]], *, say: Callable[[str], None] = lambda _: None
+) -> _T:
     """Return what *attempt* does, tried again for as long as the store is away; cancel it to end that.
 
-    Raises MembershipError when the store has answered, and refused.
+    *say* is told what is wrong with the store meanwhile, and an empty text when that is over. Raises
+    MembershipError when the store has answered, and refused.
     """
     backoff, said = Backoff(_WAIT_MIN_S, _WAIT_MAX_S, random.Random()), ""  # noqa: S311 (waits are no secret)
     while True:
@@ -44,10 +47,12 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
             if str(error) != said:
                 said = str(error)
                 log.warning("Can't %s yet, and keep trying: %s", what, said)
+                say(said)
             await asyncio.sleep(backoff.next_s())
         else:
             if said:
                 log.info("etcd answers again")
+                say("")
             return done
 
 

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ostraca.cli.serve.enclosure.daemon import EnclosureDaemon
     from ostraca.cli.serve.enclosure.settings import EnclosureDaemonSettings
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.settings import Loaded
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = loaded.settings
     settings.target()
-    log_to_stderr(options)
+    log_to_stderr(options, is_daemon=True)
     check_place(settings.etcd)
     asyncio.run(_serve(settings))
     # Not through the interpreter's shutdown: it closes what threads of grpc still use.
@@ -129,6 +131,7 @@ def _loaded(options: argparse.Namespace) -> Loaded[EnclosureDaemonSettings]:
 async def _serve(settings: EnclosureDaemonSettings) -> None:
     """Run the enclosure until a signal. Raises what it can't go on for."""
     from ostraca.cli.serve.enclosure.daemon import EnclosureDaemon
+    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.serve.reloading import Reloading
     from ostraca.cli.serve.signals import stop_on_signals
     from ostraca.cli.serve.state_directory import StateDirectory
@@ -143,10 +146,13 @@ async def _serve(settings: EnclosureDaemonSettings) -> None:
             looking.spawn(reloading.run())
             on_hangup = reloading.look_now
         stop = stop_on_signals(on_hangup)
+        notifier = Notifier(os.environ)
         try:
             starting = asyncio.ensure_future(_started(daemon))
-            if await _first(starting, stop, daemon):
-                await _until(stop, daemon, settings)
+            async with notifier.busy(lambda: "It begins to export, or waits for etcd to join the fabric."):
+                is_up = await _first(starting, stop, daemon)
+            if is_up:
+                await _until(stop, daemon, settings, notifier)
         finally:
             await looking.stop()
             await daemon.stop()
@@ -178,12 +184,12 @@ async def _first(starting: asyncio.Future[None], stop: asyncio.Event, daemon: En
     return True
 
 
-async def _until(stop: asyncio.Event, daemon: EnclosureDaemon, settings: EnclosureDaemonSettings) -> None:
+async def _until(
+    stop: asyncio.Event, daemon: EnclosureDaemon, settings: EnclosureDaemonSettings, notifier: Notifier
+) -> None:
     """Serve pages and tell the service manager, until *stop*. Raises what the daemon can't go on for."""
-    from ostraca.cli.serve.notify import Notifier
     from ostraca.cli.up import READY
 
-    notifier = Notifier(os.environ)
     async with AsyncExitStack() as stack:
         if settings.http_listen:
             await stack.enter_async_context(_pages(daemon, settings))
@@ -216,5 +222,5 @@ def ready_words(daemon: EnclosureDaemon) -> str:
     """Say what is exported, and where."""
     exported = sum(drive.is_exported for drive in daemon.enclosure.report.drives)
     where = ", ".join(map(str, daemon.target.controllers))
-    drives = "1 drive" if exported == 1 else f"{exported} drives"
+    drives = counted(exported, "drive")
     return f"enclosure {daemon.id} exports {drives} as {daemon.target.nqn} at {where}"

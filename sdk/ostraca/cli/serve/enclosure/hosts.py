@@ -18,7 +18,7 @@ import tomllib
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from ostraca.cli.serve.secret_files import read_secret
+from ostraca.cli.serve.secret_files import at_line, read_secret
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.target import check_nqn
@@ -42,9 +42,7 @@ def read_hosts(path: Path, *, is_files: bool) -> Mapping[str, HostSecrets]:
     try:
         table = tomllib.loads(read_secret(path).decode())
     except ValueError as error:  # bad TOML and bad UTF-8; what is wrong there may be a secret, so not *error*
-        line = getattr(error, "lineno", None)
-        where = f", line {line}," if line else ""
-        raise FormatError(f"{path}{where} is no TOML") from None
+        raise FormatError(f"{path} is no TOML{at_line(error)}") from None
     try:
         return _hosts(table, is_files=is_files)
     except UsageError as error:

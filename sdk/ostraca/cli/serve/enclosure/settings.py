@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostraca.cli.etcd_place import EtcdPlace
+from ostraca.cli.http import http_address
 from ostraca.cli.serve.daemon_settings import named_fabric
 from ostraca_enclosure.settings import EnclosureSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.ids import EnclosureId, FabricId, checked_name
+from ostraca_fabric.limits import check_above_zero
 from ostraca_fabric.target import NQN_PREFIX, Controller, Target, Transport, parse_controller
 
 
@@ -68,6 +70,9 @@ class EnclosureDaemonSettings(EnclosureSettings):
             self
         )  # not super(): a slotted dataclass is another class than its body
         self.wanted_fabric()
+        check_above_zero(self, "file_drive_bytes")
+        if self.http_listen:
+            http_address(self.http_listen)
 
     def enclosure_id(self) -> EnclosureId:
         """Return what the enclosure is called. Raises UsageError."""

@@ -1,0 +1,169 @@
+"""What an agent says while it starts and stops, and what it is refused for before it joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.etcd.nodes import PATIENCE, free_ports
+from tests.pod.processes import AgentProcess, Pod, command, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def begun(own: Pod) -> Pod:
+    own.create(enclosures=1, drives=1, capacity="17MiB")
+    return own
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    """A service manager."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        yield listening
+
+
+class Pages:
+    """An agent's pages, as whoever looks after it asks for them."""
+
+    def __init__(self) -> None:
+        (port,) = free_ports(1)
+        self.options = ("--http", f"127.0.0.1:{port}", "--set", "http.fresh_s=0.01")
+        self._url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return a page's code, 0 where nobody answers, and what it says."""
+        try:
+            with urllib.request.urlopen(f"{self._url}{path}", timeout=10) as page:
+                return page.status, page.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def ready(self) -> tuple[int, str]:
+        """Return the code of ``/readyz``, and its sentence on that."""
+        code, said = self.get("/readyz")
+        if not code:
+            return code, said
+        told = {each["name"]: each["sentence"] for each in json.loads(said)["conditions"]}
+        return code, told["ready"]
+
+
+def heard(manager: socket.socket, *words: str) -> None:
+    """Wait until the manager was told all of these in one message."""
+    while not all(word in manager.recv(4096).decode() for word in words):
+        pass
+
+
+def test_an_agent_without_etcd_says_on_its_pages_what_it_waits_for_and_what_it_ends(
+    begun: Pod, manager: socket.socket
+) -> None:
+    pages = Pages()
+    told = {**os.environ, "NOTIFY_SOCKET": str(manager.getsockname())}
+    agent = begun.agent("agent-0", *pages.options, environment=told)
+    begun.etcd.kill()
+    try:
+        agent.launch()
+        until(lambda: "I wait for etcd, to join the fabric: " in pages.ready()[1], "it says so")
+        assert pages.ready()[0] == 503
+        assert pages.ready()[1].startswith("I do not serve gets yet: I am starting. I wait for etcd")
+        assert pages.get("/healthz") == (200, "ok\n")
+        code, metrics = pages.get("/metrics")
+        assert code == 200
+        assert 'ostraca_agent_condition{condition="ready"} 0\n' in metrics
+        assert 'ostraca_agent_condition{condition="membership_answers"} 0\n' in metrics
+        code, status = pages.get("/status")
+        assert (code, json.loads(status)["agent"], json.loads(status)["shards"]) == (200, "agent-0", [])
+        heard(manager, "STATUS=I do not serve gets yet", "I wait for etcd", "EXTEND_TIMEOUT_USEC=30000000")
+    finally:
+        begun.etcd.start()
+    agent.await_ready()
+    assert pages.ready() == (200, "I serve gets.")
+    begun.etcd.nodes[0].pause()
+    try:
+        agent.signal(signal.SIGTERM)
+        until(lambda: pages.ready()[1].startswith("I am to be asked for no more: I am stopping. I "), "so")
+        assert pages.ready()[0] == 503
+        assert pages.get("/healthz") == (200, "ok\n")
+        heard(manager, "STATUS=I am to be asked for no more", "EXTEND_TIMEOUT_USEC=")
+        assert agent.ended() == 0
+    finally:
+        begun.etcd.nodes[0].resume()
+    begun.check_logs()
+
+
+@pytest.mark.parametrize("flag", ["--http", "--listen"])
+def test_an_agent_whose_address_is_taken_says_so_and_never_joins(begun: Pod, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        agent = begun.agent("agent-0", flag, place if flag == "--http" else f"tcp://{place}")
+        agent.launch()
+        assert agent.ended() == 1
+    assert f"can't listen at tcp://{place}: [Errno 98] Address already in use" in agent.log.read_text()
+    assert_never_joined(begun, agent)
+
+
+@pytest.mark.parametrize("place", ["foo", "0.0.0.0:99999"])
+def test_an_agent_whose_address_is_none_says_so_and_never_joins(begun: Pod, place: str) -> None:
+    agent = begun.agent("agent-0", "--http", place)
+    agent.launch()
+    assert agent.ended() == 2
+    assert f"{place!r} is no place for HTTP: write host:port" in agent.log.read_text()
+    assert_never_joined(begun, agent)
+
+
+def assert_never_joined(pod: Pod, agent: AgentProcess) -> None:
+    assert pod.listed("agents/") == []
+    assert pod.epochs() == {}, "no shard was ever claimed"
+    assert not (pod.folder / f"{agent.name}.sock").exists()
+
+
+def test_an_agent_that_stops_waits_for_an_etcd_that_is_away_only_once(own: Pod) -> None:
+    own.create()
+    first, second = (
+        own.agent(name, "--set", "etcd.operation_timeout_s=4") for name in ("agent-0", "agent-1")
+    )
+    own.start()
+    said = len(first.log.read_text())
+    own.etcd.nodes[0].pause()
+    try:
+        began_s = time.monotonic()
+        first.signal(signal.SIGTERM)
+        assert first.ended() == 0
+        took_s = time.monotonic() - began_s
+    finally:
+        own.etcd.nodes[0].resume()
+    assert took_s < 8 * PATIENCE, first.log.read_text()[said:]
+    own.await_settled()
+    assert set(own.claims().values()) == {second.name}, "the end of its lease has said the rest"
+    own.check_logs()
+
+
+def test_commands_that_ask_agents_over_tcp_say_that_they_want_a_token_and_take_the_file(own: Pod) -> None:
+    own.create(enclosures=1, drives=1, capacity="17MiB")
+    first, second = own.agent("agent-0"), own.agent("agent-1")
+    own.start()
+    tokens = ("--tokens", own.files / "tokens.toml")
+    without, given = command("status", first.address), command("status", first.address, *tokens)
+    wanted = f"agent-1: no answer from {second.reached_at}: it wants a fabric token: give --tokens FILE"
+    assert (without.returncode, wanted in without.stdout) == (1, True), without.stdout
+    assert (given.returncode, "no answer" in given.stdout) == (0, False)
+    assert "enclosure-0/drive-0/0" in given.stdout, "names are whole where nobody looks on"
+    assert command("metrics", second.reached_at).returncode == 1
+    assert "ostraca_agent_uptime_seconds" in command("metrics", second.reached_at, *tokens).stdout
+    explain = ("explain", "ab" * 32, "--volume", "none", "--agent", second.reached_at)
+    assert "without a token" in command(*explain).stderr
+    assert "token" not in command(*explain, *tokens).stderr
