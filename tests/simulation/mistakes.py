@@ -15,11 +15,12 @@ from tests.simulation.fabric import worker
 
 from ostraca.core.ledger import Ledger
 from ostraca.core.operations import GetOperation
+from ostraca_dpu_agent.mover.locate import Locator
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
-from ostraca_dpu_agent.owner.core import ShardCore, adopting
+from ostraca_dpu_agent.owner.core import ShardCore, adopting, resolving
 from ostraca_dpu_agent.owner.core.granting import Grants
-from ostraca_dpu_agent.owner.core.holds import ReservationTable
+from ostraca_dpu_agent.owner.core.holds import Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
@@ -32,6 +33,8 @@ from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
+from ostraca_fabric.outcome import Reason
+from ostraca_fabric.rows import distinct
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import blank_rests, tags_of
 from ostraca_fabric.wire import columns
@@ -100,6 +103,43 @@ def the_past_is_settled_before_it_is() -> None:
         return PastSettled(request.request)
 
     _change(Sessions, "_settle_past", at_once)
+
+
+# ---------------------------------------------------------------------------------------------- of look-ups
+
+
+def an_unowned_block_is_found() -> None:
+    look_up = Locator.look_up
+
+    async def hopeful(self: Locator, *rest: Any, **named: Any) -> Any:
+        located = await look_up(self, *rest, **named)
+        located.is_found[:] |= located.reasons == Reason.NO_OWNER
+        return located
+
+    _change(Locator, "look_up", hopeful)
+
+
+def every_block_is_found() -> None:
+    look_up = Locator.look_up
+
+    async def boasting(self: Locator, *rest: Any, **named: Any) -> Any:
+        located = await look_up(self, *rest, **named)
+        located.is_found[:] = True
+        return located
+
+    _change(Locator, "look_up", boasting)
+
+
+def no_block_is_found() -> None:
+    _change(BlockIndex, "has", lambda self, keys, **_: (np.zeros(len(keys), np.bool_), 0))
+
+
+def only_the_first_segment_is_pinned() -> None:
+    _change(resolving, "distinct", lambda segments: distinct(segments)[:1])
+
+
+def promises_are_broken() -> None:
+    _change(Promises, "make", lambda self, segments, end_s: None)
 
 
 # ------------------------------------------------------------------------------------------------ in owners

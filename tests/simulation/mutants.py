@@ -55,6 +55,7 @@ EMPTIED = Setup(reach=StoreFaults(twice=0.5), strikes=("store_is_emptied", "agen
 CHANGING = Setup(enclosures=2, drives=1, strikes=("enclosure_is_added", "enclosure_is_drained"))
 BAD = Setup(strikes=("agent_dies", "drive_is_ill", "drive_rots", "drive_loses_power"))
 LASTING = Setup(strikes=("link_is_slow",))
+PRESSED = Setup(segments=3, drives=1, numbers=256, blocks=(4, 16, 32), strikes=STRIKES_IN_CALM)
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 
 
@@ -160,6 +161,15 @@ MUTANTS = (
     ),
     Mutant(
         "the past is settled before it is", mistakes.the_past_is_settled_before_it_is, (in_fabric(STALLING),)
+    ),
+    Mutant("an unowned block is found", mistakes.an_unowned_block_is_found, (in_fabric(CRASHING),)),
+    Mutant("every block is found", mistakes.every_block_is_found, (in_fabric(LASTING),)),
+    Mutant("no block is found", mistakes.no_block_is_found, (in_fabric(STORE_DOWN),)),
+    Mutant("promises are broken", mistakes.promises_are_broken, (in_fabric(PRESSED),)),
+    Mutant(
+        "only the first segment is pinned",
+        mistakes.only_the_first_segment_is_pinned,
+        (in_scene(shard_scenes.read_from_two_segments),),
     ),
     Mutant(
         "a put is committed before it is on flash",

@@ -38,6 +38,7 @@ _CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
 """Of histories: those in which these things go wrong."""
 
 _LEASE_S = 5.0
+_PINS_S = (0.0, 0.0, 1.0, 2.0, 3.0)
 _PAUSES_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 70.0, 200.0)
 _PAUSES_BEFORE_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 60.0)
 """Between a check and what is done upon it: what waits longer than ``pause_max_s`` there may be later than
@@ -62,6 +63,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         drives=dice.choice([1, 2]),
         segments=dice.choice([3, 4, 6]),
         numbers=dice.choice([32, 64, 128]),
+        blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
         drive_faults=DriveFaults(
             stalls=dice.choice([0.0, 0.0, 0.02]),
             stall_s=0.8,
@@ -113,8 +115,8 @@ class History(BadDrives, Enclosures, HarshOutages):
             world.begin_put(name, self._numbers(), deadline_s, ack)
         elif roll < 0.66:
             world.begin_get(name, self._numbers(), deadline_s)
-        elif roll < 0.69:
-            world.begin_lookup(name, self._numbers(), deadline_s)
+        elif roll < 0.74:
+            world.begin_lookup(name, self._numbers(), deadline_s, pin_s=dice.choice(_PINS_S))
         elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
         elif roll < 0.86:

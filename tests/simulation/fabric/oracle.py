@@ -10,6 +10,8 @@ Invariants, by their numbers in the architecture:
    its drive is gone.
 8. With the store down, what was found before is found.
 
+And a look-up finds what some agent has, and nothing else.
+
 What owners do knowingly is observed in process, by their events. Where writes may land later than
 ``late_write_s`` nothing is said of 6.
 """
@@ -60,8 +62,11 @@ class _Known:
     places: dict[ShardId, Place] = field(default_factory=dict)
     """Where owners have committed it, and not let go of it since."""
 
-    departures: int = 0
-    """How often an owner has let go of it."""
+    departures: Counter[EventKind] = field(default_factory=Counter)
+    """How often an owner has let go of it: as it was old, or damaged."""
+
+    is_offered: bool = False
+    """Whether an owner was ever asked to list it."""
 
 
 class Oracle:
@@ -92,9 +97,10 @@ class Oracle:
         """Return where a block was committed, and should be."""
         return self._known[number].places
 
-    def departures(self, number: int) -> int:
-        """Count how often an owner has let go of a block."""
-        return self._known[number].departures
+    def departures(self, number: int) -> tuple[int, int]:
+        """Count how often an owner has let go of a block as it was old, and as it found it damaged."""
+        counted = self._known[number].departures
+        return counted[EventKind.EVICTED], counted[EventKind.DROPPED]
 
     def key_of(self, number: int) -> bytes:
         return self._keys[number]
@@ -120,6 +126,16 @@ class Oracle:
             if state == PutState.EXISTS and len(known.puts) == 1:
                 raise ViolationError(f"block {version.number} EXISTS, and nobody has put it before")
 
+    def looked_up(self, numbers: list[int], end: Ended, known: set[int]) -> None:
+        """*known*: what some agent has had meanwhile, or may have: nothing else may be found."""
+        for number, state in zip(numbers, end.states, strict=True):
+            if state != BlockState.HIT:
+                continue
+            if not self._known[number].is_offered:
+                raise ViolationError(f"block {number} is found, and nobody was ever asked to list it")
+            if number not in known:
+                raise ViolationError(f"block {number} is found, and no agent has it")
+
     def _handed(self, number: int, data: bytes) -> None:
         puts = self._known[number].puts.values()
         if not any(data == put.data.tobytes() for put in puts):
@@ -144,6 +160,11 @@ class Oracle:
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 16)
         return [self._numbers[row.tobytes()] for row in rows if row.tobytes() in self._numbers]
 
+    def offered(self, numbers: list[int]) -> None:
+        """An owner is asked to list blocks: from here on they may be found."""
+        for number in numbers:
+            self._known[number].is_offered = True
+
     def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
         """An owner has listed a block; it is in its index."""
         places = self._known[number].places
@@ -159,6 +180,6 @@ class Oracle:
         """
         for number, left in shards.items():
             known = self._known[number]
-            known.departures += 1
+            known.departures[kind] += 1
             known.places = {shard: place for shard, place in known.places.items() if shard not in left}
             self.excused[kind.name] += 1

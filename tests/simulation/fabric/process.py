@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.links import CONNECTIONS
 from tests.simulation.fabric.story import Story
@@ -139,6 +141,15 @@ class AgentProcess:
     def shards(self) -> dict[ShardId, OwnedShard]:
         """The shards that it answers for."""
         return self.agent._owner.shards
+
+    def has(self, keys: NDArray[np.uint8], *, in_memory: bool) -> NDArray[np.bool_]:
+        """Say which blocks it lists, in shards that it answers for or did, or, if so asked, has in DRAM."""
+        owner = self.agent._owner
+        answers_for = [*owner.shards.values(), *(owned for owned, _ in owner._left.values())]
+        known = np.zeros(len(keys), np.bool_)
+        for owned in answers_for:
+            known |= owned.core.index.find(keys) >= 0
+        return known | self.agent._mover.staging.cache.contains(keys) if in_memory else known
 
     @property
     def linked_to(self) -> list[tuple[AgentId, bytes]]:

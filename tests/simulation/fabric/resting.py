@@ -113,8 +113,8 @@ async def _missing(world: World, numbers: list[int]) -> list[tuple[int, int, int
 def excuse(world: World, number: int) -> str:
     """Say why a block that was committed may be a miss; nothing when it must be found."""
     places, live = world.oracle.places(number), world.placed.shards(world.map, number)
-    asked = {shard: place for shard, place in places.items() if shard in live}
-    if not live or (places and not asked):
+    asked = [shard for shard in places or live if shard in live]
+    if not asked:
         return _unasked(world, places)
     return next(filter(None, (_damage(world, number, shard) for shard in asked)), "")
 
@@ -125,7 +125,8 @@ def _damage(world: World, number: int, shard: ShardId) -> str:
     owned = next((each.shards[shard] for each in world.agents.values() if shard in each.shards), None)
     if why or owned is None:
         return why
-    mishaps = world.oracle.places(number)[shard].mishaps
+    place = world.oracle.places(number).get(shard)
+    mishaps = 0 if place is None else place.mishaps
     return world.drives.excuse(owned, world.oracle.key_of(number), mishaps)
 
 

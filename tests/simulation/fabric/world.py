@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
+from tests.simulation.fabric.lookups import look_up
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.placed import Placed
 from tests.simulation.fabric.process import AgentProcess, Outside, address_of, settings_with
@@ -26,7 +27,7 @@ from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import Ack, BlockState, PutState
-from ostraca_fabric.tallies import STATES, tally_text
+from ostraca_fabric.tallies import tally_text
 from ostraca_fabric.testing.drive_faults import DriveFaults
 from ostraca_fabric.testing.hosted import HostedNetwork
 from ostraca_fabric.testing.simulated_membership import SimulatedStore, StoreFaults
@@ -215,7 +216,7 @@ class World:
             worker = self.workers[name].worker
             until_s = self.loop.time() + deadline_s
             end = await worker.put(versions, deadline_s, ack)
-            self._told(name, "put", numbers, end)
+            self.told(name, "put", numbers, end)
             self.oracle.ended("put", self.loop.time() - until_s)
             self.oracle.put(versions, end)
 
@@ -230,32 +231,39 @@ class World:
     ) -> None:
         self._begin(name, self._get(name, numbers, deadline_s, then))
 
-    def begin_lookup(self, name: str, numbers: list[int], deadline_s: float) -> None:
-        async def lookup() -> None:
-            until_s = self.loop.time() + deadline_s
-            end = await self.workers[name].worker.lookup(numbers, deadline_s)
-            self._told(name, "lookup", numbers, end)
-            self.oracle.ended("lookup", self.loop.time() - until_s)
-
-        self._begin(name, lookup())
+    def begin_lookup(self, name: str, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> None:
+        """Look blocks up; what is found in calm is got behind that: with a pin at any time of it."""
+        self._begin(name, look_up(self, name, numbers, deadline_s, pin_s))
 
     async def _get(
         self, name: str, numbers: list[int], deadline_s: float, then: Callable[[list[int], Ended], None]
     ) -> None:
-        until_s, asked = self.loop.time() + deadline_s, self.calm.asked(name, numbers)
-        end = await self.workers[name].worker.get(numbers, deadline_s)
-        self._told(name, "get", numbers, end)
-        self.oracle.ended("get", self.loop.time() - until_s)
-        self.oracle.got(numbers, end)
+        asked = self.calm.asked(name, numbers)
+        end = await self.get(name, numbers, deadline_s)
         self.calm.answered(asked, numbers, end, deadline_s)
         then(numbers, end)
 
-    def _told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
+    async def get(self, name: str, numbers: list[int], deadline_s: float) -> Ended:
+        """Get blocks, in the worker's process; the oracle judges what is always so."""
+        until_s = self.loop.time() + deadline_s
+        end = await self.workers[name].worker.get(numbers, deadline_s)
+        self.told(name, "get", numbers, end)
+        self.oracle.ended("get", self.loop.time() - until_s)
+        self.oracle.got(numbers, end)
+        return end
+
+    @property
+    def deaths(self) -> int:
+        """How many processes are gone."""
+        return len(self._gone)
+
+    def told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
+        """Put into the story how an operation ended."""
         if end.states[:1] == [-1]:
             said = "no agent, or no slot"
         else:
-            said = tally_text(bytes(end.states), bytes(end.reasons), STATES[what])
             state = PutState if what == "put" else BlockState
+            said = tally_text(bytes(end.states), bytes(end.reasons), state)
             for each in end.states:
                 self.story.happened[f"{what} {state(each).name}"] += 1
         self.story.tell(name, f"{what} {numbers} by {end.agent or 'nobody'}: {said}")
@@ -396,6 +404,7 @@ class Watched:
         ) -> ShardCommitted:
             owned = service.shards.get(ShardId(part.shard))
             keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
+            world.oracle.offered(world.oracle.numbers_of(keys))
             done = await commit(service, part, numbers, *rest)  # type: ignore[arg-type]  # handed on
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
             world.committed(service.events.agent, ShardId(part.shard), keys[is_done])
