@@ -18,6 +18,7 @@ from ostraca.core.operations import GetOperation
 from ostraca_dpu_agent.mover.locate import Locator
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
+from ostraca_dpu_agent.mover.space import Space
 from ostraca_dpu_agent.owner.core import ShardCore, adopting, resolving
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import Promises, ReservationTable
@@ -33,7 +34,7 @@ from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
-from ostraca_fabric.outcome import Reason
+from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import blank_rests, tags_of
@@ -140,6 +141,35 @@ def only_the_first_segment_is_pinned() -> None:
 
 def promises_are_broken() -> None:
     _change(Promises, "make", lambda self, segments, end_s: None)
+
+
+# ----------------------------------------------------------------------------------------- in word of a put
+
+
+def no_word_of_a_commit_is_good_word() -> None:
+    begin_space = Space.__init__
+
+    def hopeful(self: Space, owners: Any, its: Any, end: Any, **named: Any) -> None:
+        def hopefully(positions: Any, states: Any, reasons: Any) -> None:
+            if states is PutState.LATE and reasons is Reason.NO_OWNER:
+                states, reasons = PutState.COMMITTED, Reason.NONE
+            end(positions, states, reasons)
+
+        begin_space(self, owners, its, hopefully, **named)
+
+    _change(Space, "__init__", hopeful)
+
+
+def what_is_being_written_exists() -> None:
+    reserve = ShardCore.reserve
+
+    def hasty(self: ShardCore, *rest: Any, **named: Any) -> Any:
+        made = reserve(self, *rest, **named)
+        is_in_flight = made.reasons == Reason.IN_FLIGHT
+        made.states[is_in_flight], made.reasons[is_in_flight] = PutState.EXISTS, Reason.NONE
+        return made
+
+    _change(ShardCore, "reserve", hasty)
 
 
 # ------------------------------------------------------------------------------------------------ in owners

@@ -56,6 +56,7 @@ CHANGING = Setup(enclosures=2, drives=1, strikes=("enclosure_is_added", "enclosu
 BAD = Setup(strikes=("agent_dies", "drive_is_ill", "drive_rots", "drive_loses_power"))
 LASTING = Setup(strikes=("link_is_slow",))
 PRESSED = Setup(segments=3, drives=1, numbers=256, blocks=(4, 16, 32), strikes=STRIKES_IN_CALM)
+PARTED = Setup(drive_faults=SLOW, strikes=("hosts_are_parted", "agent_dies"), numbers=32)
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 
 
@@ -171,6 +172,10 @@ MUTANTS = (
         mistakes.only_the_first_segment_is_pinned,
         (in_scene(shard_scenes.read_from_two_segments),),
     ),
+    Mutant(
+        "no word of a commit is good word", mistakes.no_word_of_a_commit_is_good_word, (in_fabric(PARTED),)
+    ),
+    Mutant("what is being written exists", mistakes.what_is_being_written_exists, (in_fabric(CRASHING),)),
     Mutant(
         "a put is committed before it is on flash",
         mistakes.committed_before_it_is_on_flash,

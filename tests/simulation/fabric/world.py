@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
-from tests.simulation.fabric.lookups import look_up
+from tests.simulation.fabric.operations import get, look_up, put
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.placed import Placed
 from tests.simulation.fabric.process import AgentProcess, Outside, address_of, settings_with
@@ -210,17 +210,7 @@ class World:
     # ------------------------------------------------------------------------------------------ traffic
 
     def begin_put(self, name: str, numbers: list[int], deadline_s: float, ack: Ack) -> None:
-        versions = [self.oracle.new_version(number) for number in numbers]
-
-        async def put() -> None:
-            worker = self.workers[name].worker
-            until_s = self.loop.time() + deadline_s
-            end = await worker.put(versions, deadline_s, ack)
-            self.told(name, "put", numbers, end)
-            self.oracle.ended("put", self.loop.time() - until_s)
-            self.oracle.put(versions, end)
-
-        self._begin(name, put())
+        self._begin(name, put(self, name, numbers, deadline_s, ack))
 
     def begin_get(
         self,
@@ -229,28 +219,10 @@ class World:
         deadline_s: float,
         then: Callable[[list[int], Ended], None] = lambda _, __: None,
     ) -> None:
-        self._begin(name, self._get(name, numbers, deadline_s, then))
+        self._begin(name, get(self, name, numbers, deadline_s, then))
 
     def begin_lookup(self, name: str, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> None:
-        """Look blocks up; what is found in calm is got behind that: with a pin at any time of it."""
         self._begin(name, look_up(self, name, numbers, deadline_s, pin_s))
-
-    async def _get(
-        self, name: str, numbers: list[int], deadline_s: float, then: Callable[[list[int], Ended], None]
-    ) -> None:
-        asked = self.calm.asked(name, numbers)
-        end = await self.get(name, numbers, deadline_s)
-        self.calm.answered(asked, numbers, end, deadline_s)
-        then(numbers, end)
-
-    async def get(self, name: str, numbers: list[int], deadline_s: float) -> Ended:
-        """Get blocks, in the worker's process; the oracle judges what is always so."""
-        until_s = self.loop.time() + deadline_s
-        end = await self.workers[name].worker.get(numbers, deadline_s)
-        self.told(name, "get", numbers, end)
-        self.oracle.ended("get", self.loop.time() - until_s)
-        self.oracle.got(numbers, end)
-        return end
 
     @property
     def deaths(self) -> int:
@@ -302,13 +274,15 @@ class World:
             left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
             self.oracle.gone(kind, left)
 
-    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8]) -> None:
+    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
         """Hear of blocks that an owner has committed; those that have left its index since are none."""
         process = self.agents.get(agent)
         owned = process.shards.get(shard) if process is not None and process.is_alive else None
         if owned is None or not len(keys):
             return
-        numbers = self.oracle.numbers_of(keys[owned.core.index.find(keys) >= 0])
+        is_there = owned.core.index.find(keys) >= 0
+        numbers = self.oracle.numbers_of(keys[is_there])
+        self.drives.check_listed(shard, np.hstack([keys, tags])[is_there])
         self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
         self.calm.committed(numbers)
         mishaps = self.drives.mishaps(shard)
@@ -400,14 +374,20 @@ class Watched:
             world.found_damaged(owned, offset)
 
         async def committing(
-            service: OwnerService, part: ShardCommit, numbers: NDArray[np.uint64], *rest: NDArray[np.generic]
+            service: OwnerService,
+            part: ShardCommit,
+            numbers: NDArray[np.uint64],
+            tags: NDArray[np.uint8],
+            seeds: NDArray[np.uint64],
         ) -> ShardCommitted:
             owned = service.shards.get(ShardId(part.shard))
             keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
-            world.oracle.offered(world.oracle.numbers_of(keys))
-            done = await commit(service, part, numbers, *rest)  # type: ignore[arg-type]  # handed on
+            rows = [row.tobytes() for row in tags]
+            world.oracle.offered(keys, rows)
+            done = await commit(service, part, numbers, tags, seeds)
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
-            world.committed(service.events.agent, ShardId(part.shard), keys[is_done])
+            world.oracle.answered(keys[is_done], [rows[row] for row in np.flatnonzero(is_done).tolist()])
+            world.committed(service.events.agent, ShardId(part.shard), keys[is_done], tags[is_done])
             return done
 
         OwnerService._commit = committing  # type: ignore[method-assign,assignment]  # until it is left
