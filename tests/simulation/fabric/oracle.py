@@ -174,20 +174,22 @@ class Oracle:
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 16)
         return [self._numbers[row.tobytes()] for row in rows if row.tobytes() in self._numbers]
 
-    def offered(self, keys: NDArray[np.uint8], tags: list[bytes]) -> None:
+    def offered(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
         """An owner is asked to list puts: from here on they may be found."""
-        for key, tag in zip(keys, tags, strict=True):
-            number = self._numbers.get(key.tobytes())
-            if number is None:  # its reservation has ended
-                continue
+        for number, tag in self._puts(keys, tags):
             if tag not in self._known[number].puts:
                 raise ViolationError(f"block {number} is to be listed under a tag that no worker has made")
             self._known[number].offered.add(tag)
 
-    def answered(self, keys: NDArray[np.uint8], tags: list[bytes]) -> None:
+    def answered(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
         """An owner says that it has listed puts."""
-        for number, tag in zip(self.numbers_of(keys), tags, strict=True):
+        for number, tag in self._puts(keys, tags):
             self._known[number].listed.add(tag)
+
+    def _puts(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
+        """Return numbers and tags; without those whose reservation has ended, as their keys are unknown."""
+        pairs = ((key.tobytes(), tag.tobytes()) for key, tag in zip(keys, tags, strict=False))
+        return [(self._numbers[key], tag) for key, tag in pairs if key in self._numbers]
 
     def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
         """An owner has listed a block; it is in its index."""
