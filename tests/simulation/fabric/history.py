@@ -85,7 +85,12 @@ def drawn_setup(dice: random.Random) -> Setup:
         lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
         has_cache=dice.random() < 0.5,
         drift=dice.choice([0.0, 0.001]),
-        reach=StoreFaults(twice=dice.choice([0.0, 0.0, 0.2])),
+        reach=StoreFaults(
+            twice=dice.choice([0.0, 0.0, 0.2]),
+            lost_requests=dice.choice([0.0, 0.0, 0.05]),
+            lost_answers=dice.choice([0.0, 0.0, 0.05]),
+            late_requests=dice.choice([0.0, 0.0, 0.05]),
+        ),
         inline=dice.choice([0.0, 0.0, 0.5]),
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
         silence=dice.choice([0.0, 0.5]),
