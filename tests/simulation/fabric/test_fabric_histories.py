@@ -20,8 +20,8 @@ from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
-BATCH = 5
-BATCHES = 4
+BATCH = 10
+BATCHES = 9
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
