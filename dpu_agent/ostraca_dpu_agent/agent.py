@@ -5,6 +5,7 @@ Several agents may share a process, and then its transports and drives. Whoever 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from functools import partial
@@ -33,6 +34,7 @@ from ostraca_dpu_agent.steward.retiring import Retiring
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
 from ostraca_dpu_agent.tenant_status import tenant_statuses
+from ostraca_dpu_agent.unserved import owners_of
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.conditions import Conditions
@@ -213,6 +215,7 @@ class Agent:
         self._loops.spawn(self._volume_copies.run())
         self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._retiring.run())
+        self._loops.spawn(self._look())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,
@@ -288,6 +291,26 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
+        return self._seen(has_pools=True)
+
+    async def _look(self) -> None:
+        """See every turn how conditions are, so that it is known since when they are so; and whether this
+        agent stood still for longer than its claims stand unasked.
+        """
+        while True:
+            self._seen(has_pools=False)
+            slept_s = self._clock()
+            await asyncio.sleep(self._settings.turn_s)
+            stood_s = self._clock() - slept_s - self._settings.turn_s
+            if stood_s >= self._settings.owner.grant_s:
+                log.warning(
+                    "%s was stopped, or could do nothing, for %.0f s: its lease may have ended meanwhile, "
+                    "and its shards have other owners; it goes on as the membership store says",
+                    self.id,
+                    stood_s,
+                )
+
+    def _seen(self, *, has_pools: bool) -> AgentStatus:
         memory, standing = self._settings.memory, self._steward.standing
         membership = standing.status()
         status = AgentStatus(
@@ -313,6 +336,7 @@ class Agent:
                     membership,
                     retires_in_s=self._steward.retires_in_s(shard),
                     now_s=self._clock(),
+                    has_pools=has_pools,
                 )
                 for shard, owned in sorted(self._owner.shards.items())
             ),
@@ -333,6 +357,8 @@ class Agent:
             tenants=tenant_statuses(self._staging),
             purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
+            unserved=self._steward.unserved(),
+            owners=owners_of(self._membership.map),
         )
         observed = observe(status, self._phase)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))

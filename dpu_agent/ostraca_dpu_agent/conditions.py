@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from enum import Enum
 
 from ostraca_fabric.conditions import READY, Observation
-from ostraca_fabric.status import AgentStatus
+from ostraca_fabric.sentences import counted, named
+from ostraca_fabric.status import AgentStatus, MembershipStatus, OwnershipStatus
+from ostraca_fabric.unserved import UNOWNED_S, Unserved
 
 
 class Phase(Enum):
@@ -20,21 +22,15 @@ class Phase(Enum):
 def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     """Judge what an agent believes."""
     yield Observation(READY, phase is Phase.SERVING, phase.value)
-    trouble = status.membership.trouble
-    yield Observation(
-        "membership_answers",
-        not trouble,
-        f"The membership store fails, and I work with the last map: {trouble}."
-        if trouble
-        else "The membership store has not failed since it was last asked.",
-    )
+    yield from _of_membership(status.membership)
     yield from _of_ownership(status)
     yield _of_peers(status)
     yield _of_paths(status)
     troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
+    troubled += [f"{drive.drive} can't be used ({drive.why})" for drive in status.unserved.drives]
     yield _of_some("drives_good", troubled, "Drives in trouble")
     unreadable = [
-        f"{shard.shard} ({shard.unreadable_segments} segments)"
+        f"{shard.shard} ({counted(shard.unreadable_segments, 'segment')})"
         for shard in status.shards
         if shard.unreadable_segments
     ]
@@ -65,7 +61,27 @@ def observe(status: AgentStatus, phase: Phase) -> Iterator[Observation]:
     )
 
 
+def _of_membership(membership: MembershipStatus) -> Iterator[Observation]:
+    trouble = membership.trouble
+    fails = "does not answer" if membership.silent_s else "answers, and not as it should"
+    yield Observation(
+        "membership_answers",
+        not trouble,
+        f"The membership store {fails}, and I work with the last map: {trouble}."
+        if trouble
+        else "The membership store has not failed since it was last asked.",
+    )
+    yield Observation(
+        "map_current",
+        not membership.map_trouble,
+        f"My map may lack something, or be old: {membership.map_trouble}."
+        if membership.map_trouble
+        else "My map is whole, and follows every change.",
+    )
+
+
 def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
+    yield _of_unserved(status.unserved)
     recovering = [f"{shard.shard} ({shard.recovered:.0%})" for shard in status.shards if shard.recovered < 1]
     yield _of_some(
         "shards_recovered", recovering, "Shards being recovered, which take no puts before they are"
@@ -76,19 +92,60 @@ def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
         if shard.ownership.is_fenced
     ]
     yield _of_some("shards_writable", fenced, "Shards that I own and may not write to")
+    yield _of_space(status)
     waiting = [
-        f"{shard.shard} ({shard.ownership.withheld_segments} segments for {left_s:.0f} s more)"
+        f"{shard.shard} ({counted(shard.ownership.withheld_segments, 'segment')} for {left_s:.0f} s more)"
         for shard in status.shards
         if (left_s := shard.ownership.retires_in_s) is not None
     ]
     yield _of_some("grants_retired", waiting, "Shards of which an earlier owner's writes may still land")
 
 
+def _of_unserved(found: Unserved) -> Observation:
+    count = counted(found.shard_count, "shard")
+    told = [
+        f"{shard.shard} (for {shard.unowned_s:.0f} s; {shard.why or 'I leave it to another agent'})"
+        for shard in found.shards
+    ]
+    is_true = found.longest_s < UNOWNED_S
+    sentence = (
+        f"No shard of the fabric has been without an owner for {UNOWNED_S:.0f} s."
+        if is_true
+        else f"Nobody serves {count} of the fabric, so that blocks there are misses and puts are declined "
+        f"(NO_OWNER): {named(told, found.shard_count)}."
+    )
+    return Observation("shards_served", is_true, sentence)
+
+
+def _of_space(status: AgentStatus) -> Observation:
+    lacking = [shard for shard in status.shards if shard.ownership.why_no_space]
+    told = named([f"{shard.shard} ({_lack(shard.ownership)})" for shard in lacking])
+    sentence = (
+        f"{len(lacking)} of {counted(len(status.shards), 'shard')} that I own can hand out nothing, and "
+        f"puts of new blocks there are declined (NO_SPACE): {told}. Gets go on, and it passes by itself; "
+        "where it comes often, give shards more segments: larger ones, or smaller segments."
+        if lacking
+        else "Every shard that I own and may write to has space to hand out."
+    )
+    return Observation("shards_have_space", not lacking, sentence)
+
+
+def _lack(ownership: OwnershipStatus) -> str:
+    left_s = ownership.space_in_s
+    return ownership.why_no_space + ("" if left_s is None else f", for {left_s:.0f} s more at most")
+
+
 def _of_peers(status: AgentStatus) -> Observation:
     present = {agent for agent, _ in status.agents}
-    held_off = [
-        f"{peer.agent} ({peer.why})" for peer in status.peers if peer.is_held_off and peer.agent in present
-    ]
+    peers = [peer for peer in status.peers if peer.agent in present]
+    refusing = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_refused]
+    held_off = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_held_off and not peer.is_refused]
+    if refusing:
+        sentence = (
+            f"Agents that refuse me: {named(refusing)}. Give all agents of a fabric the same file of tokens, "
+            "or certificates of the same CA; until then one of us owns shards that the other can't reach."
+        )
+        return Observation("peers_reachable", is_true=False, sentence=sentence)
     return _of_some("peers_reachable", held_off, "Agents that I ask for nothing for a while")
 
 
@@ -104,12 +161,9 @@ def _of_paths(status: AgentStatus) -> Observation:
 _FULL = 0.95
 """The share of memory from which it is called full: what comes in pieces never fills it to the last byte."""
 
-_SHOWN = 4
-
 
 def _of_some(name: str, bad: list[str], words: str) -> Observation:
-    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return Observation(name, not bad, f"{words}: {', '.join(bad[:_SHOWN]) or 'none'}{more}.")
+    return Observation(name, not bad, f"{words}: {named(bad)}.")
 
 
 def _of_memory(name: str, used_bytes: int, size_bytes: int, words: str) -> Observation:

@@ -19,7 +19,8 @@ from collections import Counter
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, StoreAwayError, WrongStoreError
+from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ class Incarnations:
         self._ruled = asyncio.Event()
         self._revision = 0
         self._purged = 0
+        self._unsaid = Spell(log, clock)
 
     async def run(self) -> None:
         """Follow what is erased, and ask, until cancelled."""
@@ -119,9 +121,14 @@ class Incarnations:
             wait_s = min(key_ttl_s / _ASKED_PER_TTL, _ASKED_EVERY_MAX_S)
             try:
                 await self.hear()
-            except MembershipError as error:
-                log.info("The store does not say what was erased: %s", error)
+            except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it
+                log.debug("The store does not say what was erased: %s", error)
                 wait_s = min(wait_s, _AGAIN_S)
+            except MembershipError as error:
+                self._unsaid.goes_on("The store does not say what was erased: %s", error)
+                wait_s = min(wait_s, _AGAIN_S)
+            else:
+                self._unsaid.over("The store says again what was erased")
             with suppress(TimeoutError):  # how often it is asked may have changed
                 async with asyncio.timeout(wait_s):
                     await self._ruled.wait()

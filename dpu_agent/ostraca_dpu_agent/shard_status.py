@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostraca_dpu_agent.owner.core import recovered_share
+from ostraca_dpu_agent.owner.core import lack_of_space, recovered_share
 from ostraca_fabric.status import OwnershipStatus, ShardStatus
 
 if TYPE_CHECKING:
@@ -22,9 +22,12 @@ def shard_status(
     *,
     retires_in_s: float | None,
     now_s: float,
+    has_pools: bool = True,
 ) -> ShardStatus:
-    """Put together what its parts know. *retires_in_s*: until the last grant of an earlier owner may be."""
-    counts, spending = owned.core.counts(), owned.core.spending
+    """Put together what its parts know. *retires_in_s*: until the last grant of an earlier owner may be.
+    Without what its pools have where not *has_pools*, which takes milliseconds for a large shard.
+    """
+    counts, spending = owned.core.counts(by_segment=has_pools), owned.core.spending
     passed_s = owned.scrub.passed_s if owned.scrub else None
     return ShardStatus(
         shard=owned.record.id,
@@ -64,6 +67,7 @@ def _ownership(
 ) -> OwnershipStatus:
     grants = core.grants
     left_s = max(0.0, grants.until_s - now_s) if grants.may_write(now_s) else 0.0
+    lack = lack_of_space(core, now_s, retires_in_s=retires_in_s)
     return OwnershipStatus(
         may_write_for_s=None if math.isinf(left_s) else left_s,
         why_fenced=_why_fenced(core, membership, now_s),
@@ -73,6 +77,8 @@ def _ownership(
         withheld_segments=int(grants.is_withheld.sum()),
         retires_in_s=retires_in_s,
         adopted_blocks=counts.blocks_adopted,
+        why_no_space="" if lack is None else lack.why,
+        space_in_s=None if lack is None else lack.ends_in_s,
     )
 
 
@@ -83,6 +89,6 @@ def _why_fenced(core: ShardCore, membership: MembershipStatus, now_s: float) -> 
         return "another owner has a higher epoch"
     if core.grants.is_doubted:
         return "an agent names a higher epoch, and the membership store was not asked since"
-    if membership.trouble:
+    if membership.silent_s:
         return f"the membership store has been silent for {membership.silent_s:.0f} s"
     return "the membership store does not confirm the claim"

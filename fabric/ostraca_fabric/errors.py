@@ -20,6 +20,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     ├── FormatError              what lies on flash isn't ours to use
     └── MembershipError          the membership store can't be reached or refused
         ├── StoreAwayError       the membership store did not answer in time
+        ├── WrongStoreError      it answers, and what lies there is not the fabric that is meant
         ├── PlacementBusyError   too many placement epochs are still asked
         ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
         ├── NamesakeError        another process is already what this one would be
@@ -128,6 +129,12 @@ class MembershipError(OstracaError):
 class StoreAwayError(MembershipError):
     """The membership store did not answer in time; asked again later, it may. What it was asked to change may
     have been changed.
+    """
+
+
+class WrongStoreError(MembershipError):
+    """The membership store answers, and what lies there can't be believed: no fabric, or another than is
+    meant, or one of a newer release.
     """
 
 

@@ -127,6 +127,22 @@ AGENT_MEMBERSHIP_SILENT = Metric(
     (),
     "How long the membership store has not answered; 0 while it does.",
 )
+AGENT_UNOWNED = Metric(
+    "ostraca_agent_unowned_shards",
+    _G,
+    "shards",
+    (),
+    "Shards of the fabric that nobody owns, in the map that the agent has: all agents say the same, so do "
+    "not add them up.",
+)
+AGENT_UNUSED_DRIVES = Metric(
+    "ostraca_agent_unused_drives",
+    _G,
+    "drives",
+    (),
+    "Drives of the fabric that the agent has no path to, or was refused: what lies there are misses for its "
+    "workers.",
+)
 AGENT_CLAIMS = Metric(
     "ostraca_agent_claims",
     _C,
@@ -288,6 +304,14 @@ SHARD_FENCED = Metric(
     ("shard",),
     "1 while the agent owns the shard, has recovered it and may not write to it, else 0.",
 )
+SHARD_NO_SPACE = Metric(
+    "ostraca_shard_out_of_space",
+    _G,
+    "",
+    ("shard",),
+    "1 while the agent may write to the shard and has no space there to hand out, so that every put of a new "
+    "block is declined, else 0.",
+)
 SHARD_GRANTED = Metric(
     "ostraca_shard_granted_segments", _G, "segments", ("shard",), "Segments that this owner may write."
 )
@@ -387,6 +411,8 @@ def agent_samples(status: AgentStatus) -> Iterator[Sample]:
         (AGENT_QUARANTINED_CACHED, status.quarantined_cached_blocks),
         (AGENT_FOUND_EARLIER, counters.found_earlier),
         (AGENT_MEMBERSHIP_SILENT, status.membership.silent_s),
+        (AGENT_UNOWNED, status.unserved.shard_count),
+        (AGENT_UNUSED_DRIVES, status.unserved.drive_count),
     ):
         yield Sample(metric, (), value)
     for fate in ("made", "lost", "handed_over"):
@@ -464,6 +490,7 @@ def _shard_samples(shard: ShardStatus) -> Iterator[Sample]:
         (SHARD_SCRUBS, shard.scrub_passes),
         (SHARD_EPOCH, shard.owner_epoch),
         (SHARD_FENCED, ownership.is_fenced),
+        (SHARD_NO_SPACE, bool(ownership.why_no_space)),
         (SHARD_GRANTED, ownership.granted_segments),
         (SHARD_WITHHELD, ownership.withheld_segments),
         (SHARD_ADOPTED, ownership.adopted_blocks),

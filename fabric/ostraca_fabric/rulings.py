@@ -190,7 +190,7 @@ def decode(data: bytes, kind: type[_Ruling]) -> _Ruling:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version <= VERSION:
             return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UsageError) as error:
+    except (msgspec.DecodeError, UsageError, RecursionError) as error:
         raise MembershipError(f"a ruling can't be read: {error}") from error
     raise MembershipError(
         f"a ruling has version {version}, and this release reads {VERSION} and older: start a release of "

@@ -9,6 +9,7 @@ import msgspec
 from ostraca_fabric.conditions import Condition
 from ostraca_fabric.inventory import DriveReport
 from ostraca_fabric.tallies import OperationTally
+from ostraca_fabric.unserved import Unserved
 
 
 class OwnershipStatus(msgspec.Struct, frozen=True):
@@ -36,6 +37,12 @@ class OwnershipStatus(msgspec.Struct, frozen=True):
 
     adopted_blocks: int = 0
     """Listed by an earlier owner after this one had begun, and found."""
+
+    why_no_space: str = ""
+    """Why it has no space to hand out though it may write, as a clause; empty while it has some."""
+
+    space_in_s: float | None = None
+    """How long until it has some again, at most; None where it has, or nobody can say."""
 
     @property
     def is_fenced(self) -> bool:
@@ -215,16 +222,21 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """What failed last; empty while all is well."""
 
     asks: AskCounters = msgspec.field(default_factory=AskCounters)
+    is_refused: bool = False
+    """Whether it did not let this agent in when that was tried last: by its token, or its certificate."""
 
 
 class MembershipStatus(msgspec.Struct, frozen=True):
-    """Whether the membership store answers one agent."""
+    """Whether one agent can go by the membership store, and by its map."""
 
     silent_s: float = 0.0
-    """How long it has not answered; 0 while it does."""
+    """How long it has not answered; 0 while it does, be it that it refuses or can't be believed."""
 
     trouble: str = ""
-    """What it failed with when it was asked last; empty while it answers."""
+    """Why it did not say, when it was asked last, whether the agent's claims stand; empty when it did."""
+
+    map_trouble: str = ""
+    """Why the map may lack something, or be old; empty while it is known to be whole and new."""
 
 
 class ClaimCounters(msgspec.Struct):
@@ -376,6 +388,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
     purged: int = 0
     """The revision of rulings up to which nothing that was erased is served any more."""
     rulings: RulingsStatus = RulingsStatus()
+    unserved: Unserved = Unserved()
+    owners: tuple[tuple[str, int], ...] = ()
+    """Of each agent that owns any shards in this agent's map: (agent, how many)."""
 
 
 class EnclosureStatus(msgspec.Struct, frozen=True):

@@ -31,12 +31,14 @@ def ask(session: Session, question: Callable[[int], Message], *, until_s: float)
     request = session.next_request()
     operation = Question(question(request), request=request, until_s=until_s)
     mail: SimpleQueue[tuple[int, Event]] = SimpleQueue()
-    effects = operation.start(time.monotonic())
+    sent_s = time.monotonic()
+    effects = operation.start(sent_s)
     try:
         while True:
             for effect in effects:
                 match effect:
                     case Send(message=Cancel()):
+                        session.missed(sent_s)
                         session.cancel(request)
                     case Send(message=message):
                         log.debug("%s sent: %s", session.label(request), type(message).__name__)

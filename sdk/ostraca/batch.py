@@ -146,6 +146,8 @@ class Batch:
     def tick(self) -> None:
         """End what is under way if the deadline has passed."""
         if time.monotonic() >= self._until_s:
+            if self._under:
+                self._session.missed(max(under.begun_s for under in self._under.values()))
             for request in list(self._under):
                 self.on(request, Ticked())
 

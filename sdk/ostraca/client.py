@@ -66,7 +66,8 @@ def connect(
     settings: ClientSettings | None = None,
     timeout_s: float = 5.0,
 ) -> Client:
-    """Connect to the first agent of *addresses* that answers; the others are for when it goes away.
+    """Connect to the first agent of *addresses* that answers; the others are for when it goes away or falls
+    silent.
 
     Addresses are ``unix:///path``, ``tcp://host:port`` or, with a CA in the settings, ``tls://host:port``.
     Without any, the environment's OSTRACA_AGENT says where, else the sockets that ``ostraca up`` makes by

@@ -1,7 +1,8 @@
 """Dialling: from addresses to a connection whose handshake is done.
 
 It runs in the thread that needs the connection and keeps to that caller's time. Each address gets an even
-share of what is left, so one that does not answer can't use up the time of those after it.
+share of what is left, so one that does not answer can't use up the time of those after it, and who dials is
+told which these were.
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ class Dialled:
     line: Line
     reader: FrameReader
     welcome: Welcome
+    address: Address
+
+
+class NoAnswerError(ConnectError):
+    """An address neither answered nor refused in its time."""
+
+
+class UnreachableError(ConnectError):
+    """No agent could be reached."""
+
+    def __init__(self, message: str, silent: Sequence[Address]) -> None:
+        super().__init__(message)
+        self.silent = silent
+        """The addresses that neither answered nor refused in their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,8 @@ def chosen_tls(
 def dial(addresses: Sequence[Address], caller: Caller, *, until_s: float) -> Dialled:
     """Connect to the first agent that welcomes the caller.
 
-    Raises AuthenticationError or VersionError when one of the agents gave that reason, else ConnectError with
-    what each address answered.
+    Raises AuthenticationError or VersionError when one of the agents gave that reason, else UnreachableError
+    with what each address answered.
     """
     problems: list[tuple[Address, OstracaError]] = []
     for number, address in enumerate(addresses):
@@ -154,16 +169,19 @@ def dial(addresses: Sequence[Address], caller: Caller, *, until_s: float) -> Dia
     for _, problem in problems:
         if isinstance(problem, (AuthenticationError, VersionError)):
             raise type(problem)(summary) from problem
-    raise ConnectError(f"no agent could be reached ({summary})") from problems[-1][1]
+    silent = [address for address, problem in problems if isinstance(problem, NoAnswerError)]
+    raise UnreachableError(f"no agent could be reached ({summary})", silent) from problems[-1][1]
 
 
 def _dial_one(address: Address, caller: Caller, until_s: float) -> Dialled:
     try:
         line = _line(address, caller, until_s)
+    except TimeoutError as error:
+        raise NoAnswerError(str(error) or type(error).__name__) from error
     except OSError as error:
         raise ConnectError(str(error) or type(error).__name__) from error
     try:
-        return _shake_hands(line, caller, until_s)
+        return _shake_hands(line, caller, address, until_s)
     except ConnectionResetError as error:
         line.close()
         raise ConnectError(line.hung_up) from error
@@ -215,7 +233,7 @@ def _connected(address: Address, until_s: float) -> socket.socket:
     return sock
 
 
-def _shake_hands(line: Line, caller: Caller, until_s: float) -> Dialled:
+def _shake_hands(line: Line, caller: Caller, address: Address, until_s: float) -> Dialled:
     inline = caller.ends.get(InlineArenaEnd.name)
     sink = inline.sink if isinstance(inline, InlineArenaEnd) else _refuse_bulk
     reader = FrameReader(sink, frame_bytes_max=WELCOME_BYTES_MAX)
@@ -223,7 +241,7 @@ def _shake_hands(line: Line, caller: Caller, until_s: float) -> Dialled:
     line.say(encode(handshake.hello), until_s=until_s)
     welcome = handshake.accept(_first_message(line, reader, caller, until_s))
     reader.frame_bytes_max = welcome.limits.frame_bytes_max
-    return Dialled(line, reader, welcome)
+    return Dialled(line, reader, welcome, address)
 
 
 def _first_message(line: Line, reader: FrameReader, caller: Caller, until_s: float) -> Welcome | Refused:
@@ -237,7 +255,7 @@ def _first_message(line: Line, reader: FrameReader, caller: Caller, until_s: flo
     while True:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
-            raise ConnectError("no answer to Hello in time; is it stopped, or no agent?")
+            raise NoAnswerError("no answer to Hello in time; is it stopped, or no agent?")
         for end in active:
             end.progress()
         if not (line.has_pending or poll.poll(1000 * (_PROGRESS_S if active else left_s))):

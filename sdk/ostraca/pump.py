@@ -7,12 +7,13 @@ own stands back while callers lead, and for ``_STAND_BACK_S`` after the last of 
 kernel. While slots are in use and the transport's passive side must take part, it wakes at the pace it is
 told.
 
-It knows frames, not messages. Whoever makes one gives it three functions: ``on_message`` with each message's
+It knows frames, not messages. Whoever makes one gives it four functions: ``on_message`` with each message's
 bytes, from whichever thread does a turn (raising ProtocolError ends the connection), ``pace_s`` for how long
-to sleep (None: until something happens, and the transport need not take part), and ``on_lost``, from the
-pump's own thread, exactly once and as the very last, after which nothing that comes from the agent touches
-memory. An agent that asks and does not read ends its connection when what waits for it takes more than
-``unsent_bytes_max`` of memory, blocks aside.
+to sleep (None: until something happens, and the transport need not take part), ``quiet_until_s`` for when the
+connection ends unless something comes (None: never), and ``on_lost``, from the pump's own thread, exactly
+once and as the very last, after which nothing that comes from the agent touches memory. An agent that asks
+and does not read ends its connection when what waits for it takes more than ``unsent_bytes_max`` of memory,
+blocks aside.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Pump:
         on_message: Callable[[bytes], None],
         on_lost: Callable[[str], None],
         pace_s: Callable[[], float | None],
+        quiet_until_s: Callable[[], float | None],
         unsent_bytes_max: int,
     ) -> None:
         self._line = line
@@ -75,6 +77,7 @@ class Pump:
         self._on_message = on_message
         self._on_lost = on_lost
         self._pace_s = pace_s
+        self._quiet_until_s = quiet_until_s
         self._lock = threading.Lock()  # guards _outbox, _is_closed and writing to the socket
         self._outbox = Outbox()
         self._is_closed = False
@@ -86,6 +89,15 @@ class Pump:
         self._ended = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._why = ""
+        self.heard_s = time.monotonic()
+        """When bytes last came, on the monotonic clock."""
+
+        self.taken_s = self.heard_s
+        """When the socket last had room for bytes that waited for it, on the same clock."""
+
+        self.fell_silent = False
+        """Whether the connection was ended because nothing came."""
+
         self._thread = threading.Thread(target=self._run, name="ostraca-pump", daemon=True)
         _alive.add(self)
 
@@ -245,14 +257,24 @@ class Pump:
         with self._lock:
             has_more = self._has_unsent
         pace_s = self._pace_s()
-        paces_s = [each for each in (pace_s, longest_s) if each is not None]
+        looked_s, quiet_until_s = time.monotonic(), self._quiet_until_s()
+        quiet_s = None if quiet_until_s is None else max(0.0, quiet_until_s - looked_s)
+        paces_s = [each for each in (pace_s, longest_s, quiet_s) if each is not None]
         readable, writable = self._sleep(min(paces_s, default=None), wants_writing=has_more)
         if writable:
+            self.taken_s = time.monotonic()
             with self._lock:
                 self._write()
         if pace_s is not None:
             self._end.progress()
-        return self._read() if readable else True
+        if readable:
+            return self._read()
+        # This process may have stood still. What came meanwhile would have been found after that look.
+        if quiet_until_s is not None and looked_s >= quiet_until_s and not writable:
+            self.fell_silent = True
+            self._why = self._why or "the agent has fallen silent: it does not even answer a Ping"
+            return False
+        return True
 
     def _sleep(self, timeout_s: float | None, *, wants_writing: bool) -> tuple[bool, bool]:
         """Wait for the socket, a wake or the timeout; tell whether the socket can be read and written."""
@@ -286,6 +308,7 @@ class Pump:
                 return False
             if not count:
                 return False
+            self.heard_s = time.monotonic()
             self._take(count)
             if is_all:
                 return True

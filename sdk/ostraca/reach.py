@@ -1,8 +1,10 @@
 """Keeping in reach of an agent: a live session with whichever of the known ones answers.
 
 When a session is lost, the next operation that has time for it dials again; until that succeeds, operations
-end as DISCONNECTED. Nothing here runs in the background but the pump of the live session, a settler while
-agents that were left owe word about slots, and, once after each dial, what prepares for the next one.
+end as DISCONNECTED. Addresses of agents that say nothing are not dialled by operations: those end at once
+where there is no other, and a prober finds out when one answers again. Nothing else runs in the background
+but the pump of the live session, a settler while agents that were left owe word about slots, and, once after
+each dial, what prepares for the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING
 from ostraca.ask import ask
 from ostraca.batch import Target
 from ostraca.core.operations import CALLER_CODES
-from ostraca.dial import dial
+from ostraca.dial import UnreachableError, dial
+from ostraca.probing import Prober
 from ostraca.session import Session
 from ostraca.settling import Settler
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
@@ -69,6 +72,7 @@ class Reach:
         self._is_renewed = True
         self._preparing: threading.Timer | None = None
         self._settler = Settler(addresses, caller, arena, self._agent_now)
+        self._prober = Prober(caller, settings, lambda: self.live is None, self._found)
 
     @property
     def live(self) -> Session | None:
@@ -142,6 +146,7 @@ class Reach:
     def close(self) -> None:
         """End the session, and dial no more. Requests under way hear Disconnected."""
         self._settler.close()
+        self._prober.close()
         with self._dialling:
             self._is_closed = True
             if self._preparing is not None:
@@ -157,14 +162,26 @@ class Reach:
             if self.session.is_alive:
                 return self.session
             self.session.close()
+            self._note_silence(self.session)
         if time.monotonic() < self._redial_at_s:
             raise ConnectError(self.unreachable_because)
+        addresses = self._prober.at_hand(self._addresses)
+        if not addresses:
+            self._prober.look()
+            raise ConnectError(self.unreachable_because)
+        began_s = time.monotonic()
         try:
             self._renew()
-            dialled = dial(self._addresses, self._caller, until_s=until_s)
+            began_s = time.monotonic()
+            dialled = dial(addresses, self._caller, until_s=until_s)
         except (ConnectError, ProtocolError, TransportError) as error:
             self.unreachable_because = str(error)
             self._redial_at_s = time.monotonic() + self._settings.redial_s
+            share_s = (until_s - began_s) / len(addresses)
+            if isinstance(error, UnreachableError) and share_s >= self._settings.silent_deadline_least_s:
+                self._prober.hold_off(error.silent)
+            if self.session is not None:
+                self._prober.look()
             if isinstance(error, TransportError):
                 raise ConnectError(str(error)) from error
             raise
@@ -174,6 +191,17 @@ class Reach:
         self._settler.look()
         self._prepare_renewal(self.session.transport)
         return self.session
+
+    def _note_silence(self, lost: Session) -> None:
+        """Leave the address of an agent that has fallen silent alone, once for each such session."""
+        if lost.fell_silent:
+            lost.fell_silent = False
+            self.unreachable_because = f"{lost.address}: {lost.lost_because}"
+            self._prober.hold_off([lost.address])
+
+    def _found(self) -> None:
+        """Let the next operation dial, as an address answers again."""
+        self._redial_at_s = 0.0
 
     def _renew(self) -> None:
         """Let nothing land any more through what the last session offered. Once is enough."""

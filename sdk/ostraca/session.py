@@ -16,6 +16,7 @@ import numpy as np
 
 from ostraca.core.events import Disconnected, Event, Ticked
 from ostraca.core.operations import NOT_STARTED_CODES
+from ostraca.core.silence import Silence
 from ostraca.pump import Pump
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import ProtocolError
@@ -32,6 +33,7 @@ from ostraca_fabric.wire.messages import (
     GetDone,
     GetProgress,
     PastSettled,
+    Ping,
     Pong,
     PutDone,
     Refused,
@@ -82,10 +84,14 @@ class Session:
         worker: str,
     ) -> None:
         self.agent = dialled.welcome.agent
+        self.address = dialled.address
         self.limits = dialled.welcome.limits
         self.transport = dialled.welcome.transport
         self.lost_because = ""
         """Why the connection ended; empty while it lives."""
+
+        self.fell_silent = False
+        """Whether it was given up because its agent says nothing."""
 
         self.handles: dict[tuple[str, bytes, int, int], int] = {}
         """Volumes opened on this connection: (name, layout digest, block bytes) to handle."""
@@ -101,6 +107,11 @@ class Session:
         self._inflight: set[int] = set()
         self._has_refused = False
         self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
+        self._silence = Silence(
+            misses_max=settings.silent_misses_max,
+            deadline_least_s=settings.silent_deadline_least_s,
+            patience_s=settings.silent_ping_s,
+        )
         self._pump = Pump(
             dialled.line,
             dialled.reader,
@@ -108,6 +119,7 @@ class Session:
             on_message=self._on_message,
             on_lost=self._on_lost,
             pace_s=self._pace_s,
+            quiet_until_s=self._quiet_until_s,
             unsent_bytes_max=_UNSENT_BYTES_MIN + _FETCHED_BLOCK_BYTES * (arena.size_bytes // PAGE_BYTES),
         )
         with arena.changed:
@@ -228,6 +240,18 @@ class Session:
         if has_others:
             self._pump.resume()
 
+    def missed(self, sent_s: float) -> None:
+        """A request that was sent then, on the monotonic clock, is late.
+
+        After some of these, with nothing heard from the agent, it is sent a Ping; the connection of one that
+        does not answer that is given up as if it had been lost.
+        """
+        with self._arena.changed:
+            is_asked = self._silence.missed(sent_s=sent_s, heard_s=self._pump.heard_s, now_s=time.monotonic())
+        if is_asked:
+            self._pump.send([encode(Ping(self.next_request()))])
+            self._pump.wake()
+
     def cancel(self, request: int) -> None:
         """Tell the agent that nobody waits for a request's answer."""
         self._pump.send([encode(Cancel(request))])
@@ -274,6 +298,12 @@ class Session:
             if not self._arena.ledger.is_due:
                 return None
             return self._settings.progress_s if self._mailboxes else self._settings.progress_idle_s
+
+    def _quiet_until_s(self) -> float | None:
+        if not self._silence.is_asked:
+            return None
+        with self._arena.changed:
+            return self._silence.until_s(heard_s=self._pump.heard_s, taken_s=self._pump.taken_s)
 
     def _on_message(self, payload: bytes) -> None:
         message = TO_WORKER.decode(payload)
@@ -346,6 +376,7 @@ class Session:
 
     def _on_lost(self, why: str) -> None:
         with self._arena.changed:
+            self.fell_silent = self._pump.fell_silent
             self.lost_because = self.lost_because or why
             # Inline bytes came through this connection alone, and its reader is closed.
             if self._inline is not None:

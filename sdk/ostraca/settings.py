@@ -88,6 +88,26 @@ class ClientSettings:
     """After a failed dial, operations end at once as DISCONNECTED for this long, so that a dead agent costs
     one operation its deadline, not all of them."""
 
+    redial_max_s: float = 5.0
+    """An address that does not answer is tried in the background, and operations end at once meanwhile. The
+    pauses between these attempts begin with ``redial_s`` and double up to this: what an agent that comes
+    back may go unnoticed for, where there is no other."""
+
+    silent_misses_max: int = 2
+    """After so many operations in a row that ended at their deadline with nothing heard from the agent, it is
+    sent a Ping. It stands for what an agent that has stopped costs: so many deadlines, and
+    ``silent_ping_s``. Raise it only where Pings are too many."""
+
+    silent_ping_s: float = 0.5
+    """An agent that says nothing for so long after that Ping, not even its answer, has fallen silent: its
+    connection is given up as if it had been lost, and the next address is tried. An agent answers Pings
+    whatever else it does, in well under a millisecond, but one that shares two cores with much else was
+    seen to take 0.2 s. Lower it where agents have cores of their own; raise it, to ``deadline_s_max`` say, to
+    wait for stopped agents."""
+
+    silent_deadline_least_s: float = 0.05
+    """Missing a deadline shorter than this says nothing of the agent."""
+
     spare_after_s: float = 1.0
     """How long after connecting a client that knows several addresses makes ready what it offers to the next
     agent, where blocks cross by NIXL: it then falls over in half the time. That takes 25 ms of a core, in a
@@ -122,6 +142,11 @@ class ClientSettings:
             "copy_threads": 1 if self.copy_threads is None else self.copy_threads,
             "deadline_s_max": self.deadline_s_max,
             "handshake_s_max": self.handshake_s_max,
+            "redial_s": self.redial_s,
+            "redial_max_s": self.redial_max_s,
+            "silent_misses_max": self.silent_misses_max,
+            "silent_ping_s": self.silent_ping_s,
+            "silent_deadline_least_s": self.silent_deadline_least_s,
             "spare_after_s": self.spare_after_s,
             "progress_s": self.progress_s,
             "progress_idle_s": self.progress_idle_s,

@@ -27,6 +27,7 @@ from ostraca_fabric.adapters.waves import wave_fits
 from ostraca_fabric.breaker import BreakerSettings
 from ostraca_fabric.chain import Chain, Span
 from ostraca_fabric.drive_health import HealthSettings
+from ostraca_fabric.errors import DriveError
 from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
@@ -414,6 +415,13 @@ def another_agent(
     transport: Transport | None = None,
 ) -> Agent:
     transport = transport or InlineTransport()
+
+    def open_drive(record: DriveRecord) -> HeldDrive:
+        found = next((drive for drive in drives if drive.id == record.id), None)
+        if found is None:
+            raise DriveError(f"there is no path to {record.id} from here")
+        return found
+
     return Agent(
         AgentId(f"agent-{number}"),
         settings,
@@ -423,7 +431,7 @@ def another_agent(
         membership=membership,
         owners=owners,
         transports={transport.name: transport},
-        open_drive=lambda record: next(drive for drive in drives if drive.id == record.id),
+        open_drive=open_drive,
         clock=time.monotonic,
     )
 

@@ -73,6 +73,29 @@ async def test_a_drive_that_holds_something_else_is_let_go_and_looked_at_again_l
     assert host.attaching.waiting(fabric_map) == frozenset()
 
 
+@pytest.mark.parametrize("nguid", [NGUID, ""])
+async def test_a_drive_that_is_shorter_than_recorded_is_refused_with_both_sizes(nguid: str) -> None:
+    host = Host()
+    host.record = DriveRecord(DRIVE, "" if nguid else "/drive-0", nguid)
+    host.drive.size_bytes = 3 << 20
+    await host.attaching.attach(host.record, host.map)
+    assert (host.attached, host.closed) == (set(), [DRIVE])
+    why = host.attaching.unattached(host.map)[DRIVE]
+    where = "/dev/nvme0n1" if nguid else "/drive-0"
+    assert why.startswith(f"drive {DRIVE} at {where} has 3 MiB where 7 MiB are recorded (3145728 and ")
+    host.drive.size_bytes = 7 << 20
+    await host.attaching.attach(host.record, host.map)
+    assert host.attached == {DRIVE}
+    assert host.attaching.unattached(host.map) == {}
+
+
+async def test_a_drive_without_a_path_is_told_and_one_that_is_not_tried_yet_is_not() -> None:
+    host = Host()
+    assert host.attaching.unattached(host.map) == {}
+    host.paths[NGUID] = ""
+    assert host.attaching.unattached(host.map) == {DRIVE: f"this host has no path to drive {DRIVE}"}
+
+
 async def test_a_drive_without_a_path_waits_for_one() -> None:
     host = Host()
     host.paths[NGUID] = ""

@@ -16,10 +16,14 @@ from ostraca_fabric.status import (
     PathStatus,
     PeerStatus,
 )
+from ostraca_fabric.unserved import UNOWNED_S, Unserved, UnservedShard, UnusedDrive
 
 SHARD = msgspec.structs.replace(STATUS.shards[0], unreadable_segments=0)
-GOOD = msgspec.structs.replace(STATUS, drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=())
+GOOD = msgspec.structs.replace(
+    STATUS, unserved=Unserved(), drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=()
+)
 LIVE, LOST = PathStatus("tcp://a:4420", True), PathStatus("tcp://b:4420", False, "connecting")
+UNUSED = UnusedDrive("e/d1", "it has gone")
 HELD_OFF = PeerStatus("agent-1", is_held_off=True, why="a look-up's deadline was missed")
 
 
@@ -49,9 +53,47 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             "Shards being recovered, which take no puts before they are: enclosure-0/drive-0/0 (50%).",
         ),
         (
+            msgspec.structs.replace(
+                GOOD,
+                unserved=Unserved(
+                    2, (UnservedShard("e/d/1", 10.0, "it is cut short"), UnservedShard("e/d/2", 0.5))
+                ),
+            ),
+            "shards_served",
+            (
+                "Nobody serves 2 shards of the fabric, so that blocks there are misses and puts are declined "
+                "(NO_OWNER): e/d/1 (for 10 s; it is cut short), e/d/2 (for 0 s; I leave it to another agent)."
+            ),
+        ),
+        (
+            msgspec.structs.replace(GOOD, unserved=Unserved(drive_count=1, drives=(UNUSED,))),
+            "drives_good",
+            "Drives in trouble: e/d1 can't be used (it has gone).",
+        ),
+        (
             with_shard(ownership=OwnershipStatus(0.0, "the store is silent")),
             "shards_writable",
             "Shards that I own and may not write to: enclosure-0/drive-0/0 (the store is silent).",
+        ),
+        (
+            with_shard(
+                ownership=OwnershipStatus(4.4, why_no_space="all is withheld", space_in_s=134.2),
+            ),
+            "shards_have_space",
+            (
+                "1 of 1 shard that I own can hand out nothing, and puts of new blocks there are declined "
+                "(NO_SPACE): enclosure-0/drive-0/0 (all is withheld, for 134 s more at most). Gets go on, "
+                "and it passes by itself; where it comes often, give shards more segments: larger ones, or "
+                "smaller segments."
+            ),
+        ),
+        (
+            with_shard(ownership=OwnershipStatus(withheld_segments=1, retires_in_s=9.0)),
+            "grants_retired",
+            (
+                "Shards of which an earlier owner's writes may still land: enclosure-0/drive-0/0 (1 segment "
+                "for 9 s more)."
+            ),
         ),
         (
             with_shard(ownership=OwnershipStatus(withheld_segments=3, retires_in_s=41.7)),
@@ -65,6 +107,17 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             msgspec.structs.replace(GOOD, peers=(HELD_OFF,)),
             "peers_reachable",
             "Agents that I ask for nothing for a while: agent-1 (a look-up's deadline was missed).",
+        ),
+        (
+            msgspec.structs.replace(
+                GOOD, peers=(PeerStatus("agent-1", is_refused=True, why="this token does not speak"),)
+            ),
+            "peers_reachable",
+            (
+                "Agents that refuse me: agent-1 (this token does not speak). Give all agents of a fabric the "
+                "same file of tokens, or certificates of the same CA; until then one of us owns shards that "
+                "the other can't reach."
+            ),
         ),
         (
             with_shard(unreadable_segments=2),
@@ -118,12 +171,35 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
 def test_an_unreachable_membership_store_is_told() -> None:
     status = msgspec.structs.replace(GOOD, membership=MembershipStatus(3.0, "etcd is down"))
     assert untrue(status) == {
-        "membership_answers": "The membership store fails, and I work with the last map: etcd is down."
+        "membership_answers": (
+            "The membership store does not answer, and I work with the last map: etcd is down."
+        )
     }
+
+
+def test_a_store_that_answers_and_can_not_be_believed_is_not_called_silent() -> None:
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(0.0, "etcd has lost the fabric"))
+    assert untrue(status) == {
+        "membership_answers": (
+            "The membership store answers, and not as it should, and I work with the last map: etcd has lost "
+            "the fabric."
+        )
+    }
+
+
+def test_a_map_that_is_old_or_not_whole_is_told_though_the_store_answers() -> None:
+    trouble = "/ostraca/test/enclosures/shelf-1 is left out: a record in etcd can't be read"
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(map_trouble=trouble))
+    assert untrue(status) == {"map_current": f"My map may lack something, or be old: {trouble}."}
 
 
 def test_an_agent_that_has_left_the_fabric_need_not_be_reached() -> None:
     assert untrue(msgspec.structs.replace(GOOD, peers=(HELD_OFF,), agents=GOOD.agents[:1])) == {}
+
+
+def test_a_shard_is_without_an_owner_for_a_moment_when_it_gets_another_one() -> None:
+    status = msgspec.structs.replace(GOOD, unserved=Unserved(1, (UnservedShard("e/d/1", UNOWNED_S - 0.1),)))
+    assert untrue(status) == {}
 
 
 def test_a_cache_that_is_off_and_a_drive_without_a_rating_are_no_trouble() -> None:

@@ -319,6 +319,39 @@ def test_what_stays_leaves_something_granted_for_when_nobody_can_be_asked() -> N
     assert ring.generations_made - made == 3
 
 
+def test_in_doubt_is_what_the_owner_would_not_use_again_itself_yet() -> None:
+    shard = among_others(segments=8)
+    shard.grant()
+    shard.settle()
+    late_s = shard.settings.late_write_s
+    assert set(shard.put(list(range(PER_SEGMENT + 5)))) == {COMMITTED}
+    assert shard.core.grants.in_doubt(shard.now_s) == (), "what has ended well has ended"
+    held = shard.reserve([100])
+    (where,) = shard.core.ring.segment_of(held.offsets).tolist()
+    assert shard.core.grants.in_doubt(shard.now_s) == (where,)
+    shard.core.release(shard.now_s, (), held.reservations)
+    assert shard.core.grants.in_doubt(shard.now_s) == (), "its holder has nothing under way"
+    failed = shard.reserve([101])
+    shard.core.release(shard.now_s, (), failed.reservations, may_land=True)
+    assert shard.core.grants.in_doubt(shard.now_s) == (where,)
+    shard.pass_time(late_s - 1.0)
+    assert shard.core.grants.in_doubt(shard.now_s) == (where,)
+    shard.pass_time(1.0)
+    assert shard.core.grants.in_doubt(shard.now_s) == ()
+
+
+def test_space_that_was_abandoned_is_in_doubt_from_its_end_on() -> None:
+    shard = among_others(segments=8)
+    shard.grant()
+    shard.settle()
+    held = shard.reserve([1], hold_s=5.0)
+    (where,) = shard.core.ring.segment_of(held.offsets).tolist()
+    shard.pass_time(5.0 + shard.settings.late_write_s - 1.0)
+    assert shard.core.grants.in_doubt(shard.now_s) == (where,)
+    shard.pass_time(1.0)
+    assert shard.core.grants.in_doubt(shard.now_s) == ()
+
+
 def test_a_grant_is_what_is_in_use_and_next_in_line_a_quarter_of_the_shard_at_most() -> None:
     shard = among_others(segments=40)
     assert shard.grant() == frozenset(range(10))

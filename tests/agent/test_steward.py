@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from tests.agent.assembly import SETTINGS, SHARD, HeldDrive, assembled, put_states, until
+from tests.agent.assembly import (
+    ENCLOSURE,
+    SETTINGS,
+    SHARD,
+    HeldDrive,
+    another_agent,
+    assembled,
+    put_states,
+    stop,
+    until,
+)
 
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.owner.core import SegmentState
+from ostraca_dpu_agent.steward import steward
 from ostraca_dpu_agent.steward.plan import Reclaim, Stop
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, StoreAwayError, WrongStoreError
 from ostraca_fabric.fabric_map import AgentRecord
-from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
+from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId, drive_id
 from ostraca_fabric.outcome import PutState, Reason
-from ostraca_fabric.status import ClaimCounters
+from ostraca_fabric.ports.membership import Claimed
+from ostraca_fabric.status import AgentStatus, ClaimCounters, MembershipStatus
 
 
 async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> None:
@@ -87,7 +103,7 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def silent(*_asked: object) -> bool:
-        raise MembershipError("nobody answers")
+        raise StoreAwayError("nobody answers")
 
     settings = replace(SETTINGS, owner=replace(SETTINGS.owner, grant_s=0.3))
     async with assembled(settings) as fabric:
@@ -113,6 +129,91 @@ async def test_puts_are_declined_a_grant_after_the_store_fell_silent_and_gets_go
         await until(lambda: condition(fabric.agent, "membership_answers")[0])
         await until(lambda: condition(fabric.agent, "shards_writable")[0])
         assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
+
+
+async def test_a_store_that_has_lost_the_fabric_is_not_called_silent_and_all_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = 0
+
+    async def lost(*_asked: object, **_more: object) -> bool:
+        nonlocal refused
+        refused += 1
+        raise WrongStoreError("etcd answers, and has lost it")
+
+    settings = replace(SETTINGS, turn_s=0.02, owner=replace(SETTINGS.owner, grant_s=0.1))
+    async with assembled(settings) as fabric:
+        caplog.set_level(logging.DEBUG)
+        worker = fabric.worker()
+        with monkeypatch.context() as broken:
+            for method in ("confirm", "grant", "hear_rulings", "claim"):
+                broken.setattr(MemoryMembership, method, lost)
+            broken.setattr(type(fabric.shard), "grant_wanted", lambda _shard: (0,))
+            fabric.shard.grant_due.set()
+            await until(lambda: refused > 10)
+            await until(lambda: any("waits for a grant" in each for each in caplog.messages))
+            await until(lambda: not fabric.shard.core.grants.may_write(fabric.agent._clock()))
+            assert put_states(await fabric.put(worker, [2])) == [PutState.DECLINED]
+            status = fabric.agent.status()
+            assert status.membership == MembershipStatus(0.0, "etcd answers, and has lost it")
+            (ownership,) = (shard.ownership for shard in status.shards)
+            assert ownership.why_fenced == "the membership store does not confirm the claim"
+        await until(lambda: condition(fabric.agent, "membership_answers")[0])
+        loud = [record.message for record in caplog.records if record.levelno > logging.DEBUG]
+        said = [message for message in loud if "membership store" in message]
+    begun, ended = said
+    assert begun.startswith(
+        "agent-0 can't go by what the membership store answers: gets go on, puts for 0.1 s"
+    )
+    assert begun.endswith("more; claims, grants, joins and new volumes wait (etcd answers, and has lost it)")
+    assert ended.startswith("agent-0 can go by the membership store again, after ")
+    assert not [message for message in loud if "waits for a grant" in message or "was erased" in message]
+
+
+async def test_what_the_map_lacks_is_a_condition_though_the_claims_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled(SETTINGS) as fabric:
+        assert condition(fabric.agent, "map_current")[0]
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryMembership, "trouble", "e is left out")
+            assert condition(fabric.agent, "map_current") == (False, "e is left out")
+            assert condition(fabric.agent, "membership_answers")[0]
+            assert fabric.agent.status().membership == MembershipStatus(map_trouble="e is left out")
+
+
+async def test_who_is_forgotten_along_with_all_others_joins_again_in_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = list[StartId]()
+
+    def waits_s(start: StartId) -> float:
+        waited.append(start)
+        return 0.2
+
+    monkeypatch.setattr(steward, "rejoin_wait_s", waits_s)
+    other = AgentRecord(AgentId("agent-1"), StartId(b"1" * 16), ())
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        store, ours = fabric.membership.store, (fabric.agent.id, StartId(fabric.agent.start_id))
+
+        async def is_back() -> None:
+            await until(lambda: store.has(*ours))
+            await until(lambda: "nothing to change" in fabric.agent.status().sentence)
+
+        await fabric.membership.join(other)
+        await until(lambda: other.id in fabric.mover.routes().map.agents)
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert not waited, "the other has stayed"
+        store.leave(other.id, other.start)
+        gone_s = time.monotonic()
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert waited == [ours[1]]
+        assert time.monotonic() - gone_s >= 0.2
+        await fabric.membership.leave(*ours)
+        await is_back()
+        assert waited == [ours[1]], "alone, it makes room for nobody"
 
 
 async def test_a_shard_claimed_again_is_written_to_again_though_the_stores_answer_was_lost(
@@ -186,6 +287,177 @@ async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_
         assert service._left == {}
 
 
+async def test_since_when_a_condition_is_so_is_known_though_nobody_has_asked() -> None:
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        agent, clock = fabric.agent, fabric.agent._clock
+        fabric.shard.fence()
+        fenced_s = clock()
+        await until(lambda: clock() > fenced_s + 0.5)
+        asked_s = clock()
+        (found,) = (each for each in agent.status().conditions if each.name == "shards_writable")
+        assert not found.is_true
+        assert found.since_s >= 0.3
+        assert found.since_s <= clock() - fenced_s
+        (ready,) = (each for each in agent.status().conditions if each.name == "ready")
+        assert ready.since_s >= asked_s - fenced_s
+
+
+@pytest.mark.parametrize(("stopped_s", "is_told"), [(26.0, True), (0.5, False)])
+async def test_an_agent_that_was_stopped_for_long_says_so(
+    stopped_s: float, *, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "ostraca_dpu_agent")
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        agent, clock, turns = fabric.agent, fabric.agent._clock, 0
+        agent._clock = lambda: clock() + stopped_s  # as after a pause of its process, which stops no clock
+
+        def seen(*, has_pools: bool) -> AgentStatus:
+            nonlocal turns
+            turns += 1
+            return status(has_pools=has_pools)
+
+        status, agent._seen = agent._seen, seen  # type: ignore[method-assign]  # counts
+        await until(lambda: turns == 2)
+    said = [each.getMessage() for each in caplog.records if "was stopped" in each.getMessage()]
+    words = "agent-0 was stopped, or could do nothing, for 26 s: its lease may have ended meanwhile, "
+    assert [each[: len(words)] for each in said] == [words] * is_told
+
+
 def condition(agent: Agent, name: str) -> tuple[bool, str]:
     (found,) = (each for each in agent.status().conditions if each.name == name)
     return found.is_true, found.sentence.rpartition(": ")[2].rstrip(".")
+
+
+def several(count: int) -> list[HeldDrive]:
+    return [HeldDrive(drive=drive_id(ENCLOSURE, f"d{number}")) for number in range(count)]
+
+
+async def test_a_shard_that_the_store_can_not_let_be_claimed_keeps_no_other_from_its_agent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where somebody has spoilt its record: neither at the start, nor when a lease has run out."""
+    first, *others = several(4)
+    claim = MemoryMembership.claim
+
+    async def refuses_one(self: MemoryMembership, shard: ShardId, *asked: Any, **more: Any) -> Claimed | None:
+        if shard == first.shard:
+            raise MembershipError("its record is no JSON")
+        return await claim(self, shard, *asked, **more)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryMembership, "claim", refuses_one)
+        async with assembled(replace(SETTINGS, turn_s=0.02), drive=first, others=others) as fabric:
+            served = set(fabric.service.shards)
+            assert served == {drive.shard for drive in others}
+            fabric.membership.store.leave(fabric.agent.id, fabric.agent.start_id)
+            await until(lambda: fabric.agent.status().claims.made == 2 * len(others))
+            assert {shard for shard in served if fabric.membership.map.owner(shard)} == served
+            broken.undo()
+            await until(lambda: fabric.membership.map.owner(first.shard) is not None)
+    told = [each for each in caplog.messages if "can't claim shard e/d0/0" in each]
+    assert len(told) == 1, "once"
+    assert "its record is no JSON" in told[0]
+
+
+async def test_a_store_that_is_away_when_an_agent_starts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim, tries = MemoryMembership.claim, 0
+
+    async def away_at_first(self: MemoryMembership, *asked: Any, **more: Any) -> Claimed | None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise StoreAwayError("nobody answers")
+        return await claim(self, *asked, **more)
+
+    monkeypatch.setattr(MemoryMembership, "claim", away_at_first)
+    first, *others = several(2)
+    async with assembled(replace(SETTINGS, turn_s=0.02), drive=first, others=others) as fabric:
+        await until(lambda: set(fabric.service.shards) == {first.shard, others[0].shard})
+
+
+async def test_a_shard_whose_claim_is_answered_while_its_agent_leaves_is_left_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim = MemoryMembership.claim
+    asked_for, may_be_answered = asyncio.Event(), asyncio.Event()
+
+    async def answers_late(self: MemoryMembership, *asked: Any, **more: Any) -> Claimed | None:
+        claimed = await claim(self, *asked, **more)
+        asked_for.set()
+        await may_be_answered.wait()
+        return claimed
+
+    drive, late = several(2)
+    async with assembled(replace(SETTINGS, turn_s=0.02, drain_s=0.2), drive=drive, later=[late]) as fabric:
+        with monkeypatch.context() as slow:
+            slow.setattr(MemoryMembership, "claim", answers_late)
+            await fabric.membership.put_enclosures([drive.record(late)])
+            await asked_for.wait()
+        leaving = asyncio.create_task(fabric.agent.hand_over())
+        await until(lambda: fabric.membership.map.owner(drive.shard) is None)
+        may_be_answered.set()
+        await leaving
+        await until(lambda: fabric.membership.map.owner(late.shard) is None)
+        assert late.shard not in fabric.service.shards
+
+
+async def test_a_claim_whose_grant_the_store_has_lost_is_not_gone_on_with() -> None:
+    """As after a rebuild under running agents: a successor would know of nothing that is written."""
+    async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
+        owned, shard, store = fabric.shard, ShardId(SHARD), fabric.membership.store
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        assert owned.core.grants.own
+        del store._grants[shard]
+        store.leave(fabric.agent.id, fabric.agent.start_id)
+        await until(lambda: fabric.service.shards.get(shard, owned) is not owned)
+        await fabric.ready()
+        assert fabric.shard.epoch > owned.epoch
+        assert fabric.shard.core.grants.own <= set(store._grants[shard].unretired[-1].segments)
+        assert put_states(await fabric.put(fabric.worker(), [1, 2])) == [PutState.EXISTS, PutState.COMMITTED]
+
+
+async def test_pins_that_a_process_gave_are_minded_when_it_claims_the_shard_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it finds the claim that it could not give back, and it was the first that there ever was."""
+    settings = replace(SETTINGS, turn_s=0.02, owner=replace(SETTINGS.owner, pin_max_s=20.0))
+    async with assembled(settings) as fabric:
+        owned, shard, steward = fabric.shard, ShardId(SHARD), fabric.agent._steward
+        assert owned.epoch == 1
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        release, failures = MemoryMembership.release, iter([True])
+
+        async def fails_once(self: MemoryMembership, *asked: Any) -> None:
+            if next(failures, False):
+                raise MembershipError("nobody answers")
+            await release(self, *asked)
+
+        monkeypatch.setattr(MemoryMembership, "release", fails_once)
+        begun_s = fabric.agent._clock()
+        await steward._hand_over(shard)
+        await until(lambda: fabric.service.shards.get(shard, owned) is not owned)
+        await fabric.ready()
+        held = [each for each in fabric.shard.core.ring.segments if each.state is SegmentState.SEALED]
+        assert held
+        assert all(segment.quiet_at_s >= begun_s + 20.0 for segment in held)
+
+
+async def test_what_nobody_else_can_open_is_not_handed_over_again_and_again() -> None:
+    drives = several(8)
+    settings = replace(SETTINGS, turn_s=0.02, drain_s=0.2)
+    async with assembled(settings, drive=drives[0], others=drives[1:]) as fabric:
+        blind = another_agent(1, settings, (), fabric.membership, fabric.owners, ())
+        await blind.join()
+        await blind.start()
+
+        def owners() -> set[AgentId | None]:
+            return {fabric.membership.map.owner(drive.shard) for drive in drives}
+
+        await until(lambda: None in owners())
+        await until(lambda: owners() == {fabric.agent.id})
+        assert fabric.agent._steward.observe().is_in_vain
+        assert fabric.agent._steward.standing.counts.handed_over == 1
+        assert await stop(blind)
+        blind.unmap()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pytest
 from tests.agent.assembly import (
     FAR_S,
     SETTINGS,
@@ -21,6 +23,7 @@ from tests.agent.assembly import (
     found,
     get_states,
     put_states,
+    reasons_of,
     reserved,
     stop,
     until,
@@ -35,6 +38,7 @@ from ostraca_fabric.explain import BlockExplanation, verdict
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId
 from ostraca_fabric.keys import derive_keys
 from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.rulings import Rulings
 from ostraca_fabric.status import ClaimCounters
 from ostraca_fabric.wire.messages import Explain, Lookup
 
@@ -91,6 +95,9 @@ class CutOff(MemoryMembership):
 
     def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
         return self._of.volume_changes()
+
+    def ruling_changes(self) -> AsyncIterator[Rulings]:
+        return self._of.ruling_changes()
 
     def _say_changed(self) -> None:
         self._of._say_changed()
@@ -156,7 +163,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
+async def pair(settings: AgentSettings = QUICK, *, segments: int = 12) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as both:
         cut_off: list[CutOff] = []
 
@@ -164,7 +171,7 @@ async def pair(settings: AgentSettings = QUICK) -> AsyncIterator[Pair]:
             cut_off.append(CutOff(membership))
             return cut_off[0]
 
-        fabric = await both.enter_async_context(assembled(settings, segments=12, behind=behind))
+        fabric = await both.enter_async_context(assembled(settings, segments=segments, behind=behind))
         second = another_agent(1, settings, (), fabric.membership, fabric.owners, (fabric.drive,))
         await second.join()
         await second.start()
@@ -245,6 +252,32 @@ async def test_a_grant_is_retired_when_nothing_can_land_under_it_any_more() -> N
         agents.second_shard.core.check()
 
 
+async def test_an_owner_that_is_left_no_segment_says_so_until_it_has_one() -> None:
+    late = replace(QUICK, owner=replace(QUICK.owner, late_write_s=2.0))
+    async with pair(late, segments=3) as agents:
+        first, worker = agents.fabric, agents.fabric.worker()
+        numbers = count()
+        while len(agents.grants[-1].segments) < 3:
+            await first.put(worker, [next(numbers)])
+        agents.lease_runs_out()
+        shards = agents.second._owner.shards
+        await until(lambda: THE_SHARD in shards and len(shards[THE_SHARD].withheld) == 3)
+        other = agents.seen_from_the_second()
+        await until(lambda: other.mover.routes().map.owner(THE_SHARD) == SECOND)
+        declined = await other.put(other.worker(), [next(numbers)])
+        assert (put_states(declined), reasons_of(declined)) == ([PutState.DECLINED], [Reason.NO_SPACE])
+        found = agents.conditions(agents.second)
+        why = "writes of an earlier owner may still land in 3 of its 3 segments"
+        assert "1 of 1 shard that I own can hand out nothing" in found["shards_have_space"]
+        assert f"e/d/0 ({why}, for " in found["shards_have_space"]
+        ownership = agents.ownership(agents.second)
+        assert ownership.why_no_space == why
+        assert ownership.space_in_s == pytest.approx(ownership.retires_in_s, abs=0.1)
+        assert "shards_writable" not in found
+        await until(lambda: "shards_have_space" not in agents.conditions(agents.second))
+        assert put_states(await other.put(other.worker(), [next(numbers)])) == [PutState.COMMITTED]
+
+
 async def test_who_is_gone_is_barred_once_its_grant_is_retired_and_before_its_segments_are_used() -> None:
     async with pair() as agents:
         await agents.fabric.put(agents.fabric.worker(), [1, 2, 3])
@@ -317,13 +350,15 @@ async def test_an_owner_that_ends_in_order_leaves_no_gap_for_readers() -> None:
         await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) is None)
         assert first.is_closed
         (closed,) = agents.grants
-        assert (closed.agent, closed.is_closed) == (FIRST, True)
+        assert (closed.agent, closed.is_closed, closed.segments) == (FIRST, True, ())
         await look()
         drive.let_go()
         await until(lambda: agents.fabric.membership.map.owner(THE_SHARD) == SECOND)
         await look()
         await agents.taken_over()
         await look()
+        assert agents.second_shard.withheld == frozenset(), "so that puts wait for nothing either"
+        assert agents.second._steward.retires_in_s(THE_SHARD) is None
         await leaving
         assert agents.fabric.agent.status().claims == ClaimCounters(made=1, handed_over=1)
         assert seen == [[BlockState.HIT] * 8] * 3
@@ -343,10 +378,10 @@ async def test_who_had_a_shard_before_tells_nothing_of_blocks_that_its_owner_has
         assert other.mover.routes().handed_over == {THE_SHARD: FIRST}
         index = agents.second_shard.core.index
         index.remove(index.find(derive_keys(other.volume.secret, chain_of(range(4)))))
-        for pin_s, hits in ((0.0, 4), (0.2, 0)):  # with a pin none: the owner promises nothing yet
+        for pin_s in (0.0, 0.2):
             asked = Lookup(1, 0, FAR_S, chain_of(range(8)), pin_s)
             done = await other.mover.lookup(other.worker(), other.volume, asked)
-            assert list(done.states) == [BlockState.MISS] * (8 - hits) + [BlockState.HIT] * hits
+            assert list(done.states) == [BlockState.MISS] * 4 + [BlockState.HIT] * 4
         assert put_states(await other.put(other.worker(), range(8))) == (
             [PutState.COMMITTED] * 4 + [PutState.EXISTS] * 4
         )
@@ -358,7 +393,7 @@ async def test_an_agent_that_says_it_leaves_counts_on_no_claim_that_ran_out_befo
     async with pair() as agents:
         first, clock = agents.first_shard, agents.fabric.agent._clock
         await reserved(first, [1])  # what is waited for
-        agents.second._steward._is_leaving = True  # nobody comes after
+        agents.second._steward._leaving.set()  # nobody comes after
         agents.store.leave(FIRST, agents.fabric.agent.start_id)  # and nobody has heard of it
         leaving = asyncio.create_task(agents.fabric.agent.hand_over())
         asked_s = clock()
@@ -418,10 +453,32 @@ async def test_a_grant_under_which_space_is_held_is_not_closed() -> None:
         assert [grant.is_closed for grant in agents.grants if grant.agent == FIRST] == [False]
 
 
+async def test_where_a_write_failed_the_next_owner_waits_before_it_writes() -> None:
+    """A path may deliver it yet. It writes elsewhere meanwhile."""
+    async with pair() as agents:
+        first, drive = agents.first_shard, agents.fabric.drive
+        await agents.fabric.put(agents.fabric.worker(), [0])
+        writing = first.core.ring.common.current
+        assert writing is not None
+        spoilt = writing.number
+        drive.fail_writes(first.core.geometry.data_offset(spoilt), first.core.geometry.data_bytes)
+        assert put_states(await agents.fabric.put(agents.fabric.worker(), [1])) == [PutState.DECLINED]
+        drive.mend()
+        leaving = asyncio.create_task(agents.fabric.agent.hand_over())
+        await agents.taken_over()
+        (closed,) = (grant for grant in agents.grants if grant.agent == FIRST)
+        assert (closed.is_closed, closed.segments) == (True, (spoilt,))
+        assert agents.second_shard.withheld == {spoilt}
+        other = agents.seen_from_the_second()
+        assert put_states(await other.put(other.worker(), [1])) == [PutState.COMMITTED]
+        assert agents.second_shard.core.ring.segments[spoilt].log is None, "and not there"
+        await leaving
+
+
 async def test_a_process_that_gets_a_shard_back_waits_for_what_it_handed_out_before() -> None:
     async with pair() as agents:
         steward, first = agents.fabric.agent._steward, agents.first_shard
-        agents.second._steward._is_leaving = True
+        agents.second._steward._leaving.set()
         handed_out = frozenset(agents.grants[-1].segments)
         await steward._stop(THE_SHARD)
         await steward._released(THE_SHARD)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ostraca.cli import status
 from ostraca.cli.durations import duration_text
 from ostraca.cli.status import FabricStatus, as_json
 from ostraca.cli.status_view import fabric_view
@@ -20,6 +21,7 @@ from ostraca_fabric.status import (
     ShardStatus,
     TenantStatus,
 )
+from ostraca_fabric.unserved import UNOWNED_S, Unserved, UnservedShard, UnusedDrive
 
 WORN = ShardStatus(
     "e/d1/s0",
@@ -47,6 +49,18 @@ FENCED = ShardStatus(
     is_failing=False,
     ownership=OwnershipStatus(0.0, "another has a higher epoch"),
 )
+FULL = ShardStatus(
+    "e/d3/s0",
+    4,
+    0,
+    0,
+    2 << 30,
+    0,
+    is_failing=False,
+    ownership=OwnershipStatus(
+        4.4, withheld_segments=15, retires_in_s=134.0, why_no_space="15 are withheld", space_in_s=134.0
+    ),
+)
 STATUS = FabricStatus(
     agents=(
         AgentStatus(
@@ -71,7 +85,12 @@ STATUS = FabricStatus(
                 get_bytes=90 << 20,
                 prefetched=PrefetchCounters(8, 64, 3, 24, 5, 40),
             ),
-            shards=(ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True), WORN, FENCED),
+            shards=(
+                ShardStatus("e/d0/s0", 4, 1234, 1 << 30, 2 << 30, 5, is_failing=True),
+                WORN,
+                FENCED,
+                FULL,
+            ),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
             drives=(
                 DriveStatus("e/d0", condition="failed", why="is failed: 64 faults"),
@@ -87,9 +106,9 @@ STATUS = FabricStatus(
 )
 
 
-def shown(status: FabricStatus) -> str:
+def shown(found: FabricStatus) -> str:
     out = io.StringIO()
-    Console(file=out, width=80).print(fabric_view(status))
+    Console(file=out, width=80).print(fabric_view(found))
     return out.getvalue()
 
 
@@ -99,6 +118,25 @@ def test_the_view_shows_tenants_where_more_than_one_is_connected() -> None:
         agent = msgspec.structs.replace(STATUS.agents[0], tenants=(chat, other))
         text = shown(FabricStatus(agents=(agent,), silent=()))
         assert ("96.0 MiB" in text) == ("search" in text) == is_shown
+
+
+def test_the_view_tells_a_store_that_is_silent_from_one_that_can_not_be_believed() -> None:
+    lost, old = "etcd has lost it", "e/d is left out"
+    for membership, said in (
+        (
+            MembershipStatus(0.0, lost, lost),
+            ["agent-0: the membership store answers, and not as it should: etcd has lost it."],
+        ),
+        (
+            MembershipStatus(map_trouble=old),
+            ["agent-0: its map may lack something, or be old: e/d is left out."],
+        ),
+        (MembershipStatus(), []),
+    ):
+        agent = msgspec.structs.replace(STATUS.agents[0], membership=membership)
+        text = shown(FabricStatus(agents=(agent,), silent=()))
+        told = [line for line in text.splitlines() if "membership store" in line or "its map" in line]
+        assert [line.strip() for line in told] == said
 
 
 def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
@@ -114,7 +152,7 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "failing",
         "3 min 4 s",
         "off",
-        "17 blocks of the DRAM cache, 17.0 MiB, are under transfers",
+        "17 blocks of the DRAM cache, 17.0 MiB in all, under transfers",
         "Blocks prefetched since start",
         "3.0 TiB",
         "512.0 GiB",
@@ -129,10 +167,67 @@ def test_the_view_shows_shards_fill_hits_and_what_the_steward_says() -> None:
         "666",
         "888 segments",
         "not now",
+        "no space for 134 s",
+        "e/d3/s0: agent-0 has no space to hand out and declines every put, as 15 are",
         "555",
         "unreached",
     ):
         assert words in text
+
+
+def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
+    (agent,) = STATUS.agents
+    gone, alien = "drive e/d9 can't be opened at /d9: No such file", "on e/d8 lies shard x of fabric ff"
+    first = msgspec.structs.replace(
+        agent,
+        unserved=Unserved(
+            3,
+            (
+                UnservedShard("e/d9/0", 34.0, gone),
+                UnservedShard("e/d8/0", 33.0, alien),
+                UnservedShard("e/d7/0", 2.0),
+            ),
+            2,
+            (UnusedDrive("e/d9", gone), UnusedDrive("e/d6", "this host has no path to drive e/d6")),
+        ),
+        owners=(("agent-0", 4), ("agent-2", 1)),
+    )
+    serves = ShardStatus("e/d7/0", 4, 1, 1, 2, 0, is_failing=False)
+    second = msgspec.structs.replace(
+        agent,
+        agent="agent-1",
+        shards=(serves,),
+        unserved=Unserved(1, (UnservedShard("e/d8/0", 35.0, alien),)),
+    )
+    text = " ".join(shown(FabricStatus((first, second), (("agent-2", "unix:///c", "gone"),))).split())
+    for words in (
+        "e/d9/0 nobody – – – – unserved",
+        "e/d8/0 nobody – – – – unserved",
+        f"e/d9/0 has been served by nobody for 34 s, and blocks there are misses. agent-0: {gone}.",
+        f"for 35 s, and blocks there are misses. agent-0: {alien}; agent-1: {alien}.",
+        "agent-0: drive e/d6 can't be used: this host has no path to drive e/d6.",
+        "agent-2: no answer from unix:///c; it owns 1 shard, whose blocks are misses meanwhile",
+    ):
+        assert words in text
+    assert "e/d7/0 nobody" not in text
+    assert "drive e/d9 can't be used" not in text, "it was said already"
+
+
+@pytest.mark.parametrize(("unowned_s", "code"), [(UNOWNED_S, 1), (UNOWNED_S - 0.1, 0)])
+def test_the_command_fails_where_nobody_serves_a_shard(
+    unowned_s: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (agent,) = STATUS.agents
+    unserved = Unserved(1, (UnservedShard("e/d9/0", unowned_s),))
+    found = FabricStatus((msgspec.structs.replace(agent, unserved=unserved),), ())
+
+    async def told(*_asked: object) -> FabricStatus:
+        return found
+
+    monkeypatch.setattr(status, "ask_fabric", told)
+    assert status._show_once("unix:///a", "", None, is_json=True) == code
+    words = "ostraca: 1 shard served by nobody: e/d9/0\n" if code else ""
+    assert capsys.readouterr().err == words
 
 
 def test_other_agents_are_shown_only_where_one_was_asked() -> None:
@@ -152,6 +247,14 @@ def test_what_may_keep_a_host_from_writing_is_told(reservations: str, *, is_told
     text = shown(FabricStatus((msgspec.structs.replace(agent, paths=(path,)),), ()))
     says = f"enclosure shelf-1 may refuse what this host writes: {reservations}."
     assert (says in " ".join(text.split())) == is_told
+
+
+def test_an_agent_that_others_refuse_is_told() -> None:
+    (agent,) = STATUS.agents
+    peer = PeerStatus("agent-1", is_refused=True, is_held_off=True, why="this token does not speak")
+    text = shown(FabricStatus((msgspec.structs.replace(agent, peers=(peer,)),), ()))
+    assert "refusing" in text
+    assert "agent-0: agent agent-1 refuses it: this token does not speak." in text
 
 
 def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:

@@ -183,7 +183,7 @@ def test_a_fabric_of_another_shape_is_refused_with_what_to_do(tmp_path: Path) ->
         interrupt(process)
     code, said = refused(tmp_path, *SMALL, "--drives", "4")
     assert code == 1
-    assert "holds a fabric of 1 enclosures with 2 drives" in said
+    assert "holds a fabric of 1 enclosure with 2 drives" in said
     assert "begin anew in another --dir" in said
 
 

@@ -231,13 +231,25 @@ class MembershipContract:
     async def test_a_closed_grant_is_known_as_such_and_not_gone_on_with(self, store: Membership) -> None:
         await store.join(agent(A))
         first = await claimed(store, A)
-        await store.grant(SHARD, claim_of(A, first), (0,))
-        await store.close_grant(SHARD, claim_of(A, first))
+        await store.grant(SHARD, claim_of(A, first), (0, 1, 2))
+        await store.close_grant(SHARD, claim_of(A, first), (0, 2, 7))
+        await store.close_grant(SHARD, claim_of(A, first), (0, 2, 7))  # the answer was lost
         await store.release(SHARD, A, FIRST)
         again = await claimed(store, A)
         assert again.epoch > first.epoch
-        assert again.earlier == (Grant(first.epoch, A, FIRST, (0,), is_closed=True),)
-        await store.close_grant(SHARD, claim_of(B, first))  # of nobody
+        assert again.earlier == (Grant(first.epoch, A, FIRST, (0, 2), is_closed=True),), "what is in doubt"
+        await store.close_grant(SHARD, claim_of(B, first), ())  # of nobody
+
+    async def test_a_grant_that_is_closed_without_doubt_is_nobodys_concern(self, store: Membership) -> None:
+        await store.join(agent(A))
+        await store.join(agent(B))
+        first = await claimed(store, A)
+        await store.grant(SHARD, claim_of(A, first), (0, 1))
+        await store.close_grant(SHARD, claim_of(A, first), ())
+        await store.release(SHARD, A, FIRST)
+        second = await claimed(store, B)
+        assert (second.epoch > first.epoch, second.earlier) == (True, ())
+        assert await store.grant(SHARD, claim_of(B, second), (0, 1))
 
     async def test_an_agent_is_confirmed_while_its_record_stands(self, store: Membership) -> None:
         assert not await store.confirm(A, FIRST)

@@ -150,7 +150,9 @@ async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
     # The second joins the third in one I/O, of which a part can be read.
     assert await read(file_drive, pieces(pages(4), range(4), [0, 2, 3, 6])) == [True, False, False, False]
     assert file_drive.failures == 2
-    assert "comes to an end" in file_drive.last_error
+    assert file_drive.last_error.endswith(
+        f"the drive was cut short: it has {3 * PAGE_BYTES} bytes, and had {DRIVE_BYTES} when it was opened"
+    )
 
 
 async def test_a_batch_is_cut_into_shares_that_neither_lose_nor_repeat_a_piece(path: Path) -> None:

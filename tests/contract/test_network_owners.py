@@ -27,6 +27,7 @@ from ostraca_fabric.wire.messages import (
     ConnectionLimits,
     Failed,
     Inspect,
+    PassedOver,
     Release,
     Reserve,
     Resolve,
@@ -47,6 +48,7 @@ class Pair:
     owner: Owner
     owners: NetworkOwners
     addresses: dict[AgentId, tuple[str, ...]]
+    tokens: list[str]
     servers: list[Server] = field(default_factory=list)
     serving: Serving = field(init=False)
 
@@ -82,16 +84,17 @@ class Pair:
 async def pair() -> AsyncIterator[Pair]:
     network = SimulatedNetwork(1)
     addresses: dict[AgentId, tuple[str, ...]] = {OWNER: (ADDRESS,)}
+    tokens = ["t"]
     owners = NetworkOwners(
         AgentId("asker"),
         here=LoopbackOwners(),
         address_of=lambda agent: addresses.get(agent, ()),
         dice=random.Random(1),
         settings=SETTINGS,
-        token=lambda: "t",
+        token=lambda: tokens[0],
         network=network.host("b"),
     )
-    pair = Pair(network, Owner(), owners, addresses)
+    pair = Pair(network, Owner(), owners, addresses, tokens)
     await pair.serve()
     yield pair
     pair.owner.may_answer.set()
@@ -295,6 +298,75 @@ class TestNetworkOwners:
         pair.addresses[OWNER] = ("unix:///not/here.sock", ADDRESS)
         assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
 
+    @pytest.mark.parametrize("bad", ["tls://a:7400", "quic://a:7400", "tcp://a"])
+    async def test_an_address_that_can_not_be_dialled_from_here_is_one_that_failed(
+        self, pair: Pair, bad: str
+    ) -> None:
+        pair.addresses[OWNER] = (bad,)
+        assert await pair.fails() == 0.0, "nobody waits for what has failed"
+        assert await pair.fails(match="is tried again in 0.0") == 0.0
+        assert pair.status.failures == 1
+        pair.addresses[OWNER] = (bad, ADDRESS)
+        await asyncio.sleep(SETTINGS.backoff_s)
+        assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
+
+    async def test_nobody_waits_for_an_attempt_to_connect_that_crashed(self, pair: Pair) -> None:
+        token = pair.tokens.pop()
+        assert await pair.fails(match="crashed") == 0.0
+        assert await pair.fails(match="is tried again in 0.0") == 0.0
+        pair.tokens.append(token)
+        await asyncio.sleep(SETTINGS.backoff_s)
+        assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
+
+    async def test_a_peer_whose_address_could_not_be_dialled_for_a_while_is_found_again(
+        self, pair: Pair
+    ) -> None:
+        pair.addresses[OWNER] = ("quic://a:7400",)
+        await pair.until_held_off()
+        for _ in range(3):
+            await asyncio.sleep(SETTINGS.breaker.open_max_s)
+            await pair.fails(match="held off")
+            await asyncio.sleep(0.1)
+        pair.addresses[OWNER] = (ADDRESS,)
+        await asyncio.sleep(SETTINGS.breaker.open_max_s)
+        await pair.fails(match="held off")
+        await asyncio.sleep(0.1)
+        assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
+
+    async def test_a_trial_that_takes_too_long_is_over_and_another_one_follows(self, pair: Pair) -> None:
+        pair.network.part("a", "b")
+        await pair.until_held_off()
+        pair.addresses[OWNER] = (ADDRESS,) * 100  # each of which takes ``handshake_s`` to fail
+        await asyncio.sleep(SETTINGS.breaker.open_s)
+        before = pair.status.failures
+        for _ in range(3):
+            await pair.fails(match="held off")
+            await asyncio.sleep(SETTINGS.trial_s + SETTINGS.breaker.open_max_s)
+        assert pair.status.failures - before >= 3
+
+    async def test_that_a_peer_is_held_off_is_said_once(self, pair: Pair) -> None:
+        pair.network.crash("a")
+        pair.servers.clear()
+        await pair.until_held_off()
+        await asyncio.sleep(SETTINGS.breaker.open_max_s)
+        await pair.fails()
+        await asyncio.sleep(1)
+        with pytest.raises(ConnectError) as raised:
+            await pair.owners.ask(OWNER, RESOLVE)
+        assert str(raised.value).count("held off") == 1
+        assert "held off" not in pair.status.why
+
+    async def test_agents_that_have_left_and_are_not_asked_again_are_forgotten_too(self, pair: Pair) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        del pair.addresses[OWNER]
+        assert pair.owners.peers() == ()
+        other = AgentId("other")
+        pair.addresses[other] = ("tcp://c:1",)
+        with pytest.raises(ConnectError):
+            await pair.owners.ask(other, RESOLVE)
+        await asyncio.sleep(1)
+        assert pair.serving.connections == []
+
     async def test_an_agent_that_has_left_is_forgotten(self, pair: Pair) -> None:
         await pair.owners.ask(OWNER, RESOLVE)
         del pair.addresses[OWNER]
@@ -302,6 +374,37 @@ class TestNetworkOwners:
         assert pair.owners.peers() == ()
         await asyncio.sleep(1)
         assert pair.serving.connections == []
+
+    async def test_a_peer_that_does_not_let_this_agent_in_is_told_until_it_does(self, pair: Pair) -> None:
+        token = "another fabric's"
+        owners = NetworkOwners(
+            AgentId("asker"),
+            here=LoopbackOwners(),
+            address_of=lambda agent: pair.addresses.get(agent, ()),
+            dice=random.Random(1),
+            settings=SETTINGS,
+            token=lambda: token,
+            network=pair.network.host("b"),
+        )
+        with pytest.raises(ConnectError, match="does not speak for the role agent"):
+            await owners.ask(OWNER, PassedOver(0, FAR_S))
+        (refused,) = owners.peers()
+        assert (refused.is_refused, refused.is_held_off) == (True, False)
+        assert "does not speak for the role agent" in refused.why
+        token = "t"
+        await asyncio.sleep(SETTINGS.backoff_max_s)
+        await owners.ask(OWNER, RESOLVE)
+        (let_in,) = owners.peers()
+        assert (let_in.is_refused, let_in.why) == (False, "")
+        await owners.close()
+
+    async def test_an_agent_that_has_left_is_shown_no_more_though_nobody_has_asked_it_since(
+        self, pair: Pair
+    ) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        assert [peer.agent for peer in pair.owners.peers()] == [OWNER]
+        del pair.addresses[OWNER]
+        assert pair.owners.peers() == ()
 
     async def test_closing_ends_who_waits(self, pair: Pair) -> None:
         pair.owner.may_answer.clear()

@@ -148,6 +148,26 @@ def test_an_agent_stopped_in_mid_operation_makes_its_worker_late_and_takes_nothi
         assert worker.stop() == 0
 
 
+@over_either
+def test_an_agent_that_was_given_up_as_it_had_stopped_takes_nothing_back_when_it_goes_on(
+    tmp_path: Path, transport: str
+) -> None:
+    with agent_of(tmp_path, transport) as agent, WorkerHost(agent.address, transport) as worker:
+        worker.go("get", 0.3)
+        agent.signal(signal.SIGSTOP)
+        until_s = time.monotonic() + 10
+        while worker.once("put", 0.3).outcomes != {"DECLINED DISCONNECTED"}:
+            assert time.monotonic() < until_s
+        assert bool(worker.quarantined_bytes) == (transport == "nixl"), "what may be written yet"
+        agent.signal(signal.SIGCONT)
+        seen = worker.halt()
+        assert seen.wrong == 0
+        assert seen.worst_late_s < LATE_S
+        worker.recovers()
+        until_status(agent, at_rest)
+        assert worker.stop() == 0
+
+
 @without_memory
 def test_an_agent_killed_in_mid_operation_is_found_again_by_the_same_worker(
     tmp_path: Path, transport: str, operation: str

@@ -20,6 +20,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +139,16 @@ class Node:
             assert self.process.poll() is None, (self.folder / f"{self.name}.log").read_text()[-2000:]
             assert time.monotonic() < until_s, f"etcd {self.name} is not up after {UP_WITHIN_S:.0f} s"
             time.sleep(0.05)
+
+    def calls(self) -> Counter[str]:
+        """Count the calls of each method that clients have begun here, since it started."""
+        found = Counter[str]()
+        with urllib.request.urlopen(f"{self._metrics}/metrics", timeout=UP_WITHIN_S) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith("grpc_server_started_total{"):
+                    method = line.partition('grpc_method="')[2].partition('"')[0]
+                    found[method] += int(float(line.split()[-1]))
+        return found
 
     def _is_healthy(self) -> bool:
         try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -91,6 +92,29 @@ async def test_no_lease_is_lost_while_etcd_is_away(fresh_etcd: Cluster, client_o
     assert len((await client.range(b"/lease/away")).kvs) == 1
     assert not lost.is_set()
     keeper.close()
+
+
+async def test_a_lease_is_renewed_on_after_what_no_renewal_should_do(
+    etcd: Cluster, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broke = threading.Event()
+
+    async def breaks(_lease: int) -> int:
+        broke.set()
+        raise ZeroDivisionError("unforeseen")
+
+    lease = await keeper.begin(TTL_S, lambda: None)
+    with monkeypatch.context() as broken:
+        broken.setattr(keeper._client, "lease_keep_alive", breaks)
+        assert await asyncio.to_thread(broke.wait, 10)
+    begun_s = lease.renewed_at_s
+    async with asyncio.timeout(10):
+        while lease.renewed_at_s == begun_s:  # noqa: ASYNC110 (another thread's)
+            await asyncio.sleep(0.05)
+    assert not lease.is_lost
+    assert any(
+        "this is a bug in Ostraca: ZeroDivisionError('unforeseen')" in each for each in caplog.messages
+    )
 
 
 async def test_a_closed_keeper_begins_nothing(etcd: Cluster, keeper: LeaseKeeper) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -16,11 +18,13 @@ from tests.contract.membership_contract import FIRST, NONE_BEFORE, SECOND, SHARD
 from tests.etcd.nodes import Cluster, free_ports
 from tests.stalls import Stopwatch
 
+from ostraca_fabric.adapters.etcd import view
 from ostraca_fabric.adapters.etcd.found import fabric_at
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
-from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError
+from ostraca_fabric.adapters.etcd.view import View
+from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError, WrongStoreError
 from ostraca_fabric.fabric_map import Claim, Grant
 from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, ShardId, TenantId
 from ostraca_fabric.keys import fabric_key_check
@@ -67,6 +71,13 @@ async def until(membership: EtcdMembership, shows: Callable[[], bool]) -> None:
                 return
 
 
+async def troubled(membership: EtcdMembership, begins: str) -> None:
+    """Wait until its trouble begins so; empty: until there is none."""
+    async with asyncio.timeout(20):
+        while not membership.trouble.startswith(begins) or (membership.trouble and not begins):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def claimed(membership: EtcdMembership, name: AgentId, shard: ShardId = SHARD) -> tuple[Claim, Claimed]:
     made = await membership.claim(shard, name, FIRST, epoch_at_least=NONE_BEFORE)
     assert made is not None
@@ -92,6 +103,17 @@ async def test_two_fabrics_on_one_etcd_do_not_see_each_other(etcd: Cluster, open
 async def test_an_etcd_without_the_fabric_is_refused(etcd: Cluster, opened: Open) -> None:
     with pytest.raises(MembershipError, match=r"no fabric under /nothing/here/.*check the endpoints"):
         await opened(etcd, keys=Keys("/nothing/here"), begin=False)
+
+
+async def test_an_agent_that_was_in_the_fabric_is_not_told_to_begin_it(etcd: Cluster) -> None:
+    settings = EtcdSettings(etcd.endpoints)
+    with pytest.raises(
+        WrongStoreError, match=r"no longer under /gone/.*check.*prefix.*fabric rebuild"
+    ) as lost:
+        await EtcdMembership.open(
+            FABRIC, settings, dice=random.Random(9), keys=Keys("/gone"), has_joined=True
+        )
+    assert "begin" not in str(lost.value)
 
 
 @pytest.mark.parametrize("begin", [False, True])
@@ -264,7 +286,10 @@ async def test_an_agent_stays_while_its_loop_is_blocked(etcd: Cluster, opened: O
 # ---------------------------------------------------------------------------- when etcd comes and goes
 
 
-async def test_an_etcd_that_is_away_takes_no_map_along(fresh_etcd: Cluster, opened: Open) -> None:
+async def test_an_etcd_that_is_away_takes_no_map_along(
+    fresh_etcd: Cluster, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     membership = await opened(fresh_etcd)
     await membership.put_enclosures([enclosure()])
     await membership.join(agent(A))
@@ -277,12 +302,45 @@ async def test_an_etcd_that_is_away_takes_no_map_along(fresh_etcd: Cluster, open
     assert watch.took_s < 5
     assert membership.map is known
     assert "has not been heard" in membership.trouble
+    assert caplog.messages == [], "who asks says it, once"
     fresh_etcd.start()
     assert await membership.confirm(A, FIRST)
     assert await membership.grant(SHARD, first, (0,))
     await membership.join(agent(B))
     assert membership.map.claims == {SHARD: first}
     assert membership.trouble == ""
+
+
+async def test_an_etcd_that_is_back_is_asked_a_few_times_by_each_and_not_by_all_at_once_again(
+    fresh_etcd: Cluster, opened: Open
+) -> None:
+    count = 12
+    members = [await opened(fresh_etcd) for _ in range(count)]
+    names = [AgentId(f"agent-{number}") for number in range(count)]
+    await asyncio.gather(*(each.join(agent(name)) for each, name in zip(members, names, strict=True)))
+    fresh_etcd.kill()
+
+    async def confirms(membership: EtcdMembership, name: AgentId) -> bool:
+        """Ask until it is answered, as an agent does."""
+        while True:
+            try:
+                return await membership.confirm(name, FIRST)
+            except StoreAwayError:
+                await asyncio.sleep(0.1)
+
+    asking = [asyncio.ensure_future(confirms(*each)) for each in zip(members, names, strict=True)]
+    for membership in members:
+        await troubled(membership, "etcd has not been heard")
+    fresh_etcd.launch()
+    assert await asyncio.gather(*asking) == [True] * count
+    for membership in members:
+        await troubled(membership, "")
+    calls = fresh_etcd.nodes[0].calls()
+    assert calls["LeaseGrant"] == 0, "no lease was lost"
+    assert count <= calls["Watch"] <= 2 * count
+    assert count <= calls["Txn"] <= 2 * count
+    assert calls["LeaseKeepAlive"] <= 4 * count
+    assert calls["Range"] <= count
 
 
 async def test_what_was_compacted_while_etcd_was_away_is_in_the_map(
@@ -316,16 +374,92 @@ async def test_an_etcd_that_lost_its_data_changes_nothing_until_somebody_sees_to
         membership.claim(SHARD, A, FIRST, epoch_at_least=NONE_BEFORE),
         membership.join(agent(A)),
     ):
-        with pytest.raises(MembershipError, match="there is no fabric under /ostraca/test/"):
+        with pytest.raises(WrongStoreError, match=r"has lost fabric 6666.*stop all agents.*fabric rebuild"):
             await asked
-    async with asyncio.timeout(20):
-        while "there is no fabric" not in membership.trouble:
-            await membership._follower.changed.wait()
+    await troubled(membership, "etcd answers, and has lost fabric")
     assert membership.map is known
     again = await opened(fresh_etcd)  # somebody begins it anew
     await until(membership, lambda: not membership.map.agents)
     await membership.join(agent(A))
     await until(again, lambda: set(again.map.agents) == {A})
+    assert membership.trouble.startswith("etcd has gone back to an older state, or was made anew")
+    assert again.trouble == ""
+
+
+async def test_an_older_state_of_etcd_is_told_as_such_and_no_compaction_is(
+    fresh_etcd: Cluster, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    membership = await opened(fresh_etcd)
+    (node,) = fresh_etcd.nodes
+    fresh_etcd.kill()
+    shutil.copytree(node.folder / node.name, tmp_path / "backup")
+    fresh_etcd.start()
+    await membership.put_enclosures([enclosure()])
+    await membership.join(agent(A))
+    fresh_etcd.kill()
+    fresh_etcd.start()
+    fresh_etcd.ctl("put", "/ostraca/test/later/thing", "1")
+    fresh_etcd.compact()  # this loop stands meanwhile
+    await membership.join(agent(B))
+    assert membership.trouble == ""
+    fresh_etcd.kill()
+    shutil.rmtree(node.folder / node.name)
+    shutil.copytree(tmp_path / "backup", node.folder / node.name)
+    fresh_etcd.start()
+    await until(membership, lambda: not membership.map.agents)
+    assert not membership.map.enclosures
+    assert "has gone back to an older state" in membership.trouble
+    assert "stop all agents for late_write_s" in membership.trouble
+    assert any("has gone back to an older state" in each for each in caplog.messages)
+
+
+async def test_a_record_without_end_takes_nothing_else_along(etcd: Cluster, opened: Open) -> None:
+    membership = await opened(etcd, keys=Keys("/deep"))
+    etcd.ctl("put", "/deep/agents/deep", typed='{"version":1,"agent":' + "[" * 100_000)
+    await membership.join(agent(A))
+    assert set(membership.map.agents) == {A}
+    assert "/deep/agents/deep is left out" in membership.trouble
+
+
+async def test_the_map_is_followed_on_after_what_no_record_should_do(
+    etcd: Cluster, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys("/unforeseen")
+    membership, other = [await opened(etcd, keys=keys) for _ in range(2)]
+
+    def breaks(_data: bytes) -> None:
+        raise ZeroDivisionError("of a record")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(view, "decode_agent", breaks)
+        etcd.ctl("put", "/unforeseen/agents/agent-b", json.dumps(_as_json("agent-b")))
+        await other.put_enclosures([enclosure()])
+        await until(membership, lambda: bool(membership.map.enclosures))
+        assert "which is a bug in Ostraca: ZeroDivisionError('of a record')" in membership.trouble
+    with monkeypatch.context() as broken:
+        broken.setattr(View, "take", breaks)
+        etcd.ctl("put", "/unforeseen/later/thing", "1")
+        await troubled(membership, "what etcd tells can't be followed, which is a bug")
+    await until(membership, lambda: set(membership.map.agents) == {B})
+    await troubled(membership, "")
+
+
+async def test_a_watch_that_was_refused_once_is_no_trouble_once_it_goes_on(
+    etcd: Cluster, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership = await opened(etcd, keys=Keys("/refused"))
+    await membership.join(agent(A))  # so the watch has begun
+
+    async def refuses() -> None:
+        raise MembershipError("etcd refuses")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(membership._client, "metadata", refuses)
+        broken.setattr(membership._client, "is_current", lambda _channel: False)  # so the watch is begun anew
+        etcd.ctl("put", "/refused/later/thing", "1")
+        await troubled(membership, "etcd refuses")
+    await troubled(membership, "")
 
 
 async def test_the_death_of_a_leader_costs_no_claim_and_makes_none_twice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import subprocess
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 from tests.etcd.nodes import Cluster, Secured
 from tests.etcd.watched import values
+from tests.stalls import Stopwatch
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls, EtcdUser
 from ostraca_fabric.adapters.etcd.told import Listed
 from ostraca_fabric.adapters.etcd.transactions import put
 from ostraca_fabric.adapters.etcd.watch import Watch
-from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError
 
 pytestmark = pytest.mark.slow
 
@@ -229,3 +231,50 @@ async def test_a_user_where_nobody_asks_for_one_is_told_so(etcd: Cluster, opened
     with pytest.raises(MembershipError, match="name no user"):
         await client.range(b"/ours/k")
     await client.close()
+
+
+async def test_calls_that_wait_for_a_login_end_in_time_all_of_them(
+    guarded_etcd: Cluster, opened: Opened
+) -> None:
+    client = opened(settings(guarded_etcd, user=OURS))
+    await client.range(b"/ours/k")
+    client._token = None
+    guarded_etcd.nodes[0].pause()
+
+    async def took_s() -> float:
+        watch = Stopwatch()
+        with pytest.raises(StoreAwayError, match="did not read"):
+            await client.range(b"/ours/k")
+        return watch.took_s
+
+    took = await asyncio.gather(*(took_s() for _ in range(100)))
+    assert max(took) < client.settings.operation_timeout_s + 0.5
+    guarded_etcd.nodes[0].resume()
+    assert not (await client.range(b"/ours/k")).kvs
+    await client.close()
+
+
+async def test_a_token_that_ended_costs_one_login_however_many_calls_are_under_way(
+    guarded_etcd: Cluster, opened: Opened
+) -> None:
+    client = opened(settings(guarded_etcd, user=OURS))
+    await client.range(b"/ours/k")
+    before = guarded_etcd.nodes[0].calls()["Authenticate"]
+    client._token = "nonsense.1"
+    await asyncio.gather(*(client.range(b"/ours/k") for _ in range(48)))
+    assert guarded_etcd.nodes[0].calls()["Authenticate"] - before == 1
+    await client.close()
+
+
+async def test_a_client_that_is_closed_leaves_no_login_behind(guarded_etcd: Cluster, opened: Opened) -> None:
+    client = opened(settings(guarded_etcd, user=OURS))
+    await client.range(b"/ours/k")
+    client._token = None
+    guarded_etcd.nodes[0].pause()
+    asking = asyncio.ensure_future(client.range(b"/ours/k"))
+    while client._logging_in is None:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await client.close()
+    assert client._logging_in is None

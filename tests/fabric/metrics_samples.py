@@ -26,6 +26,7 @@ from ostraca_fabric.status import (
     TenantStatus,
 )
 from ostraca_fabric.tallies import OperationTally, Tally
+from ostraca_fabric.unserved import Unserved
 
 
 def tally(operation: str, *outcomes: tuple[BlockState | PutState, Reason, int]) -> OperationTally:
@@ -91,6 +92,7 @@ STATUS = AgentStatus(
         ),
     ),
     agents=(("agent-0", "unix:///a"), ("agent-1", "tcp://b:1")),
+    unserved=Unserved(drive_count=1),
     peers=(PeerStatus("agent-1", is_connected=True, held_off=2, asks=AskCounters(88, 3, 4, 21)),),
     tenants=(
         TenantStatus("chat", 2, 3, 48 << 20, 96 << 20),

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 from tests.pod.processes import GRANT_S, TTL_S, Pod, until
-from tests.pod.work import CHAINS, await_puts, declined, missing, put
+from tests.pod.work import CHAINS, await_puts, declined, empty, hashes, missing, put, volume_of
 
 from ostraca import Reason
 
@@ -64,6 +64,61 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_over_nothing_and_come
     look = stopped.status()
     assert look is not None
     assert "it must join again" in stopped.log.read_text()
+    assert f"{stopped.name} was stopped, or could do nothing, for " in stopped.log.read_text()
+
+
+STOPPED_S = 2.0
+"""For how long a worker may miss what it asks for at an agent that has stopped: two deadlines, a Ping's
+patience, and what others of the machine take."""
+
+
+def test_a_worker_whose_agent_is_stopped_goes_on_at_another_one(pod: Pod) -> None:
+    with pod.agents[0].connect() as writer:
+        assert put(writer) == list(CHAINS)
+    stopped = next(agent for agent in pod.agents if agent is not pod.owner())
+    with pod.connect(stopped) as client:
+        assert missing(client) == []
+        stopped.signal(signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            until(lambda: not missing(client, CHAINS[:1], deadline_s=0.3), "the next agent answers")
+            assert time.monotonic() - began_s < STOPPED_S
+            assert client.agent != stopped.name
+            until(lambda: stopped.name not in pod.claims().values(), "its shards are others'")
+            until(lambda: not missing(client, deadline_s=0.5), "every block can be got")
+            await_puts(client)
+            written = put(client, range(600, 612))
+            assert written == list(range(600, 612))
+        finally:
+            stopped.signal(signal.SIGCONT)
+        for _ in range(5):  # whatever it does late, no byte of it is taken for another
+            missing(client, (*CHAINS, *written))
+        pod.await_settled()
+        assert missing(client, (*CHAINS, *written)) == []
+        assert client.quarantined_bytes == 0
+
+
+def test_a_worker_whose_only_agent_is_stopped_is_told_at_once_and_comes_back_with_it(pod: Pod) -> None:
+    with pod.agents[0].connect() as client:
+        assert put(client) == list(CHAINS)
+        volume = volume_of(client)
+        chain = volume.chain(hashes(0))
+
+        def reasons(deadline_s: float) -> set[Reason]:
+            return set(volume.get(chain, into=empty(), deadline_s=deadline_s).reasons)
+
+        pod.agents[0].signal(signal.SIGSTOP)
+        try:
+            until(lambda: reasons(0.3) == {Reason.DISCONNECTED}, "it is given up", within_s=STOPPED_S)
+            began_s = time.monotonic()
+            while time.monotonic() - began_s < STOPPED_S:
+                assert reasons(10 * STOPPED_S) == {Reason.DISCONNECTED}
+            assert time.monotonic() - began_s < 2 * STOPPED_S, "nobody waits out a deadline"
+        finally:
+            pod.agents[0].signal(signal.SIGCONT)
+        until(lambda: reasons(1.0) == {Reason.NONE}, "its worker finds it again")
+        pod.await_settled()
+        assert missing(client) == []
 
 
 def test_without_etcd_gets_go_on_and_puts_for_as_long_as_was_granted(pod: Pod) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -45,4 +46,34 @@ def test_blocks_of_an_agent_that_was_killed_are_got_by_nixl_from_its_successor(o
         assert missing(near) == []
         assert missing(bereft) == []
         until(lambda: not bereft.quarantined_bytes, "what was on its way is known to have ended")
+    own.check_logs()
+
+
+def test_an_agent_that_stopped_under_transfers_is_left_by_its_worker_and_harms_nothing_when_it_goes_on(
+    own: Pod,
+) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    own.create()
+    stopped = own.agent("agent-0", transport="nixl")
+    own.agent("agent-1", transport="nixl")
+    own.start()
+    with (
+        own.connect(stopped, settings=NIXL) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert put(client) == list(CHAINS)
+        getting = threads.submit(missing, client, deadline_s=0.3)
+        stopped.signal(signal.SIGSTOP)
+        try:
+            getting.result()
+            until(lambda: stopped.name not in own.claims().values(), "its shards are the other's")
+            await_whole(client)
+            assert client.agent == "agent-1"
+        finally:
+            stopped.signal(signal.SIGCONT)
+        for _ in range(5):  # what it may write yet, it writes where nobody looks
+            missing(client)
+        own.await_settled()
+        assert missing(client) == []
+        until(lambda: not client.quarantined_bytes, "what was on its way is known to have ended")
     own.check_logs()

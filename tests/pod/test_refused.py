@@ -66,6 +66,9 @@ def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> 
     fabric = json.loads((copied / "daemon.json").read_text())["fabric"]
     said = refusal(wrong)
     assert f"and not {fabric}: check the endpoints, the prefix" in said
+    said = refusal(wrong, "--prefix", "/ostraca/nobody/")
+    assert f"fabric {fabric} is no longer under /ostraca/nobody/" in said
+    assert "ostraca fabric rebuild --etcd" in said
     assert first.runs
 
 

@@ -48,6 +48,11 @@ def content(seed: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed + 1000).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
 
 
+def empty() -> NDArray[np.uint8]:
+    """Make room for a chain's blocks."""
+    return np.full((BLOCKS, BLOCK_BYTES), 0xEE, np.uint8)
+
+
 def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 5.0) -> list[int]:
     """Put chains, each by its number; return those that are whole and committed."""
     volume, done = volume_of(client), []
@@ -101,7 +106,7 @@ def missing(
     """
     volume, gone = volume_of(client), []
     for seed in chains:
-        into = np.full((BLOCKS, BLOCK_BYTES), 0xEE, np.uint8)
+        into = empty()
         result = volume.get(volume.chain(hashes(seed)), into=into, deadline_s=deadline_s)
         expected = content(seed)
         for number, state in enumerate(result.states):

@@ -38,6 +38,8 @@ from ostraca_fabric.wire.messages import (
     LookupDone,
     Message,
     OpenVolume,
+    Ping,
+    Pong,
     Prefetch,
     PrefetchDone,
     Put,
@@ -138,7 +140,10 @@ class AgentConnection:
 
 
 class ScriptedAgent:
-    """A listening agent. ``seen`` holds every message it was sent, ``connections`` whom it welcomed."""
+    """A listening agent. ``seen`` holds every message it was sent, ``connections`` whom it welcomed.
+
+    While ``goes_on`` is clear, it is as one whose process is stopped.
+    """
 
     def __init__(
         self,
@@ -152,6 +157,8 @@ class ScriptedAgent:
         self.script: Script = {}
         self.seen: list[Message] = []
         self.cancelled = threading.Event()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.blocks: dict[BlockId, tuple[bytes, bytes]] = {} if blocks is None else blocks
         self.connections: queue.SimpleQueue[AgentConnection] = queue.SimpleQueue()
         self._handshake = AgentHandshake(
@@ -169,6 +176,7 @@ class ScriptedAgent:
         self._threads[0].start()
 
     def stop(self) -> None:
+        self.goes_on.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for each in self._open:
@@ -213,6 +221,7 @@ class ScriptedAgent:
         sock.close()
 
     def _on_event(self, connection: AgentConnection, event: Event) -> None:
+        self.goes_on.wait()
         if isinstance(event, ProtocolError):
             raise event
         if isinstance(event, BulkEnd):
@@ -266,6 +275,8 @@ class ScriptedAgent:
                     outcomes.append(PutState.EXISTS if each in agent.blocks else PutState.COMMITTED)
                     agent.blocks.setdefault(each, (tag.tobytes(), payload))
                 connection.send(PutDone(message.request, bytes(outcomes), bytes(len(ids))))
+            case Ping(request):
+                connection.send(Pong(request))
             case Cancel():
                 pass
             case _:

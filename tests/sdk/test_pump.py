@@ -51,7 +51,15 @@ def tls(request: pytest.FixtureRequest) -> Tls | None:
 class Pumped:
     """A pump over one end of a pair of sockets."""
 
-    def __init__(self, tls: Tls | None, *, behind: bytes = b"", unsent_bytes_max: int = 100_000) -> None:
+    def __init__(
+        self,
+        tls: Tls | None,
+        *,
+        behind: bytes = b"",
+        sent: bytes = b"",
+        unsent_bytes_max: int = 100_000,
+        quiet_until_s: float | None = None,
+    ) -> None:
         line, self.theirs = lines(tls)
         self.memory = bytearray(4096)
         self.end = InlineArenaEnd(memoryview(self.memory), SlotPool(4096, 4096))
@@ -68,8 +76,10 @@ class Pumped:
             on_message=self.heard.put,
             on_lost=self.lost.put,
             pace_s=lambda: None,
+            quiet_until_s=lambda: quiet_until_s,
             unsent_bytes_max=unsent_bytes_max,
         )
+        self.theirs.sendall(sent)
         self.pump.start()
 
     def landed(self) -> bool:
@@ -84,6 +94,15 @@ class Pumped:
 def test_what_comes_right_behind_the_welcome_is_heard_at_once(tls: Tls | None) -> None:
     pumped = Pumped(tls, behind=bytes(encode(Pong(1)) + encode(Pong(2))))
     assert pumped.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    pumped.close()
+
+
+def test_what_had_come_is_heard_before_an_agent_counts_as_silent(tls: Tls | None) -> None:
+    """Who reads may have stood still meanwhile."""
+    pumped = Pumped(tls, sent=bytes(encode(Pong(2))), quiet_until_s=0.0)
+    assert pumped.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    assert pumped.lost.get(timeout=5).startswith("the agent has fallen silent")
+    assert pumped.pump.fell_silent
     pumped.close()
 
 

@@ -217,6 +217,10 @@ class OwnedShard:
             await self.closed_within(_LOOK_FOR_STILLNESS_S)
         return not len(self.core.reservations)
 
+    def in_doubt(self) -> tuple[int, ...]:
+        """Return the granted segments that a write may reach yet, once this is closed and all has ended."""
+        return self.core.grants.in_doubt(self._clock())
+
     async def reserve(
         self,
         keys: NDArray[np.uint8],

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.steward.recover import read_superblock
-from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.errors import DriveError, OstracaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ostraca_fabric.adapters.guarded_drive import GuardedDrive
-    from ostraca_fabric.fabric_map import DriveRecord, FabricMap
+    from ostraca_fabric.fabric_map import DriveRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import AgentId, DriveId
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ class Attaching:
         """Where each was opened."""
 
         self._again_at_s: dict[DriveId, float] = {}
+        self._refusals: dict[DriveId, str] = {}
+        """Why each was not attached when that was tried last."""
 
     def waiting(self, fabric_map: FabricMap) -> frozenset[DriveId]:
         """Return the drives that are not to be attached yet: there is no path to them, or one that was
@@ -85,6 +87,18 @@ class Attaching:
             if drive.id not in self._drives
             and (not self._opening.device_of(drive) or now_s < self._again_at_s.get(drive.id, now_s))
         )
+
+    def unattached(self, fabric_map: FabricMap) -> dict[DriveId, str]:
+        """Return why drives of the map can't be used here, as clauses; none of one yet to be tried."""
+        why = {}
+        for drive in _drives(fabric_map):
+            if drive.id in self._drives:
+                continue
+            if not self._opening.device_of(drive):
+                why[drive.id] = f"this host has no path to drive {drive.id}"
+            elif drive.id in self._refusals:
+                why[drive.id] = self._refusals[drive.id]
+        return why
 
     def moved(self, fabric_map: FabricMap) -> frozenset[DriveId]:
         """Return the drives that are attached and must not be any more: the map has them no longer, or they
@@ -106,8 +120,9 @@ class Attaching:
             self._refuse(drive, error)
             return
         try:
+            shards = [shard for shard in fabric_map.shards() if shard.drive == drive.id]
+            _check_size(drive, device, opened.size_bytes, shards)
             if drive.nguid:
-                shards = (shard for shard in fabric_map.shards() if shard.drive == drive.id)
                 await asyncio.gather(*(read_superblock(opened, each, fabric_map.fabric) for each in shards))
         except OstracaError as error:
             opened.unwatch()
@@ -116,6 +131,7 @@ class Attaching:
             return
         self._drives[drive.id], self._devices[drive.id] = opened, device
         self._again_at_s.pop(drive.id, None)
+        self._refusals.pop(drive.id, None)
 
     def detach(self, drive: DriveId) -> None:
         """Let a drive go that no shard is served on. What it has under way ends by itself."""
@@ -125,7 +141,19 @@ class Attaching:
 
     def _refuse(self, drive: DriveRecord, error: OstracaError) -> None:
         self._again_at_s[drive.id] = self._clock() + self._again_s
+        self._refusals[drive.id] = str(error)
         log.warning("%s can't attach drive %s: %s", self._agent, drive.id, error)
+
+
+def _check_size(drive: DriveRecord, device: str, size_bytes: int, shards: Iterable[ShardRecord]) -> None:
+    """Refuse a drive that ends before its shards do. Raises DriveError."""
+    recorded_bytes = max((shard.offset + shard.size_bytes for shard in shards), default=0)
+    if size_bytes < recorded_bytes:
+        raise DriveError(
+            f"drive {drive.id} at {device} has {size_bytes >> 20} MiB where {recorded_bytes >> 20} MiB are "
+            f"recorded ({size_bytes} and {recorded_bytes} bytes): it was cut short, or is another one; put "
+            "back what it was, or take it out of the fabric"
+        )
 
 
 def _drives(fabric_map: FabricMap) -> Iterable[DriveRecord]:

@@ -1,10 +1,10 @@
 """What the steward does next. Pure.
 
-Who claims a shard that nobody owns is decided by every agent alike, from the same map: agents that have room
-are ranked by rendezvous, the first claims it at once, and each further one when it has waited longer. So an
-agent that can't open a shard does not keep it from the others. An agent has *room* while it owns fewer than
-1.25 times the even share of the shards; one that owns more hands over one shard at a time, when all is calm.
-Two that claim at one time are told apart by the store.
+Who claims a shard that nobody owns is decided by every agent alike, from the same map: agents are ranked by
+rendezvous, those that have room before those that have none; the first claims it at once, and each further
+one when it has waited longer. So agents that can't open a shard do not keep it from the others. An agent has
+*room* while it owns fewer than 1.25 times the even share of the shards; one that owns more hands over one
+shard at a time, when all is calm. Two that claim at one time are told apart by the store.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 
 from ostraca_fabric.ids import drive_of
 from ostraca_fabric.placement import agent_draws
+from ostraca_fabric.sentences import counted, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,10 @@ recovery, and shares that differ by less cost next to nothing."""
 PATIENCE_S = 2.0
 """How long each agent waits for the one that is preferred to it. A claim takes milliseconds, and one that
 takes longer than this is tried by two: the store lets one of them have it."""
+
+REJOIN_WITHIN_S = 1.0
+"""The time over which agents that were all forgotten at once join again. Less than ``PATIENCE_S``, after
+which the next agent claims what this one is preferred for."""
 
 _draws = lru_cache(maxsize=1 << 10)(agent_draws)
 """Every agent's draws for all shards: 8 bytes for each."""
@@ -53,6 +58,12 @@ class Observed:
     failed: frozenset[ShardId]
     """Shards that could not be opened; they are not tried again before the next change of the map."""
 
+    addresses: tuple[str, ...] = ()
+    """Where this agent has said that it is reached."""
+
+    joins_in_s: float = 0.0
+    """How long it waits before it joins again."""
+
     broken: frozenset[DriveId] = frozenset()
     """Drives that have failed for this agent, until it starts anew. It serves nothing that lies there."""
 
@@ -60,7 +71,7 @@ class Observed:
     """Drives whose reads are held off for now. Nothing that lies there is claimed, nor room kept for it."""
 
     waiting: frozenset[DriveId] = frozenset()
-    """Drives that are not to be attached yet: there is no path to them."""
+    """Drives that are not to be attached yet: there is no path to them, or they were refused a moment ago."""
 
     moved: frozenset[DriveId] = frozenset()
     """Drives that are attached, and that the map has no longer, or has elsewhere."""
@@ -80,6 +91,9 @@ class Observed:
 
     is_busy: bool = False
     """Shards are being recovered here, or handed over."""
+
+    is_in_vain: bool = False
+    """What this agent handed over last nobody took: it keeps what it has for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +167,31 @@ class Plan:
     sentence: str
 
 
+def rejoin_wait_s(start: StartId) -> float:
+    """Return how long an agent waits before it joins again, where all were forgotten at once: any time up to
+    ``REJOIN_WITHIN_S``, one for each start.
+    """
+    return REJOIN_WITHIN_S * int.from_bytes(start[:4]) / (1 << 32)
+
+
 def plan(observed: Observed) -> Plan:
     """Attach every drive of the fabric; own the shards whose claim is ours, or nobody's and falls to us."""
     fabric_map = observed.map
     known = fabric_map.agents.get(observed.agent)
     if observed.is_leaving:
         return Plan(tuple(_to_stop(observed)), "I leave my shards to the other agents, and end.")
+    if known is None and observed.joins_in_s > 0:
+        return Plan((), "I will join the fabric again within a second: it has forgotten us all.")
     if known is None:
         return Plan((Join(),), "I will join the fabric again, which has forgotten me: my lease ran out.")
+    if known.start != observed.start and known.addresses and known.addresses == observed.addresses:
+        return Plan(
+            tuple(_to_stop(observed)),
+            f"I wait, and own nothing: another start of {observed.agent} is in the fabric, at my own "
+            "addresses. Where the membership store has gone back to an older state it is an earlier one of "
+            "mine: I join again when its lease has run out. If it stays, another process runs with my "
+            "settings: end it.",
+        )
     if known.start != observed.start:
         return Plan(
             tuple(_to_stop(observed)),
@@ -234,23 +265,31 @@ def _staying(fabric_map: FabricMap) -> tuple[AgentId, ...]:
 
 def _room(fabric_map: FabricMap) -> int:
     """Return how many shards an agent may own before it hands any over."""
-    return math.ceil(FAIR_SHARE_MAX * len(fabric_map.shards()) / max(1, len(_staying(fabric_map))))
+    even = len(fabric_map.shards()) / max(1, len(_staying(fabric_map)))
+    return max(math.ceil(even), math.floor(FAIR_SHARE_MAX * even))
 
 
 def _fall_to_us(observed: Observed, free: Sequence[int], owned: Mapping[AgentId, int]) -> Iterator[Serve]:
     """Name the shards whose turn it is to be claimed by this agent, of those of the map with these numbers,
     which nobody owns.
     """
+    if not free:
+        return
     shards, room = observed.map.shards(), _room(observed.map)
     left = room - owned.get(observed.agent, 0)
-    if not free or left <= 0:
-        return
-    others = [agent for agent in _staying(observed.map) if owned.get(agent, 0) < room]
-    ranks = _ranks(observed, others, np.array(free, np.intp)).tolist()
-    for number, rank in zip(free, ranks, strict=True):
-        if left > 0 and observed.unowned_s.get(shards[number].id, 0.0) >= rank * PATIENCE_S:
-            left -= 1
+    with_room: list[AgentId] = []
+    full: list[AgentId] = []
+    for agent in _staying(observed.map):
+        (with_room if owned.get(agent, 0) < room else full).append(agent)
+    numbers = np.array(free, np.intp)
+    among_first = _ranks(observed, with_room, numbers).tolist()
+    among_last = (len(set(with_room) - {observed.agent}) + _ranks(observed, full, numbers)).tolist()
+    for number, first, last in zip(free, among_first, among_last, strict=True):
+        if observed.unowned_s.get(shards[number].id, 0.0) >= (first if left > 0 else last) * PATIENCE_S:
             yield Serve(shards[number])
+            left -= 1
+            if left < 0:  # beyond its room one in a turn: others may have come to have some
+                return
 
 
 def _ranks(observed: Observed, others: Sequence[AgentId], numbers: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -269,7 +308,7 @@ def _ranks(observed: Observed, others: Sequence[AgentId], numbers: NDArray[np.in
 def _to_hand_over(observed: Observed, owned: Counter[AgentId]) -> Iterator[HandOver]:
     """Name one shard to leave to others, when this agent has too many and nothing else is going on."""
     shards = observed.map.shards()
-    is_calm = not observed.is_busy and owned.total() == len(shards)
+    is_calm = not observed.is_busy and not observed.is_in_vain and not _may_be_claimed(observed)
     if is_calm and observed.served and owned[observed.agent] > _room(observed.map):
         served = [number for number, shard in enumerate(shards) if shard.id in observed.served]
         ranks = _ranks(observed, _staying(observed.map), np.array(served, np.intp)).tolist()
@@ -278,28 +317,68 @@ def _to_hand_over(observed: Observed, owned: Counter[AgentId]) -> Iterator[HandO
             yield HandOver(shards[number].id)
 
 
+def _may_be_claimed(observed: Observed) -> bool:
+    """Say whether there are shards without an owner that somebody may yet claim: whose turn it was with all
+    agents, one after the other, nobody can open.
+    """
+    patience_s = PATIENCE_S * (len(observed.map.agents) + 1)
+    unowned = (shard.id for shard in observed.map.shards() if observed.map.owner(shard.id) is None)
+    return any(observed.unowned_s.get(shard, 0.0) < patience_s for shard in unowned)
+
+
+_WORDS = {
+    "Stop": ("stop serving {} that another agent owns",) * 2,
+    "give back": (
+        "stop serving {} whose drive has failed or is gone",
+        "stop serving {} whose drives have failed or are gone",
+    ),
+    "GiveBack": ("give back {} that I can't serve",) * 2,
+    "Reclaim": (
+        "claim {} again that I serve and whose claim ran out with my lease",
+        "claim {} again that I serve and whose claims ran out with my lease",
+    ),
+    "Detach": ("let {} go that is no longer there", "let {} go that are no longer there"),
+    "Attach": ("attach {} that is new in the map", "attach {} that are new in the map"),
+    "Serve": (
+        "claim {} that nobody owns and that falls to me",
+        "claim {} that nobody owns and that fall to me",
+    ),
+    "HandOver": ("hand over {}, because I own more than my share",) * 2,
+}
+"""What is to be done with one thing, and with several."""
+
+
 def _sentence(observed: Observed, steps: tuple[Step, ...]) -> str:
-    shards = len(observed.map.shards())
-    failed = f"; {len(observed.failed)} could not be opened" if observed.failed else ""
-    if observed.broken:
-        failed += f"; I leave {len(observed.broken)} drives alone that have failed"
-    if observed.waiting:
-        failed += f"; I have no path to {len(observed.waiting)} drives"
+    shards, lacking = counted(len(observed.map.shards()), "shard"), _lacking(observed)
     if not steps:
-        served = len(observed.served)
-        return f"I serve {served} of the fabric's {shards} shards and have nothing to change{failed}."
+        return f"I serve {len(observed.served)} of the fabric's {shards} and have nothing to change{lacking}."
     kinds = Counter(
         "give back" if isinstance(step, Stop) and step.gives_back else type(step).__name__ for step in steps
     )
-    words = {
-        "Stop": "stop serving {} shards that another agent owns",
-        "give back": "stop serving {} shards whose drives have failed or are gone",
-        "GiveBack": "give back {} shards that I can't serve",
-        "Reclaim": "claim {} shards again that I serve and whose claims ran out with my lease",
-        "Detach": "let {} drives go that are no longer there",
-        "Attach": "attach {} drives that are new in the map",
-        "Serve": "claim {} shards that nobody owns and that fall to me",
-        "HandOver": "hand over {} shard, because I own more than my share",
-    }
-    parts = [text.format(kinds[kind]) for kind, text in words.items() if kinds[kind]]
-    return f"I will {', '.join(parts)}{failed}."
+    parts = [
+        (several if kinds[kind] > 1 else one).format(
+            counted(kinds[kind], "drive" if kind in ("Attach", "Detach") else "shard")
+        )
+        for kind, (one, several) in _WORDS.items()
+        if kinds[kind]
+    ]
+    return f"I will {', '.join(parts)}{lacking}."
+
+
+def _lacking(observed: Observed) -> str:
+    """Name what can't be used."""
+    parts = []
+    if observed.failed:
+        parts.append(
+            f"{counted(len(observed.failed), 'shard')} could not be opened: {_named(observed.failed)}"
+        )
+    if observed.broken:
+        broken = counted(len(observed.broken), "drive")
+        parts.append(f"I leave {broken} alone after failures: {_named(observed.broken)}")
+    if observed.waiting:
+        parts.append(f"I can't use {counted(len(observed.waiting), 'drive')}: {_named(observed.waiting)}")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _named(names: Iterable[str]) -> str:
+    return named(sorted(names))

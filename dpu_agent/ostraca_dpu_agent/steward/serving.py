@@ -3,8 +3,8 @@
 It is claimed before its summaries are read, so that no other owner hands out anything more meanwhile. Blocks
 can be got as soon as their summaries are read. Then its grant is kept large enough, and what earlier owners
 may still list is adopted until their grants can be retired: when the space they handed out has ended and no
-write to it can land any more, counted from the claim. Of an owner that closed its grant in order, only what
-may be on its way to flash is waited for.
+write to it can land any more, counted from the claim. Of an owner that closed its grant in order, only those
+segments are left in it on which a write has failed or was abandoned, and those are waited for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from ostraca_dpu_agent.owner.scrub import begin_scrub
 from ostraca_dpu_agent.steward.adopt import adopt_again
 from ostraca_dpu_agent.steward.recover import in_slices, read_summaries
-from ostraca_fabric.errors import DriveError, MembershipError
+from ostraca_fabric.errors import DriveError, MembershipError, StoreAwayError, WrongStoreError
 from ostraca_fabric.fabric_map import Claim
+from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -70,6 +71,7 @@ class Serving:
         self._earlier: dict[OwnerEpoch, Grant] = {}
         self._retire_at_s: dict[OwnerEpoch, float] = {}
         self._granting = asyncio.Lock()
+        self._waiting = Spell(log, clock)
 
     @property
     def claim(self) -> Claim:
@@ -86,6 +88,13 @@ class Serving:
     def claimed_anew(self, claimed: Claimed, claimed_s: float) -> None:
         """Go by this claim in place of the one before, which ended: nothing was handed out yet."""
         self._claimed, self.claimed_s = claimed, claimed_s
+
+    def goes_on_under(self, claimed: Claimed) -> bool:
+        """Say whether this claim, made anew, is the one that it is served under: of the same epoch, and what
+        this owner may write is still on record there.
+        """
+        granted = self.owned.core.grants.own
+        return claimed.epoch == self._claimed.epoch and granted <= set(claimed.own.segments)
 
     async def recover(self) -> bool:
         """Read what the shard holds; say whether it is still wanted. Raises DriveError."""
@@ -119,7 +128,9 @@ class Serving:
             spawn(self._adopt())
 
     async def close(self, *, within_s: float, stills: bool) -> bool:
-        """Write what is committed, and say in the store that nothing is under way any more, where that is so.
+        """Write what is committed, and say in the store that nothing is under way any more, where that is so,
+        and where a write that has failed may land yet.
+
         Says whether every I/O has ended within *within_s*. With *stills* what was handed out is given half of
         that time to end.
 
@@ -131,7 +142,7 @@ class Serving:
         owned.fence()
         if is_still and has_ended:
             try:
-                await self._membership.close_grant(owned.record.id, self.claim)
+                await self._membership.close_grant(owned.record.id, self.claim, owned.in_doubt())
             except MembershipError as error:
                 log.warning("the grant of shard %s stays open: %s", owned.record.id, error)
         return has_ended
@@ -158,9 +169,13 @@ class Serving:
         shard = self.owned.record.id
         try:
             is_done = await self._membership.grant(shard, self.claim, segments, retired=retired)
-        except MembershipError as error:
-            log.info("shard %s waits for a grant: %s", shard, error)
+        except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it for all shards
+            log.debug("shard %s waits for a grant: %s", shard, error)
             return False
+        except MembershipError as error:
+            self._waiting.goes_on("shard %s waits for a grant: %s", shard, error)
+            return False
+        self._waiting.over("shard %s waits for no grant any more", shard)
         if is_done:
             self.owned.granted(segments)
         return is_done

@@ -6,8 +6,9 @@ lease ran out and the agent joined again is not covered: it must be claimed agai
 
 It is asked at once where somebody names a higher epoch to one of its owners.
 
-The store's silence changes nothing here: the fence of every shard passes by itself, ``grant_s`` after the
-last good answer was asked for.
+A store that is silent, or that answers and can't be believed, changes nothing here: the fence of every shard
+passes by itself, ``grant_s`` after the last good answer was asked for. The two are told apart for people. The
+log has it here for all who ask the store, so they say no more of it than what is theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.status import ClaimCounters, MembershipStatus
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ log = logging.getLogger(__name__)
 
 _ASKED_PER_GRANT = 3
 """So two answers in a row may be lost before writing stops."""
+
+_WAITS = "gets go on, puts %s; claims, grants, joins and new volumes wait (%s)"
+_SILENT = f"%s hears nothing from the membership store: {_WAITS}"
+_NOT_BELIEVED = f"%s can't go by what the membership store answers: {_WAITS}"
 
 
 class Standing:
@@ -48,13 +54,14 @@ class Standing:
         self._claimed: dict[ShardId, OwnedShard] = {}
         self._doubted = asyncio.Event()
         self._silent_since_s: float | None = None
+        self._failing = Spell(log, clock)
         self._trouble = ""
         self.counts = ClaimCounters()
         """What became of claims so far."""
 
     def status(self) -> MembershipStatus:
-        """Return whether the store answers."""
-        return MembershipStatus(self._silent_s, self._trouble)
+        """Return whether the store answers, and whether the map is as it should be."""
+        return MembershipStatus(self._silent_s, self._trouble, self._membership.trouble)
 
     @property
     def _silent_s(self) -> float:
@@ -115,20 +122,27 @@ class Standing:
             async with asyncio.timeout(self._grant_s):
                 stands = await self._membership.confirm(self._agent.id, self._agent.start)
         except (MembershipError, TimeoutError) as error:
-            self._trouble = str(error) or f"no answer within {self._grant_s:.1f} s"
-            if self._silent_since_s is None:
-                self._silent_since_s = asked_s
-                log.warning(
-                    "%s hears nothing from the membership store: gets go on, and puts for %.1f s more (%s)",
-                    self._agent.id,
-                    self._grant_s,
-                    self._trouble,
-                )
+            self._fail(error, asked_s)
             return
-        self._trouble = ""
-        if self._silent_since_s is not None:
-            log.info("%s hears from the membership store again, after %.1f s", self._agent.id, self._silent_s)
-            self._silent_since_s = None
+        self._trouble, self._silent_since_s = "", None
+        self._failing.over("%s can go by the membership store again", self._agent.id)
         if stands:
             for owned in self._claimed.values():
                 owned.confirm(asked_s + self._grant_s, asked_s=asked_s)
+
+    def _fail(self, error: MembershipError | TimeoutError, asked_s: float) -> None:
+        """Note what was asked in vain. Who asks for something else need not say it, too."""
+        self._trouble = str(error) or f"no answer within {self._grant_s:.1f} s"
+        is_silent = isinstance(error, StoreAwayError | TimeoutError)
+        if not is_silent:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = asked_s
+        puts_s = self._grant_s - (self._failing.lasts_s or self._clock() - asked_s)
+        self._failing.goes_on(
+            _SILENT if is_silent else _NOT_BELIEVED,
+            self._agent.id,
+            f"for {puts_s:.1f} s more" if puts_s > 0 else "no longer",
+            self._trouble,
+            since_s=asked_s,
+        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.attaching import Attaching, Opening
+from ostraca_dpu_agent.steward.in_vain import InVain
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
@@ -24,13 +25,17 @@ from ostraca_dpu_agent.steward.plan import (
     Serve,
     Stop,
     plan,
+    rejoin_wait_s,
 )
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
+from ostraca_dpu_agent.unserved import unserved
 from ostraca_fabric.drive_health import Condition
-from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError, WrongStoreError
 from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.sentences import counted
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import AgentRecord, FabricMap, ShardRecord
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.membership import Claimed, Membership
+    from ostraca_fabric.unserved import Unserved
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +101,22 @@ class Steward:
         one must be waited for like anybody's."""
 
         self._unowned_since_s: dict[ShardId, float] = {}
+        self._why_failed: dict[ShardId, str] = {}
+        """Why shards could not be opened when that was tried last, unless others have owned them since."""
+
+        self._in_vain = InVain(agent.id)
+        self._refused: dict[ShardId, str] = {}
+        """Why the store did not let this agent claim a shard, where it said so."""
+
         self._handing_over: set[ShardId] = set()
-        self._is_leaving = False
+        self._joins_at_s: float | None = None
+        """When to join again; None while this agent is in the map."""
+
+        self._had_others = False
+        self._early = Spell(log, clock)
+        """Turns that end early, one after the other."""
+
+        self._leaving = asyncio.Event()
         self.standing = Standing(agent, membership, grant_s=settings.owner.grant_s, clock=clock)
         self.sentence = "I have not looked yet."
 
@@ -104,6 +124,21 @@ class Steward:
         """Return how long an earlier owner's grant of a shard is waited for; None when none is."""
         serving = self._serving.get(shard)
         return None if serving is None else serving.retires_in_s
+
+    def unserved(self) -> Unserved:
+        """Return what nobody serves, and what this agent can't, as its last turn found it."""
+        fabric_map, now_s = self._membership.map, self._clock()
+        return unserved(
+            fabric_map,
+            {shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
+            why_shards=self._refused | self._why_failed,
+            why_drives=self._attaching.unattached(fabric_map),
+            in_trouble={
+                drive.id: f"drive {drive.id} {why}"
+                for drive in self._drives.values()
+                if (why := drive.health.why)
+            },
+        )
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
         """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
@@ -121,10 +156,7 @@ class Steward:
                     due_s = min(due_s, soonest_s)
                     if self._clock() < due_s:
                         continue
-                try:
-                    await self.turn()
-                except OstracaError as error:
-                    log.warning("%s ends its turn early, and will look again: %s", self._agent.id, error)
+                await self.turn()
                 self._owner.prune()
                 soonest_s = self._clock() + _TURNS_APART_S
                 due_s = self._clock() + self._until_next_turn_s()
@@ -134,14 +166,21 @@ class Steward:
                 await change
 
     async def turn(self) -> None:
-        """Observe, plan, apply."""
+        """Observe, plan, apply. What can't be done is told, and looked at again in the next turn."""
         observed = self.observe()
         decided = plan(observed)
         if decided.sentence != self.sentence:
             log.info("%s: %s", self._agent.id, decided.sentence)
         self.sentence = decided.sentence
-        for step in decided.steps:
-            await self._apply(step)
+        try:
+            for step in decided.steps:
+                await self._apply(step)
+        except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it
+            log.debug("%s ends its turn early, and will look again: %s", self._agent.id, error)
+        except OstracaError as error:
+            self._early.goes_on("%s ends its turn early, and will look again: %s", self._agent.id, error)
+        else:
+            self._early.over("%s takes whole turns again", self._agent.id)
         if self._recoveries:  # small shards are whole before anybody asks
             await asyncio.wait(self._recoveries.values(), timeout=_RECOVERED_WITHIN_S)
 
@@ -156,16 +195,23 @@ class Steward:
         }
         unowned = [shard.id for shard in fabric_map.shards() if fabric_map.owner(shard.id) is None]
         self._unowned_since_s = {shard: self._unowned_since_s.get(shard, now_s) for shard in unowned}
+        self._why_failed = {
+            shard: why
+            for shard, why in self._why_failed.items()
+            if fabric_map.owner(shard) in (None, self._agent.id)
+        }
         return Observed(
             map=fabric_map,
             agent=self._agent.id,
             start=self._agent.start,
+            addresses=self._agent.addresses,
+            joins_in_s=self._joins_in_s(fabric_map, now_s),
             attached=frozenset(self._drives),
             served=frozenset(self._serving) - self._handing_over,
             failed=frozenset(self._failed),
             unsure=frozenset(self._serving) - self._recoveries.keys() - self.standing.shards,
             leaving=frozenset(self._handing_over),
-            is_leaving=self._is_leaving,
+            is_leaving=self._leaving.is_set(),
             broken=frozenset(
                 drive.id for drive in self._drives.values() if drive.health.condition is Condition.FAILED
             ),
@@ -174,13 +220,14 @@ class Steward:
             moved=self._attaching.moved(fabric_map),
             unowned_s={shard: now_s - since_s for shard, since_s in self._unowned_since_s.items()},
             is_busy=bool(self._recoveries or self._handing_over),
+            is_in_vain=self._in_vain.holds_back(fabric_map, now_s),
         )
 
     async def hand_over_all(self) -> None:
         """Leave every shard to the other agents, without a gap for who reads: each is answered for until its
         next owner has claimed it, and some time after that; for ``drain_s`` at most. ``close`` comes next.
         """
-        self._is_leaving = True
+        self._leaving.set()
         await self._say_leaving()
         shards = list(self._serving)
         await asyncio.gather(*(self._hand_over(shard) for shard in shards))
@@ -231,9 +278,25 @@ class Steward:
         if await self._stop(step.shard) and step.gives_back:
             await self._released(step.shard)
 
+    def _joins_in_s(self, fabric_map: FabricMap, now_s: float) -> float:
+        """Say how long to wait before joining again. Where others have stayed, only our own lease was lost,
+        and it is done at once; where all are gone, each waits for a time of its own, so that the store is not
+        asked by all of them together.
+        """
+        others = len(fabric_map.agents.keys() - {self._agent.id})
+        if self._agent.id in fabric_map.agents:
+            self._joins_at_s, self._had_others = None, others > 0
+            return 0.0
+        if self._joins_at_s is None:
+            are_all_gone = self._had_others and not others
+            self._joins_at_s = now_s + (rejoin_wait_s(self._agent.start) if are_all_gone else 0.0)
+        return max(0.0, self._joins_at_s - now_s)
+
     def _until_next_turn_s(self) -> float:
-        """Look sooner while it may soon be our turn to claim what nobody owns."""
-        waits_s = self._settings.turn_s
+        """Look sooner while it may soon be our turn to claim what nobody owns, or to join again."""
+        waits_s, now_s = self._settings.turn_s, self._clock()
+        if self._joins_at_s is not None and self._joins_at_s > now_s:
+            waits_s = min(waits_s, self._joins_at_s - now_s)
         return min(waits_s, PATIENCE_S / 2) if self._unowned_since_s else waits_s
 
     def _see_owners(self, fabric_map: FabricMap) -> None:
@@ -314,6 +377,7 @@ class Steward:
             case GiveBack(shard_id):
                 await self._released(shard_id)
             case HandOver(shard_id):
+                self._in_vain.handed_over(shard_id)
                 self._tasks.spawn(self._hand_over(shard_id))
             case _:
                 assert_never(step)
@@ -331,16 +395,22 @@ class Steward:
         except OstracaError as error:
             self._fail(record, error)
             return
-        if self._is_leaving:
+        if self._leaving.is_set():
             return
         asked_s = self._clock()
-        claimed = await self._claimed(record.id, self._epoch_least.get(record.id, OwnerEpoch(1)))
+        least = self._epoch_least.get(record.id, OwnerEpoch(1))
+        claimed = await self._claimed(record.id, least)
         if claimed is None:
             return
-        pins_end_s = self._clock() + self._settings.owner.pin_max_s if claimed.epoch > 1 else 0.0
+        self._in_vain.taken_back(record.id, self._clock())
+        has_pins = max(claimed.epoch, least) > 1  # of readers whom somebody before promised something
+        pins_end_s = self._clock() + self._settings.owner.pin_max_s if has_pins else 0.0
         core = await asyncio.to_thread(
             core_of, superblock, self._settings.owner, earlier_pins_end_s=pins_end_s
         )
+        if self._leaving.is_set():  # it has left what it served by now, and would never leave this
+            await self._released(record.id)
+            return
         owned = OwnedShard(
             record,
             drive,
@@ -418,6 +488,7 @@ class Steward:
         """Hand out space of a shard that is recovered."""
         owned, epoch = serving.owned, serving.claim.epoch
         shard = owned.record.id
+        self._why_failed.pop(shard, None)
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
         serving.begin(owned.spawn)
         self._fence_if_superseded(serving, self._membership.map)
@@ -426,7 +497,11 @@ class Steward:
             self.standing.claimed(owned, asked_s=serving.claimed_s)
         counts = owned.core.counts()
         log.info(
-            "%s serves shard %s under epoch %d: %d blocks found", self._agent.id, shard, epoch, counts.blocks
+            "%s serves shard %s under epoch %d: %s found",
+            self._agent.id,
+            shard,
+            epoch,
+            counted(counts.blocks, "block"),
         )
         if counts.blocks_beyond_limit:
             log.warning(
@@ -438,7 +513,9 @@ class Steward:
             )
 
     async def _reclaim(self, shard: ShardId) -> None:
-        """Claim again what is served here, under the same epoch; where somebody came between, begin anew."""
+        """Claim again what is served here, under the same epoch; where somebody came between, or the store
+        has lost what was granted, begin anew.
+        """
         serving = self._serving.get(shard)
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
             return
@@ -449,16 +526,29 @@ class Steward:
         claimed = await self._claimed(shard, serving.claim.epoch)
         if serving.owned.is_closed:
             return
-        if claimed is not None and claimed.epoch == serving.claim.epoch:
+        if claimed is not None and serving.goes_on_under(claimed):
             self.standing.claimed(serving.owned, asked_s=asked_s)
         elif claimed is not None:
             self.standing.lost(shard)
             await self._stop(shard)
 
     async def _claimed(self, shard: ShardId, epoch_at_least: OwnerEpoch) -> Claimed | None:
-        return await self._membership.claim(
-            shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
-        )
+        """Claim a shard; None where another agent has it, or the store can't say. Raises StoreAwayError and
+        WrongStoreError: then there is no use in asking for others.
+        """
+        try:
+            claimed = await self._membership.claim(
+                shard, self._agent.id, self._agent.start, epoch_at_least=epoch_at_least
+            )
+        except (StoreAwayError, WrongStoreError):
+            raise
+        except MembershipError as error:
+            if self._refused.get(shard) != str(error):
+                log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
+            self._refused[shard] = str(error)
+            return None
+        self._refused.pop(shard, None)
+        return claimed
 
     async def _released(self, shard: ShardId) -> None:
         try:
@@ -473,4 +563,5 @@ class Steward:
         if not self._drives[record.drive].refuses_reads:
             waits_s = self._settings.open_again_s if isinstance(error, DriveError) else math.inf
             self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + waits_s
+        self._why_failed[record.id] = str(error)
         log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)

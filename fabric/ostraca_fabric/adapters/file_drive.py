@@ -288,8 +288,20 @@ class _Move:
         if not failed:
             return is_moved, 0, ""
         offset, error = trouble.tolist()
-        why = os.strerror(error) if error else "the drive comes to an end"
+        why = os.strerror(error) if error else self._ended()
         return is_moved, failed, f"{'write' if self._on[1] else 'read'} at {offset}: {why}"
+
+    def _ended(self) -> str:
+        descriptor, _, was_bytes, *_ = self._on
+        try:
+            now_bytes = os.lseek(descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            return f"the drive comes to an end, and can't be measured: {error.strerror}"
+        if now_bytes < was_bytes:
+            return (
+                f"the drive was cut short: it has {now_bytes} bytes, and had {was_bytes} when it was opened"
+            )
+        return f"the drive comes to an end at {was_bytes} bytes"
 
 
 class _Batch:

@@ -64,12 +64,15 @@ class ShardGrants:
             return None
         return replace(self, unretired=(*others, replace(own, segments=tuple(sorted(segments)))))
 
-    def closed(self, claim: Claim) -> ShardGrants:
-        """Return what is kept when a claim's holder has nothing under way any more."""
+    def closed(self, claim: Claim, in_doubt: Sequence[int]) -> ShardGrants:
+        """Return what is kept when a claim's holder has nothing under way any more: of its grant, the
+        segments *in doubt*.
+        """
         own = self.of(claim.epoch)
         if own is None or (own.agent, own.start) != (claim.agent, claim.start):
             return self
-        grants = (replace(each, is_closed=True) if each is own else each for each in self.unretired)
+        kept = replace(own, is_closed=True, segments=tuple(sorted({*in_doubt} & {*own.segments})))
+        grants = (kept if each is own else each for each in self.unretired)
         return replace(self, unretired=tuple(grants))
 
 

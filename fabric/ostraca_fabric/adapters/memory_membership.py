@@ -57,6 +57,11 @@ class MemoryMembership:
         """The current rulings."""
         return self.store.rulings
 
+    @property
+    def trouble(self) -> str:
+        """Nothing: the map is the store's own."""
+        return ""
+
     async def ruling_changes(self) -> AsyncIterator[Rulings]:
         """Yield the rulings, and again whenever one was changed or a volume erased."""
         seen = None
@@ -140,9 +145,9 @@ class MemoryMembership:
         """Make *segments* all that this owner epoch may write."""
         return self.store.grant(shard, claim, segments, retired=retired)
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
-        self.store.close_grant(shard, claim)
+        self.store.close_grant(shard, claim, in_doubt)
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back; not an error when it is not held."""

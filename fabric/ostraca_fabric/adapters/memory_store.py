@@ -145,10 +145,10 @@ class MemoryStore:
             self._grants[shard] = granted
         return granted is not None
 
-    def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
         if (kept := self._grants.get(shard)) is not None:
-            self._grants[shard] = kept.closed(claim)
+            self._grants[shard] = kept.closed(claim, in_doubt)
 
     def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back."""

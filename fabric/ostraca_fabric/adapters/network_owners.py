@@ -69,8 +69,8 @@ class NetworkOwners:
         self._here.unregister(agent)
 
     def peers(self) -> tuple[PeerStatus, ...]:
-        """Return how things stand with each agent that was asked for something, by id."""
-        return tuple(link.status() for _, link in sorted(self._links.items()))
+        """Return how things stand with each agent of the fabric that was asked for something, by id."""
+        return tuple(link.status() for agent, link in sorted(self._links.items()) if self._address_of(agent))
 
     async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         """Return the agent's answer; raises TimeoutError and ConnectError as the port says."""
@@ -103,6 +103,8 @@ class NetworkOwners:
     def _link(self, agent: AgentId) -> PeerLink:
         link = self._links.get(agent)
         if link is None:
+            for gone in [each for each in self._links if not self._address_of(each)]:
+                self._drop(gone)  # nobody may ever ask it again, and each new agent would add to these
             link = self._links[agent] = PeerLink(
                 agent,
                 self._settings,

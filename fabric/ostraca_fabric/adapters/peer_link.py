@@ -22,10 +22,10 @@ import msgspec
 from ostraca_fabric.adapters.handed_out import release_of
 from ostraca_fabric.breaker import Breaker, BreakerSettings
 from ostraca_fabric.errors import (
+    AuthenticationError,
     ConnectError,
     FrameTooLongError,
     OstracaError,
-    ProtocolError,
     RefusedError,
 )
 from ostraca_fabric.labels import current_label
@@ -69,6 +69,11 @@ class PeerSettings:
 
     backoff_max_s: float = 5.0
     """The longest pause. What an agent that comes back may go unnoticed for, in misses."""
+
+    trial_s: float = 10.0
+    """How long it may take to find out that a peer that is held off is back. An attempt to connect that takes
+    longer goes on, and the next trial waits for it. Raise it where peers have more than two addresses and
+    each may take the whole ``handshake_s`` to fail."""
 
     breaker: BreakerSettings = field(default_factory=lambda: BreakerSettings(open_s=0.5, open_max_s=5.0))
     """When a peer is held off. Not for as long as a drive: a Ping that is not answered holds nothing up, and
@@ -119,6 +124,8 @@ class PeerLink:
         self._asks = AskCounters()
         self._not_before_s = 0.0
         self._why = ""
+        self._is_closed = False
+        self._is_refused = False
 
     def status(self) -> PeerStatus:
         """Return how things stand."""
@@ -131,6 +138,7 @@ class PeerLink:
             inflight=self._inflight,
             waiting=self._waiting,
             why=self._why,
+            is_refused=self._is_refused,
             asks=msgspec.structs.replace(self._asks),
         )
 
@@ -178,6 +186,7 @@ class PeerLink:
 
     def close(self) -> None:
         """End the connection; who waits for it, or for an answer, is told."""
+        self._is_closed = True
         self._end_arrivals(ConnectError("closed here"))
         if self._connection is not None:
             self._connection.close()
@@ -305,15 +314,19 @@ class PeerLink:
     async def _try_again(self) -> None:
         """Find out whether a peer that is held off is back."""
         is_good = False
+        connection = self._open_connection()
         try:
-            connection = self._open_connection() or await self._arrived()
-            await self._ping(connection)
+            async with asyncio.timeout(self._settings.trial_s):
+                if connection is None:
+                    connection = await self._arrived()
+                await self._ping(connection)
             is_good = True
         except TimeoutError as error:
             self._failures += 1
-            self._why = str(error)
+            self._why = str(error) or f"it could not be reached within {self._settings.trial_s} s"
         except OstracaError as error:
-            self._why = str(error)  # counted where the attempt to connect failed
+            if connection is not None:  # the attempt to connect that fails counts itself, and says why
+                self._why = str(error)
         finally:
             self._breaker.end_trial(self._loop.time(), is_good=is_good)
         if is_good:
@@ -348,19 +361,29 @@ class PeerLink:
             self._arrivals.pop(arrival, None)
 
     async def _connect(self) -> None:
-        """Connect for all who wait, and hold it against the peer when that fails or takes long."""
+        """Connect for all who wait, and hold it against the peer when that fails or takes long.
+
+        However it ends, nobody waits for it any more then.
+        """
+        why = "closed here"
         self._slow = self._loop.call_later(self._settings.patience_s, self._connects_slowly)
         try:
             connection = await self._dialled()
-        except (ConnectError, ProtocolError) as error:
-            self._fail(str(error))
-            self._end_arrivals(ConnectError(str(error)))
+        except (OstracaError, OSError) as error:
+            self._is_refused = isinstance(error, AuthenticationError)
+            why = str(error)
+            self._fail_attempt(why)
+        except Exception:
+            why = f"trying to reach agent {self._agent} crashed, and the log says where"
+            self._fail_attempt(why)
+            raise
         else:
             for arrival in self._arrivals:
                 if not arrival.done():
                     arrival.set_result(connection)
         finally:
             self._slow.cancel()
+            self._end_arrivals(ConnectError(why))
 
     def _connects_slowly(self) -> None:
         self._fail(f"it could not be reached within {self._settings.patience_s} s")
@@ -373,26 +396,37 @@ class PeerLink:
                 arrival.set_exception(error)
 
     async def _dialled(self) -> ClientConnection:
-        """Connect to the first address that leads to this agent. Raises ConnectError and ProtocolError."""
-        error: OstracaError = ConnectError(f"no address of agent {self._agent} is known")
+        """Connect to the first address that leads to this agent. Raises OstracaError and OSError.
+
+        One that can't be dialled here, as it wants a CA that is not set, is one that failed like any other.
+        """
+        error: OstracaError | OSError = ConnectError(f"no address of agent {self._agent} is known")
         for address in self._addresses():
             try:
                 return await self._take(address)
-            except (ConnectError, ProtocolError) as problem:
+            except (OstracaError, OSError) as problem:
                 error = problem
+        raise error
+
+    def _fail_attempt(self, why: str) -> None:
+        """Hold an attempt to connect against the peer, and put off the next one."""
         self._failed_attempts += 1
         pause_s = self._settings.backoff_s * 2 ** min(self._failed_attempts - 1, 32)
         pause_s = min(pause_s, self._settings.backoff_max_s) * self._dice.uniform(0.5, 1.0)
         self._not_before_s = self._loop.time() + pause_s
-        raise error
+        self._fail(why)
 
     async def _take(self, address: str) -> ClientConnection:
         connection = await self._dial_one(address, lambda late: self._give_back(connection, late))
         if connection.welcome.agent != self._agent:
             connection.close()
             raise ConnectError(f"{address} is agent {connection.welcome.agent}, not {self._agent}")
+        if self._is_closed:
+            connection.close()
+            raise ConnectError("closed here")
         # One is left for the Ping that tells a peer that is slow from one that is gone.
         self._slots = asyncio.Semaphore(max(1, connection.welcome.limits.inflight_max - 1))
         self._connection = connection
         self._failed_attempts = 0
+        self._is_refused = False
         return connection

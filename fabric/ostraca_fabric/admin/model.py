@@ -268,7 +268,7 @@ def decode(data: bytes, kind: type[_Kept]) -> _Kept:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version <= VERSION:
             return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MembershipError(f"a record of the admin service can't be read: {error}") from error
     raise MembershipError(
         f"a record of the admin service has version {version}, and this release reads {VERSION} and older: "

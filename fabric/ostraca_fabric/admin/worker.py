@@ -19,6 +19,7 @@ from ostraca_fabric.admin.judging import Again, Done, Failed
 from ostraca_fabric.admin.model import Operation, State, Step, decode, encode
 from ostraca_fabric.errors import MembershipError, OstracaError
 from ostraca_fabric.ports.records import Written
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -65,13 +66,16 @@ class Worker:
 
     async def run(self) -> None:
         """Do work until cancelled."""
+        waits = Spell(log)
         try:
             while True:
                 self._look.clear()
                 try:
                     await self._begin_all()
                 except MembershipError as error:
-                    log.warning("Long work waits: %s", error)
+                    waits.goes_on("Long work waits: %s", error)
+                else:
+                    waits.over("Long work waits no more")
                 try:
                     async with asyncio.timeout(self._look_every_s):
                         await self._look.wait()

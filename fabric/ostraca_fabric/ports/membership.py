@@ -55,8 +55,9 @@ class Claimed:
 
 
 class Membership(Protocol):
-    """The membership store. Every method but ``map`` may raise MembershipError: then what was asked for may
-    have been done, or be done yet, or not at all. What a method has done shows in ``map`` when it returns.
+    """The membership store. Every method, and no property, may raise MembershipError: then what was asked for
+    may have been done, or be done yet, or not at all. What a method has done shows in ``map`` when it
+    returns.
     """
 
     @property
@@ -66,6 +67,12 @@ class Membership(Protocol):
     @property
     def rulings(self) -> Rulings:
         """The newest rulings seen."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the map may lack something, or be old, in a sentence without its end; empty while it is known
+        to be whole and new. Never raises.
+        """
 
     def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the current map, then each newer one. Maps may be skipped, the newest never is."""
@@ -144,9 +151,10 @@ class Membership(Protocol):
         unretired grant of another epoch.
         """
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that the owner of this claim hands out nothing any more, and that all it handed out has ended.
-        Not an error when the grant is gone, or the claim.
+        Of its grant the segments *in doubt* are left: a write that has failed or was abandoned may land there
+        yet. Not an error when the grant is gone, or the claim.
         """
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:

@@ -50,4 +50,6 @@ class Reach(Owners, Protocol):
         """Make it unreachable, as if it had died; answers under way still come."""
 
     def peers(self) -> tuple[PeerStatus, ...]:
-        """Return how things stand with each agent elsewhere that was asked for something."""
+        """Return how things stand with each agent elsewhere that was asked for something and is in the fabric
+        still.
+        """

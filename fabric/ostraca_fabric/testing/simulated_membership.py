@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.memory_store import MemoryStore
-from ostraca_fabric.errors import MembershipError, OstracaError
+from ostraca_fabric.errors import OstracaError, StoreAwayError
 from ostraca_fabric.testing.joined import resolve
 from ostraca_fabric.testing.virtual_hosts import outside
 
@@ -218,6 +218,12 @@ class SimulatedMembership:
         """The newest rulings seen."""
         return self._rulings
 
+    @property
+    def trouble(self) -> str:
+        """What keeps changes from being seen."""
+        can_hear = self._store.is_up and self._is_heard and self._hears
+        return "" if can_hear else "the store has not been heard: the map stays as it was"
+
     async def ruling_changes(self) -> AsyncIterator[Rulings]:
         """Yield the rulings, and again whenever one was changed or a volume erased."""
         seen = None
@@ -296,9 +302,9 @@ class SimulatedMembership:
         """Make *segments* all that this owner epoch may write."""
         return await self._ask(lambda store: store.memory.grant(shard, claim, segments, retired=retired))
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
-        await self._ask(lambda store: store.memory.close_grant(shard, claim))
+        await self._ask(lambda store: store.memory.close_grant(shard, claim, in_doubt))
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back."""
@@ -337,7 +343,7 @@ class SimulatedMembership:
                 take = await answer
         except TimeoutError:
             message = f"the membership store did not answer within {self.faults.timeout_s} s"
-            raise MembershipError(message) from None
+            raise StoreAwayError(message) from None
         return take()
 
     def _send(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:

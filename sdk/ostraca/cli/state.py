@@ -20,6 +20,7 @@ from ostraca_fabric.adapters.whole_files import write_whole
 from ostraca_fabric.errors import FormatError, MembershipError
 from ostraca_fabric.ids import ID_BYTES, FabricId
 from ostraca_fabric.keys import FABRIC_KEY_BYTES
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.volume import VolumeRecord
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class FabricState:
         if stored.shape != shape:
             was = stored.shape
             raise FormatError(
-                f"{self._path.parent} holds a fabric of {was.enclosures} enclosures with {was.drives} drives "
-                f"of {was.drive_bytes} bytes each, not {shape.enclosures} with {shape.drives} of "
-                f"{shape.drive_bytes}: start it with those, or begin anew in another --dir"
+                f"{self._path.parent} holds a fabric of {counted(was.enclosures, 'enclosure')} with "
+                f"{counted(was.drives, 'drive')} of {was.drive_bytes} bytes each, not {shape.enclosures} "
+                f"with {shape.drives} of {shape.drive_bytes}: start it with those, or begin "
+                "anew in another --dir"
             )
         return stored
 

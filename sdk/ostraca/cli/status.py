@@ -16,6 +16,7 @@ from ostraca.cli.asking import add_tls_options, chosen_files, connected
 from ostraca.cli.command import Command
 from ostraca.places import agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import ConnectError, FormatError, OstracaError, ProtocolError
+from ostraca_fabric.sentences import counted, named
 
 if TYPE_CHECKING:
     from ostraca_fabric.status import AgentStatus
@@ -151,6 +152,8 @@ def as_json(status: FabricStatus) -> str:
 
 
 def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: bool) -> int:
+    from ostraca.cli.unserved_view import served_by_nobody
+
     found = asyncio.run(ask_fabric(address, token, files))
     if is_json:
         print(as_json(found))
@@ -162,7 +165,10 @@ def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: boo
         Console().print(fabric_view(found))
     for agent, where, why in found.silent:
         sys.stderr.write(f"ostraca: {agent} at {where} does not answer: {why}\n")
-    return 1 if found.silent else 0
+    overdue = [each.shard for each in served_by_nobody(found) if each.is_overdue]
+    if overdue:
+        sys.stderr.write(f"ostraca: {counted(len(overdue), 'shard')} served by nobody: {named(overdue)}\n")
+    return 1 if found.silent or overdue else 0
 
 
 def _watch(address: str, token: str, files: TlsFiles | None) -> NoReturn:

@@ -11,7 +11,9 @@ from rich.text import Text
 
 from ostraca.cli.durations import duration_text
 from ostraca.cli.sizes import size_text
+from ostraca.cli.unserved_view import served_by_nobody, silent_sentences, unserved_sentences
 from ostraca_fabric.policies.endurance import YEARS_MAX
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.tallies import LATENCY_BOUNDS_S, outcome_text
 
 if TYPE_CHECKING:
@@ -45,9 +47,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{agent.agent}: {agent.quarantined_cached_blocks} blocks of the DRAM cache, "
-            f"{size_text(agent.quarantined_cached_bytes)}, are under transfers that are not known to have "
-            "ended, and stay until they have.",
+            f"{agent.agent}: {counted(agent.quarantined_cached_blocks, 'block')} of the DRAM cache, "
+            f"{size_text(agent.quarantined_cached_bytes)} in all, under transfers that are not known to have "
+            "ended: kept until they have.",
             style="yellow",
         )
         for agent in agents
@@ -55,8 +57,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: its index may list {shard.blocks_max} blocks, {shard.beyond_limit_blocks} "
-            "fewer than lay on flash when this agent began to own it: the oldest are misses.",
+            f"{shard.shard}: its index may list {counted(shard.blocks_max, 'block')}, "
+            f"{shard.beyond_limit_blocks} fewer than lay on flash when this agent began to own it: "
+            "the oldest are misses.",
             style="yellow",
         )
         for agent in agents
@@ -65,9 +68,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: the summaries of {shard.unreadable_segments} segments could not be read in "
-            "whole when this agent began to own it: what they list may be misses, and its drive may be about "
-            "to fail.",
+            f"{shard.shard}: the summaries of {counted(shard.unreadable_segments, 'segment')} could not be "
+            "read in whole when this agent began to own it: what they list may be misses, and its "
+            "drive may be about to fail.",
             style="yellow",
         )
         for agent in agents
@@ -76,8 +79,8 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     ]
     sentences += [
         Text(
-            f"{shard.shard}: {shard.volumes_left_out} volumes found no room in its volume records: were the "
-            "fabric rebuilt from its drives, they would have to be made again.",
+            f"{shard.shard}: {counted(shard.volumes_left_out, 'volume')} found no room in its volume "
+            "records: were the fabric rebuilt from its drives, what is left out would have to be made again.",
             style="yellow",
         )
         for agent in agents
@@ -95,12 +98,13 @@ def fabric_view(status: FabricStatus) -> RenderableType:
         for agent in agents
         for sentence in (*_ruling_sentences(agent), *_ownership_sentences(agent))
     ]
-    sentences += [Text(f"{agent}: no answer from {where}", style="red") for agent, where, _ in status.silent]
+    sentences += [Text(sentence, style="red") for sentence in unserved_sentences(status)]
+    sentences += [Text(sentence, style="red") for sentence in silent_sentences(status)]
     tables = (_agents(agents), _gets(agents), _puts(agents), _prefetches(agents), _operations(agents))
     peers = [_peers(agents)] if any(agent.peers for agent in agents) else []
     tenants = [_tenants(agents)] if any(_are_several(agent) for agent in agents) else []
     return Group(
-        *tables, *tenants, *peers, _shards(agents), _ownership(agents), _endurance(agents), *sentences
+        *tables, *tenants, *peers, _shards(status), _ownership(agents), _endurance(agents), *sentences
     )
 
 
@@ -115,14 +119,24 @@ def _ruling_sentences(agent: AgentStatus) -> Iterator[str]:
 
 def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     """Say what keeps an agent from serving puts, or from asking others."""
-    if agent.membership.trouble:
-        silent, trouble = duration_text(agent.membership.silent_s), agent.membership.trouble
-        yield f"{agent.agent}: the membership store has not answered for {silent}: {trouble}."
+    membership = agent.membership
+    if membership.silent_s:
+        silent = duration_text(membership.silent_s)
+        yield f"{agent.agent}: the membership store has not answered for {silent}: {membership.trouble}."
+    elif membership.trouble:
+        yield f"{agent.agent}: the membership store answers, and not as it should: {membership.trouble}."
+    if membership.map_trouble and membership.map_trouble != membership.trouble:
+        yield f"{agent.agent}: its map may lack something, or be old: {membership.map_trouble}."
     for shard in agent.shards:
         if shard.ownership.is_fenced:
             yield f"{shard.shard}: {agent.agent} writes nothing to it, as {shard.ownership.why_fenced}."
+        if shard.ownership.why_no_space:
+            why = shard.ownership.why_no_space
+            yield f"{shard.shard}: {agent.agent} has no space to hand out and declines every put, as {why}."
     for peer in agent.peers:
-        if peer.is_held_off:
+        if peer.is_refused:
+            yield f"{agent.agent}: agent {peer.agent} refuses it: {peer.why}."
+        elif peer.is_held_off:
             yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
     yield from _path_sentences(agent)
 
@@ -228,13 +242,16 @@ def latency_text(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
-def _shards(agents: tuple[AgentStatus, ...]) -> Table:
+def _shards(status: FabricStatus) -> Table:
     # Cut short, the names of all drives would look alike.
     shard = Column("shard", overflow="fold")
     table = _table("Shards", shard, "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
-    for agent in agents:
-        for status in agent.shards:
-            table.add_row(*_shard_row(agent.agent, status))
+    for agent in status.agents:
+        for served in agent.shards:
+            table.add_row(*_shard_row(agent.agent, served))
+    for each in served_by_nobody(status):
+        health = "unserved" if each.is_overdue else "to be claimed"
+        table.add_row(each.shard, "nobody", *["–"] * 4, health)
     return table
 
 
@@ -251,8 +268,9 @@ def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
 
 
 def _ownership(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("may write", "granted", "in line", "withheld", "for", "adopted")
-    table = _table("What owners may write", Column("shard", overflow="fold"), *_right(*names))
+    names = ("granted", "in line", "withheld", "for", "adopted")
+    may_write = Column("may write", justify="right", no_wrap=True)
+    table = _table("What owners may write", Column("shard", overflow="fold"), may_write, *_right(*names))
     for agent in agents:
         for shard in agent.shards:
             table.add_row(*_ownership_row(shard))
@@ -276,6 +294,9 @@ def _may_write_text(shard: ShardStatus) -> str:
         return "not yet"
     if shard.ownership.is_fenced:
         return "no more" if shard.ownership.is_superseded else "not now"
+    if shard.ownership.why_no_space:
+        left_s = shard.ownership.space_in_s
+        return "no space" if left_s is None else f"no space for {left_s:.0f} s"
     left_s = shard.ownership.may_write_for_s
     return "ever" if left_s is None else f"{left_s:.1f} s"
 
@@ -308,6 +329,8 @@ def _peers(agents: tuple[AgentStatus, ...]) -> Table:
 
 
 def _peer_text(peer: PeerStatus) -> str:
+    if peer.is_refused:
+        return "refusing"
     if peer.is_held_off:
         return "held off"
     return "connected" if peer.is_connected else "not connected"
@@ -339,7 +362,9 @@ def _health(shard: ShardStatus) -> str:
         return f"recovering, {shard.recovered:.0%}"
     if shard.is_failing:
         return "failing"
-    return "fenced" if shard.ownership.is_fenced else "good"
+    if shard.ownership.is_fenced:
+        return "fenced"
+    return "no space" if shard.ownership.why_no_space else "good"
 
 
 def _right(*names: str) -> tuple[Column, ...]:

@@ -24,6 +24,7 @@ from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
 from ostraca.cli.sizes import size_argument, size_text
 from ostraca.places import TOKEN_FILE, agent_socket, default_directory, directory_argument
 from ostraca_fabric.errors import OstracaError, UsageError
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -188,7 +189,7 @@ async def _serve(plan: FabricPlan, http: str | None) -> bool:
     try:
         await fabric.start()
     except UsageError as error:
-        drives = _counted(plan.enclosures * plan.drives, "drive")
+        drives = counted(plan.enclosures * plan.drives, "drive")
         raise UsageError(f"{error} (--capacity is {size_text(plan.capacity_bytes)} for {drives})") from error
     if plan.addresses:
         log.info(
@@ -237,17 +238,13 @@ def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[Ag
     argument = where if len(addresses) == 1 else f"[{where}]"
     blocks = sum(shard.blocks for status in statuses for shard in status.shards)
     counts = (
-        _counted(plan.agents, "agent"),
-        _counted(plan.enclosures, "enclosure"),
-        _counted(plan.enclosures * plan.drives, "drive"),
+        counted(plan.agents, "agent"),
+        counted(plan.enclosures, "enclosure"),
+        counted(plan.enclosures * plan.drives, "drive"),
         size_text(plan.capacity_bytes),
-        f"{_counted(blocks, 'block')} found",
+        f"{counted(blocks, 'block')} found",
     )
     return f"{READY}ostraca.connect({argument})  # {', '.join(counts)}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _tcp_addresses(listed: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from ostraca_dpu_agent.owner.core.answers import (
 from ostraca_dpu_agent.owner.core.counts import ShardCounts
 from ostraca_dpu_agent.owner.core.evicting import Carry
 from ostraca_dpu_agent.owner.core.holds import slots_in
+from ostraca_dpu_agent.owner.core.lacking import lack_of_space
 from ostraca_dpu_agent.owner.core.passing import Passing
 from ostraca_dpu_agent.owner.core.recovering import recovered_share
 from ostraca_dpu_agent.owner.core.scrubbing import Scrub, ScrubSettings
@@ -42,6 +43,7 @@ __all__ = [
     "ShardCounts",
     "ShardSettings",
     "SummaryWrite",
+    "lack_of_space",
     "recovered_share",
     "slots_in",
 ]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ostraca_dpu_agent.owner.core.segments import SegmentState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from ostraca_dpu_agent.owner.core.segments import Segment
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
 
@@ -77,16 +78,19 @@ class ShardCounts:
     summary_write_failures: int
 
 
-def counts_of(core: ShardCore) -> ShardCounts:
-    """Count."""
-    by_state, counted = Counter(segment.state for segment in core.ring.segments), core.counted
+def counts_of(core: ShardCore, *, by_segment: bool = True) -> ShardCounts:
+    """Count. Looking at each of a large shard's segments takes milliseconds: unless *by_segment*, the counts
+    of segments and pools are left out.
+    """
+    segments, counted = core.ring.segments if by_segment else (), core.counted
+    by_state = Counter(segment.state for segment in segments)
     return ShardCounts(
         blocks=len(core.index),
         blocks_max=core.index.blocks_max,
         block_bytes=core.index.block_bytes,
         capacity_bytes=core.geometry.segments * core.geometry.data_bytes,
         segments={state: by_state[state] for state in SegmentState},
-        pools=_bytes_by_pool(core),
+        pools=_bytes_by_pool(segments),
         pins=len(core.pins),
         reservations=len(core.reservations),
         keys_asked=counted["keys_asked"],
@@ -110,9 +114,9 @@ def counts_of(core: ShardCore) -> ShardCounts:
     )
 
 
-def _bytes_by_pool(core: ShardCore) -> Mapping[int, int]:
+def _bytes_by_pool(segments: Iterable[Segment]) -> Mapping[int, int]:
     by_pool: Counter[int] = Counter()
-    for segment in core.ring.segments:
+    for segment in segments:
         if segment.entries_used and segment.state in _HOLDING:
             by_pool[segment.pool] += segment.bytes_used
     return by_pool

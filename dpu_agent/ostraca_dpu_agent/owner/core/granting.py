@@ -193,6 +193,14 @@ class Grants:
             self._asked = wanted
         return tuple(sorted(self._asked))
 
+    def in_doubt(self, now_s: float) -> tuple[int, ...]:
+        """Return the granted segments that a write may reach yet although nothing is handed out any more.
+
+        They are those that this epoch would not use again itself: on which space is held, or a write was
+        abandoned or has failed within ``late_write_s``. What has ended well has ended.
+        """
+        return tuple(number for number in sorted(self.own) if self._may_be_reached(number, now_s))
+
     @property
     def granted_ahead(self) -> int:
         """How many segments that are next in line are granted."""
@@ -270,8 +278,11 @@ class Grants:
     def _granted_least(self) -> float:
         return max(1, _ASK_BELOW * self.ahead)
 
+    def _may_be_reached(self, number: int, now_s: float) -> bool:
+        segment = self._core.ring.segments[number]
+        return segment.is_busy or now_s < segment.quiet_at_s
+
     def _is_in_use(self, number: int, now_s: float) -> bool:
         segment = self._core.ring.segments[number]
         is_open = segment.state in (SegmentState.OPENING, SegmentState.OPEN)
-        is_busy = bool(segment.held or segment.queued or segment.is_writing)
-        return is_open or is_busy or now_s < segment.touched_s + self._core.settings.late_write_s
+        return is_open or segment.is_busy or now_s < segment.touched_s + self._core.settings.late_write_s

@@ -85,3 +85,8 @@ class Segment:
 
     is_short: bool = False
     """A block did not fit into what is left of it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether space is held here, or something is to be listed."""
+        return bool(self.held or self.queued or self.is_writing)

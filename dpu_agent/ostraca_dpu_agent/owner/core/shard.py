@@ -403,9 +403,11 @@ class ShardCore:
         """Assert every invariant of this state. For tests: looks at every block."""
         check(self)
 
-    def counts(self) -> ShardCounts:
-        """Return what the shard holds and has done."""
-        return counts_of(self)
+    def counts(self, *, by_segment: bool = True) -> ShardCounts:
+        """Return what the shard holds and has done; without what takes a look at each segment, unless
+        *by_segment*.
+        """
+        return counts_of(self, by_segment=by_segment)
 
     def _keep_quiet(self, segments: NDArray[np.intp], since_s: float) -> None:
         """Use segments no more until writes that ended nowhere known by then can't land any more."""

@@ -64,7 +64,9 @@ class EtcdClient:
         self._channels = Channels(settings)
         self._at = int(dice.uniform(0, len(settings.endpoints))) % len(settings.endpoints)
         self._token: str | None = None
-        self._logging_in = asyncio.Lock()
+        self._logging_in: asyncio.Task[str] | None = None
+        """The login under way, which everybody waits for who needs a token."""
+
         self._turns = asyncio.Semaphore(settings.inflight_max)
 
     @property
@@ -74,6 +76,9 @@ class EtcdClient:
 
     async def close(self) -> None:
         """Close every connection; calls under way fail."""
+        if (login := self._logging_in) is not None:
+            login.cancel()
+            await asyncio.wait([login])
         await self._channels.close()
 
     def backoff(self) -> Backoff:
@@ -98,29 +103,28 @@ class EtcdClient:
         user = self.settings.user
         if user is None:
             return ()
-        async with self._logging_in:
-            if self._token is None:
-                asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
-                call = self.channel().unary_unary(
-                    AUTHENTICATE,
-                    request_serializer=rpc.AuthenticateRequest.SerializeToString,
-                    response_deserializer=rpc.AuthenticateResponse.FromString,
-                )
-                self._token = (await call(asked, timeout=self.settings.request_timeout_s)).token
-            return (("token", self._token),)
+        if (token := self._token) is None:
+            if self._logging_in is None:
+                self._logging_in = asyncio.get_running_loop().create_task(self._log_in(user))
+                self._logging_in.add_done_callback(self._logged_in)
+            token = await asyncio.shield(self._logging_in)
+        return (("token", token),)
 
-    def forget_token(self) -> None:
-        """Get a new token before the next call."""
-        self._token = None
+    def forget_token(self, used: _Metadata) -> None:
+        """Get a new token before the next call, unless there is another by now than went with *used*."""
+        if used == (("token", self._token),):
+            self._token = None
 
-    def can_go_on(self, error: grpc.aio.AioRpcError, endpoint: str) -> bool:
-        """See to it that the next try may do better than that at *endpoint*; say whether it may."""
+    def can_go_on(self, error: grpc.aio.AioRpcError, endpoint: str, used: _Metadata) -> bool:
+        """See to it that the next try may do better than that at *endpoint* with the metadata *used*; say
+        whether it may.
+        """
         match remedy(error):
             case Remedy.ASK_ANOTHER:
                 self.move_on(endpoint)
                 return True
             case Remedy.LOG_IN if self.settings.user is not None:
-                self.forget_token()
+                self.forget_token(used)
                 return True
             case _:
                 return False
@@ -200,15 +204,36 @@ class EtcdClient:
         loop = asyncio.get_running_loop()
         backoff = self.backoff()
         while True:
-            endpoint = self.endpoint
-            left_s = max(_LEAST_TIMEOUT_S, until_s - loop.time())
+            endpoint, metadata = self.endpoint, _Metadata()
             try:
-                return await ask(await self.metadata(), min(left_s, self.settings.request_timeout_s))
+                async with asyncio.timeout_at(until_s):
+                    metadata = await self.metadata()
+                    left_s = max(_LEAST_TIMEOUT_S, until_s - loop.time())
+                    return await ask(metadata, min(left_s, self.settings.request_timeout_s))
             except grpc.aio.AioRpcError as error:
                 wait_s = backoff.next_s()
-                if not self.can_go_on(error, endpoint) or loop.time() + wait_s >= until_s:
+                if not self.can_go_on(error, endpoint, metadata) or loop.time() + wait_s >= until_s:
                     raise in_words(error, asked=what, at=endpoint) from error
+            except TimeoutError as error:
+                message = f"etcd at {endpoint} did not {what} within {self.settings.operation_timeout_s:g} s"
+                raise StoreAwayError(message) from error
             await asyncio.sleep(wait_s)
+
+    async def _log_in(self, user: EtcdUser) -> str:
+        asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
+        call = self.channel().unary_unary(
+            AUTHENTICATE,
+            request_serializer=rpc.AuthenticateRequest.SerializeToString,
+            response_deserializer=rpc.AuthenticateResponse.FromString,
+        )
+        given = await call(asked, timeout=self.settings.request_timeout_s)
+        return str(given.token)
+
+    def _logged_in(self, login: asyncio.Task[str]) -> None:
+        """Keep what a login gave; how it failed is told by everybody who waited for it."""
+        self._logging_in = None
+        if not login.cancelled() and login.exception() is None:  # noqa: LOG004 (a task's)
+            self._token = login.result()
 
 
 def _password(user: EtcdUser) -> str:

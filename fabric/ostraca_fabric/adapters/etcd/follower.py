@@ -6,12 +6,14 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.view import View
 from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.spells import Spell
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -42,7 +44,17 @@ class Follower:
         """A heap: the revision that is waited for, a number for order, and who waits."""
 
         self._numbers = itertools.count()
-        self._trouble = ""
+        self._wrong = ""
+        """Why what lies there is not this fabric."""
+
+        self._left_out = ""
+        """Which of its records is left out, and why."""
+
+        self._failed = ""
+        """What ended the watch last."""
+
+        self._failed_s = -math.inf
+        self._failing, self._lacking = Spell(log), Spell(log)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -60,9 +72,11 @@ class Follower:
     @property
     def trouble(self) -> str:
         """What is wrong with etcd, or with what lies there, in a sentence; empty when nothing is."""
-        if not self._trouble and self.heard_s_ago > self._client.settings.watch_silence_max_s:
+        if self._watch.heard_at_s <= self._failed_s:
+            return self._failed
+        if self.heard_s_ago > self._client.settings.watch_silence_max_s:
             return f"etcd has not been heard for {self.heard_s_ago:.0f} s: the map stays as it was"
-        return self._trouble
+        return self._wrong or self._watch.went_back or self._left_out
 
     async def until_told(self, revision: int) -> None:
         """Wait until the watch has told all up to *revision*. Raises MembershipError if it does not in
@@ -91,7 +105,11 @@ class Follower:
                         self._look_for_trouble()
                         self._wake()
             except MembershipError as error:
-                self._note(str(error))
+                self._fail(str(error), is_told=isinstance(error, StoreAwayError))
+            except Exception as error:
+                self._watch.list_anew()  # the view may have taken in a part of what was told
+                self._fail(f"what etcd tells can't be followed, which is a bug in Ostraca: {error!r}")
+                log.debug("how following etcd failed", exc_info=True)
             await asyncio.sleep(backoff.next_s())
 
     def _wake(self) -> None:
@@ -103,18 +121,29 @@ class Follower:
                 told.set_result(None)
 
     def _look_for_trouble(self) -> None:
+        self._failing.over("the fabric in etcd is followed again")
+        self._wrong = self._left_out = ""
         try:
             self._store.check(self.view.meta)
         except MembershipError as error:
-            self._note(str(error))
+            self._wrong = str(error)
         else:
             left_out = (f"{key.decode()} is left out: {why}" for key, why in self.view.unreadable.items())
-            self._note(next(left_out, ""))
+            self._left_out = next(left_out, "")
+        if trouble := self._wrong or self._left_out:
+            self._lacking.goes_on("the map of the fabric may not be whole: %s", trouble)
+        else:
+            self._lacking.over("the map of the fabric is whole again")
 
-    def _note(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            log.warning("the map of the fabric may not be whole: %s", trouble)
-        self._trouble = trouble
+    def _fail(self, why: str, *, is_told: bool = False) -> None:
+        """Note what ended the watch; *is_told*: others say it."""
+        if self._watch.heard_at_s > self._failed_s:
+            self._failing = Spell(log)
+        self._failed, self._failed_s = why, asyncio.get_running_loop().time()
+        if not is_told:
+            self._failing.goes_on(
+                "the fabric in etcd can't be followed, and the map stays as it was: %s", why
+            )
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient
 from ostraca_fabric.adapters.etcd.lease_thread import lease_thread
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -134,17 +135,33 @@ class LeaseKeeper:
 
     async def _renew(self, lease: Lease) -> None:
         """Renew a lease three times in its life, until it has ended."""
+        spell = Spell(log)
         while True:
             await asyncio.sleep(lease.ttl_s / _RENEWALS_PER_TTL)
             asked_at_s = time.monotonic()
             try:
                 ttl_s = await self._client.lease_keep_alive(lease.number)
-            except MembershipError as error:
-                log.warning("lease %x could not be renewed, and is tried again: %s", lease.number, error)
+            except StoreAwayError as error:  # who asks for more than that says so
+                log.debug("lease %x could not be renewed, and is tried again: %s", lease.number, error)
                 continue
+            except MembershipError as error:
+                spell.goes_on("lease %x can't be renewed, and is tried again: %s", lease.number, error)
+                continue
+            except Exception as error:  # nobody else would see it, nor renew the lease
+                spell.goes_on(
+                    "lease %x can't be renewed, and is tried again; this is a bug in Ostraca: %r",
+                    lease.number,
+                    error,
+                )
+                log.debug("how renewing failed", exc_info=True)
+                continue
+            spell.over("lease %x is renewed again", lease.number)
             if ttl_s <= 0:
                 log.warning(
-                    "lease %x has ended: another start of this agent, or silence for too long", lease.number
+                    "lease %x has ended, renewed for the last time %.0f s ago: another start of this agent "
+                    "has ended it, or it was silent for too long, as one that is stopped is",
+                    lease.number,
+                    time.monotonic() - lease.renewed_at_s,
                 )
                 self._renewals.pop(lease.number, None)
                 lease.lose()

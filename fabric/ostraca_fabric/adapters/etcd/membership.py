@@ -71,6 +71,7 @@ class EtcdMembership:
         keys: Keys,
         dice: Dice,
         key_check: str,
+        has_joined: bool,
         lease_ttl_s: float,
         volumes_max: int,
     ) -> None:
@@ -79,13 +80,13 @@ class EtcdMembership:
         self._lease_ttl_s = lease_ttl_s
         self._volumes_max = volumes_max
         self._client = EtcdClient(settings, dice=dice)
-        self._store = EtcdStore(self._client, keys, fabric, key_check)
+        self._store = EtcdStore(self._client, keys, fabric, key_check, has_joined=has_joined)
         self._keeper = LeaseKeeper(settings, dice=dice)
         self._leases: dict[AgentId, tuple[StartId, Lease]] = {}
         self._follower = Follower(self._client, self._store, keys, fabric)
 
     @classmethod
-    async def open(
+    async def open(  # noqa: PLR0913 (what tells a fabric from others)
         cls,
         fabric: FabricId,
         settings: EtcdSettings,
@@ -94,11 +95,13 @@ class EtcdMembership:
         keys: Keys,
         begin: bool = False,
         key_check: str = "",
+        has_joined: bool = False,
         lease_ttl_s: float = LEASE_TTL_S,
         volumes_max: int = VOLUMES_MAX,
     ) -> Self:
         """Return the membership of the fabric that lies at *keys*; *begin* makes it if none does.
         *key_check* (``keys.fabric_key_check``) refuses a fabric that was begun with another key.
+        *has_joined* says that it was there for this agent before, so that nobody is told to begin it.
 
         Agents' records live for *lease_ttl_s* after etcd last heard of them; etcd makes it no less than an
         election takes. Raises StoreAwayError when etcd can't be reached, and MembershipError that says what
@@ -110,6 +113,7 @@ class EtcdMembership:
             keys=keys,
             dice=dice,
             key_check=key_check,
+            has_joined=has_joined,
             lease_ttl_s=lease_ttl_s,
             volumes_max=volumes_max,
         )
@@ -346,14 +350,14 @@ class EtcdMembership:
                 return True
             await tries.again()
 
-    async def close_grant(self, shard: ShardId, claim: Claim) -> None:
+    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Say that nothing is under way under this grant any more."""
         key = self._keys.grants(shard)
         tries = self._store.tries(f"close a grant of {shard}")
         while True:
             read = await self._store.read(key)
             before = _grants(read, key)
-            after = before.closed(claim)
+            after = before.closed(claim, in_doubt)
             change = [put(key, records.encode_grants(after))]
             if after == before or await self._store.write(read, change, unchanged=[key]):
                 return

@@ -413,7 +413,8 @@ def _decoded(data: bytes, form: type[_Record], made: Callable[[_Record], _Type])
         version = msgspec.json.decode(data, type=_Versioned).version
         if version <= VERSION:
             return made(msgspec.json.decode(data, type=form))
-    except (msgspec.DecodeError, UsageError, ValueError) as error:
+    # Nesting without end is a RecursionError.
+    except (msgspec.DecodeError, UsageError, ValueError, RecursionError) as error:
         raise MembershipError(f"a record in etcd can't be read: {error}") from error
     raise MembershipError(
         f"a record in etcd has version {version}, and this release reads {VERSION} and older: {_ADVICE}"

@@ -16,7 +16,7 @@ from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, 
 from ostraca_fabric.adapters.etcd.told import Entry
 from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, none_written, put
 from ostraca_fabric.adapters.etcd.watch import entry_of
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, WrongStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 OPERATIONS_MAX = 128
 """What etcd takes in one transaction (its ``--max-txn-ops``)."""
+
+_LOST = (
+    "stop all agents for late_write_s (120 s unless it is set), and restore etcd or run `ostraca fabric "
+    "rebuild --etcd` before they start (docs/howto/rebuild-a-fabric.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,26 @@ class EtcdStore:
     fabric's.
     """
 
-    def __init__(self, client: EtcdClient, keys: Keys, fabric: FabricId, key_check: str = "") -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        fabric: FabricId,
+        key_check: str = "",
+        *,
+        has_joined: bool = False,
+    ) -> None:
         """Work on the fabric *fabric*, which lies at *keys*; *key_check* tells its key, empty when the caller
-        has none.
+        has none. *has_joined*: who asks was in that fabric before this process.
         """
         self._client = client
         self._keys = keys
         self._fabric = fabric
         self._key_check = key_check
+
+        self._has_joined = has_joined
+        self._was_there = False
+        """Whether this process has seen the fabric there."""
 
     async def begin(self) -> None:
         """Begin the fabric, unless it lies there already."""
@@ -73,24 +90,35 @@ class EtcdStore:
         await self.read()
 
     def check(self, meta: bytes | None) -> None:
-        """Raise MembershipError unless this is the record of the fabric that is meant."""
+        """Raise WrongStoreError unless this is the record of the fabric that is meant."""
         where = f"under {self._keys.text} of etcd at {self._client.endpoint}"
         if meta is None:
-            raise MembershipError(
+            if self._was_there:
+                message = f"etcd answers, and has lost fabric {self._fabric.hex()} {where}: {_LOST}"
+                raise WrongStoreError(message)
+            if self._has_joined:
+                raise WrongStoreError(
+                    f"fabric {self._fabric.hex()} is no longer {where}: check the endpoints and the prefix; "
+                    f"if they are as they were, etcd has lost it: {_LOST}"
+                )
+            raise WrongStoreError(
                 f"there is no fabric {where}: check the endpoints and the prefix, or begin the fabric there"
             )
-        fabric = decode_meta(meta)
+        try:
+            fabric, known = decode_meta(meta), decode_key_check(meta)
+        except MembershipError as error:
+            raise WrongStoreError(f"the fabric {where} is not one for this release: {error}") from error
         if fabric != self._fabric:
-            raise MembershipError(
+            raise WrongStoreError(
                 f"the fabric {where} is {fabric.hex()}, and not {self._fabric.hex()}: check the endpoints, "
                 "the prefix and the fabric's id"
             )
-        known = decode_key_check(meta)
         if self._key_check and known and known != self._key_check:
-            raise MembershipError(
+            raise WrongStoreError(
                 f"the fabric {where} has another fabric key than this one: take the key file that it was "
                 "begun with, or no block is found"
             )
+        self._was_there = True
 
     async def read(self, *keys: bytes, prefixes: Sequence[bytes] = ()) -> Read:
         """Return what lies at *keys* and below *prefixes*, as it stands now."""

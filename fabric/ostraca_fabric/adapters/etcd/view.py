@@ -169,7 +169,9 @@ class View:
             return decode(change.value)
         except MembershipError as error:
             self.unreadable[change.key] = str(error)
-            return None
+        except Exception as error:  # noqa: BLE001 (one bad record takes nothing else along)
+            self.unreadable[change.key] = f"reading it failed, which is a bug in Ostraca: {error!r}"
+        return None
 
     def _make(self) -> None:
         if not self._touched or not self._is_ours():

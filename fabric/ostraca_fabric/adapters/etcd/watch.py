@@ -6,7 +6,8 @@ member from the revision that comes next. Listed anew is only
 
 - when that revision is compacted away, as after a long absence: nobody can tell then what happened between,
   but what came of it;
-- when etcd's revisions went back, or its cluster is another: it was made anew, or from a backup.
+- when etcd's revisions went back, or its cluster is another: it was made anew, or from a backup. What it
+  says then may be older than what was told before, and ``went_back`` says so from then on.
 
 A revision's changes come together. That matters: a transaction is one revision.
 
@@ -51,9 +52,15 @@ class Watch:
         """The first revision not told yet; 0: list first."""
 
         self._cluster = 0
+        self._used: tuple[tuple[str, str], ...] = ()
+        """The metadata that the last watch was begun with."""
+
         self._backoff = client.backoff()
         self.heard_at_s = -math.inf
         """When etcd last answered, on the loop's clock."""
+
+        self.went_back = ""
+        """How etcd was found to have forgotten what it had told, and what to do; empty while it was not."""
 
     async def run(self) -> AsyncGenerator[Listed | Changed, None]:
         """Tell all there is, then each change. Without end: etcd's restarts and absence are waited out.
@@ -70,11 +77,15 @@ class Watch:
                         yield changed
                 self._client.move_on(endpoint)
             except grpc.aio.AioRpcError as error:
-                if not self._client.can_go_on(error, endpoint):
+                if not self._client.can_go_on(error, endpoint, self._used):
                     raise in_words(error, asked="let the fabric be watched", at=endpoint) from error
-                log.info("etcd's member %s ended the watch, which goes on: %s", endpoint, error.details())
+                log.debug("etcd's member %s ended the watch, or began none: %s", endpoint, error.details())
             if self._next:
                 await asyncio.sleep(self._backoff.next_s())
+
+    def list_anew(self) -> None:
+        """Tell all there is once more when ``run`` is called next: what was told could not be taken in."""
+        self._next = 0
 
     async def _list(self) -> Listed:
         listed = await self._client.range(self._prefix, end=range_end(self._prefix))
@@ -91,23 +102,27 @@ class Watch:
             start_revision=self._next,
             progress_notify=True,
         )
-        metadata = (*await self._client.metadata(), ("hasleader", "true"))
+        self._used = await self._client.metadata()
         channel = self._client.channel()
         call = channel.stream_stream(
             WATCH,
             request_serializer=rpc.WatchRequest.SerializeToString,
             response_deserializer=rpc.WatchResponse.FromString,
-        )(metadata=metadata)
+        )(metadata=(*self._used, ("hasleader", "true")))
         try:
             await self._write(call, rpc.WatchRequest(create_request=asked))
             while (answer := await self._read(call)) is not None:
-                if answer.compact_revision or (answer.created and not await self._knows_our_past(answer)):
-                    log.info("etcd can't tell what changed from revision %d on: listing anew", self._next)
+                if answer.created and (why := await self._why_not_our_past(answer)):
+                    self._note_went_back(why)
+                    self._next = 0
+                    return
+                if answer.compact_revision:
+                    log.info("etcd has compacted what changed from revision %d on: listing anew", self._next)
                     self._next = 0
                     return
                 if answer.canceled:
                     log.warning("etcd cancelled the watch, which is begun again: %s", answer.cancel_reason)
-                    self._client.forget_token()
+                    self._client.forget_token(self._used)
                     return
                 if changed := self._take(answer):
                     yield changed
@@ -115,7 +130,7 @@ class Watch:
                     log.info("The watch goes on over a new connection, as the certificates have changed")
                     return
         except TimeoutError:
-            log.info("etcd's member %s fell silent: going on at another", self._client.endpoint)
+            log.debug("etcd's member %s is silent: the watch is begun again", self._client.endpoint)
         finally:
             call.cancel()
 
@@ -132,14 +147,25 @@ class Watch:
             self._next = max(self._next, answer.header.revision + 1)
         return None
 
-    async def _knows_our_past(self, created: rpc.WatchResponse) -> bool:
-        """Whether the next revision is still to come there; etcd would wait for it without a word."""
+    async def _why_not_our_past(self, created: rpc.WatchResponse) -> str:
+        """Say how it shows that what was told is not what etcd has been through; empty where it is. The next
+        revision would come a second time there, and etcd would wait for it without a word.
+        """
         if created.header.cluster_id != self._cluster:
-            return False
+            return "it is another cluster"
         if created.header.revision + 1 >= self._next:
-            return True
+            return ""
         newest = await self._client.range(self._prefix, limit=1)  # this member may lag; all of them can't
-        return newest.header.revision + 1 >= self._next
+        if newest.header.revision + 1 >= self._next:
+            return ""
+        return f"its revision is {newest.header.revision}, and was {self._next - 1}"
+
+    def _note_went_back(self, why: str) -> None:
+        self.went_back = (
+            f"etcd has gone back to an older state, or was made anew ({why}), and may not know of what was "
+            "granted since: stop all agents for late_write_s (120 s unless it is set), then start them"
+        )
+        log.warning("%s", self.went_back)
 
     async def _write(self, call: _WatchCall, request: rpc.WatchRequest) -> None:
         async with asyncio.timeout(self._client.settings.request_timeout_s):

@@ -25,6 +25,7 @@ from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SEGMENTS_MI
 from ostraca_fabric.flash.recovery import recover
 from ostraca_fabric.flash.summary import PAGE, PageState, page_states
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, examine_superblock
+from ostraca_fabric.sentences import counted
 from ostraca_fabric.tags import matches
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _losses(found: ShardFinding, drive_bytes: int) -> Iterator[Trouble]:
     unreadable = sum(not segment.is_readable for segment in segments)
     if unreadable:
         yield Trouble(
-            f"the summaries of {unreadable} segments can't be read",
+            f"the summaries of {counted(unreadable, 'segment')} can't be read",
             "their blocks are misses; the segments are used again. Replace a drive that shows this often",
         )
     damaged = sum(segment.pages_damaged for segment in segments)

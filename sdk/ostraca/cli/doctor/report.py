@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostraca.cli.sizes import size_text
 from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ def drive_lines(found: DriveFinding) -> Iterator[str]:
 def last_line(found: Sequence[DriveFinding]) -> str:
     """Sum it up."""
     bad = sum(not drive.is_good for drive in found)
-    drives = "1 drive" if len(found) == 1 else f"{len(found)} drives"
+    drives = counted(len(found), "drive")
     return f"{drives}, {bad} with trouble." if bad else f"{drives}, no trouble."
 
 

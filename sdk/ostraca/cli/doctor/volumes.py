@@ -13,6 +13,7 @@ from ostraca_fabric.flash.volume_records import (
     examine_volumes,
     newest_copy,
 )
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,7 @@ def volumes_troubles(found: VolumesFinding) -> Iterator[Trouble]:
         )
     if found.left_out:
         yield Trouble(
-            f"{found.left_out} volumes found no room in the volume records",
+            f"{counted(found.left_out, 'volume')} found no room in the volume records",
             "should the fabric ever be rebuilt, those have to be made again: workers that open them with "
             "create=True do",
         )

@@ -24,6 +24,7 @@ from ostraca_fabric.adapters.whole_files import write_whole
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.ids import ID_BYTES, EnclosureId, FabricId
 from ostraca_fabric.keys import FABRIC_KEY_BYTES, fabric_key_check
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,8 +153,8 @@ def _refuse_fewer(fabric_map: FabricMap, shape: Shape) -> None:
         there = fabric_map.enclosures.get(EnclosureId(f"enclosure-{number}"))
         if there is not None and len(there.drives) > shape.drives:
             raise UsageError(
-                f"{there.id} has {len(there.drives)} drives: their blocks would be lost with --drives "
-                f"{shape.drives}"
+                f"{there.id} has {counted(len(there.drives), 'drive')}: their blocks would be lost with "
+                f"--drives {shape.drives}"
             )
 
 

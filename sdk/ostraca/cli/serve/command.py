@@ -22,6 +22,7 @@ from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.serve.admin_command import add_admin
 from ostraca.cli.serve.enclosure.command import add_enclosure
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,8 +165,8 @@ def ready_words(status: AgentStatus, addresses: Sequence[str]) -> str:
     """Say how to connect, and to what."""
     shards, blocks = len(status.shards), sum(shard.blocks for shard in status.shards)
     return (
-        f'ostraca.connect("{addresses[0]}")  # agent {status.agent}, {shards} shards served, '
-        f"{blocks} blocks found"
+        f'ostraca.connect("{addresses[0]}")  # agent {status.agent}, {counted(shards, "shard")} served, '
+        f"{counted(blocks, 'block')} found"
     )
 
 

@@ -20,6 +20,7 @@ from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_nv
 from ostraca.cli.serve.store import opened, patiently
 from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.greeting import Greeting
 from ostraca_dpu_agent.paths.keeper import PathKeeper
 from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.file_paths import FilePaths
@@ -113,7 +114,13 @@ class AgentDaemon:
         if wanted is not None:
             self._state.check_fabric(wanted)
         fabric, membership = await patiently(
-            "join the fabric", lambda: opened(settings.etcd, wanted or self._state.fabric, self._key)
+            "join the fabric",
+            lambda: opened(
+                settings.etcd,
+                wanted or self._state.fabric,
+                self._key,
+                has_joined=self._state.fabric is not None,
+            ),
         )
         self._membership = membership
         self._state.check_fabric(fabric)
@@ -148,6 +155,7 @@ class AgentDaemon:
         await patiently("announce this agent", agent.join)
         await agent.start()
         self._tasks.spawn(self._log_as_ruled(membership))
+        self._tasks.spawn(Greeting(self.id, membership=membership, owners=self._owners).run())
 
     async def stop(self) -> bool:
         """Leave the shards to other agents, end what is under way, leave the fabric, close everything.

@@ -52,11 +52,12 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
 
 
 async def opened(
-    place: EtcdPlace, wanted: FabricId | None, key: bytes | None
+    place: EtcdPlace, wanted: FabricId | None, key: bytes | None, *, has_joined: bool = False
 ) -> tuple[FabricId, EtcdMembership]:
     """Return the fabric at *place* and its membership, which the caller closes.
 
-    *key* is the fabric's; None for who needs none, and so has none.
+    *key* is the fabric's; None for who needs none, and so has none. *has_joined*: who asks has been in the
+    fabric *wanted* before.
 
     Raises StoreAwayError while etcd can't be reached, and MembershipError or UsageError that says what to do
     when there is no fabric, another than *wanted*, or one with another key.
@@ -69,6 +70,7 @@ async def opened(
         dice=dice,
         keys=keys,
         key_check="" if key is None else fabric_key_check(key, wanted),
+        has_joined=has_joined,
         lease_ttl_s=place.lease_ttl_s,
     )
     return wanted, membership

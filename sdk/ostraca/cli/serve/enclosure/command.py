@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ostraca.cli.etcd_place import add_etcd_options, etcd_options
 from ostraca.cli.logs import add_log_options, log_to_stderr
 from ostraca.cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_fabric.sentences import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -216,5 +217,5 @@ def ready_words(daemon: EnclosureDaemon) -> str:
     """Say what is exported, and where."""
     exported = sum(drive.is_exported for drive in daemon.enclosure.report.drives)
     where = ", ".join(map(str, daemon.target.controllers))
-    drives = "1 drive" if exported == 1 else f"{exported} drives"
+    drives = counted(exported, "drive")
     return f"enclosure {daemon.id} exports {drives} as {daemon.target.nqn} at {where}"
