@@ -89,7 +89,6 @@ def drawn_setup(dice: random.Random) -> Setup:
             twice=dice.choice([0.0, 0.0, 0.2]),
             lost_requests=dice.choice([0.0, 0.0, 0.05]),
             lost_answers=dice.choice([0.0, 0.0, 0.05]),
-            late_requests=dice.choice([0.0, 0.0, 0.05]),
         ),
         inline=dice.choice([0.0, 0.0, 0.5]),
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
