@@ -15,23 +15,30 @@ from tests.simulation.fabric import worker
 
 from ostraca.core.ledger import Ledger
 from ostraca.core.operations import GetOperation
+from ostraca_dpu_agent.mover.locate import Locator
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
-from ostraca_dpu_agent.owner.core import ShardCore, adopting
+from ostraca_dpu_agent.mover.space import Space
+from ostraca_dpu_agent.owner.core import ShardCore, adopting, resolving
 from ostraca_dpu_agent.owner.core.granting import Grants
-from ostraca_dpu_agent.owner.core.holds import ReservationTable
+from ostraca_dpu_agent.owner.core.holds import Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_dpu_agent.owner.suspects import Suspects
 from ostraca_dpu_agent.owner.writing import SummaryWriter
 from ostraca_dpu_agent.session import Sessions
-from ostraca_dpu_agent.steward import recover, retiring
+from ostraca_dpu_agent.steward import recover, retiring, serving
+from ostraca_dpu_agent.steward.adopt import adopt_again
 from ostraca_dpu_agent.steward.placements import Retire
+from ostraca_dpu_agent.steward.serving import Serving
+from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
+from ostraca_fabric.outcome import PutState, Reason
+from ostraca_fabric.rows import distinct
 from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import blank_rests, tags_of
 from ostraca_fabric.wire import columns
@@ -100,6 +107,72 @@ def the_past_is_settled_before_it_is() -> None:
         return PastSettled(request.request)
 
     _change(Sessions, "_settle_past", at_once)
+
+
+# ---------------------------------------------------------------------------------------------- of look-ups
+
+
+def an_unowned_block_is_found() -> None:
+    look_up = Locator.look_up
+
+    async def hopeful(self: Locator, *rest: Any, **named: Any) -> Any:
+        located = await look_up(self, *rest, **named)
+        located.is_found[:] |= located.reasons == Reason.NO_OWNER
+        return located
+
+    _change(Locator, "look_up", hopeful)
+
+
+def every_block_is_found() -> None:
+    look_up = Locator.look_up
+
+    async def boasting(self: Locator, *rest: Any, **named: Any) -> Any:
+        located = await look_up(self, *rest, **named)
+        located.is_found[:] = True
+        return located
+
+    _change(Locator, "look_up", boasting)
+
+
+def no_block_is_found() -> None:
+    _change(BlockIndex, "has", lambda self, keys, **_: (np.zeros(len(keys), np.bool_), 0))
+
+
+def only_the_first_segment_is_pinned() -> None:
+    _change(resolving, "distinct", lambda segments: distinct(segments)[:1])
+
+
+def promises_are_broken() -> None:
+    _change(Promises, "make", lambda self, segments, end_s: None)
+
+
+# ----------------------------------------------------------------------------------------- in word of a put
+
+
+def no_word_of_a_commit_is_good_word() -> None:
+    begin_space = Space.__init__
+
+    def hopeful(self: Space, owners: Any, its: Any, end: Any, **named: Any) -> None:
+        def hopefully(positions: Any, states: Any, reasons: Any) -> None:
+            if states is PutState.LATE and reasons is Reason.NO_OWNER:
+                states, reasons = PutState.COMMITTED, Reason.NONE
+            end(positions, states, reasons)
+
+        begin_space(self, owners, its, hopefully, **named)
+
+    _change(Space, "__init__", hopeful)
+
+
+def what_is_being_written_exists() -> None:
+    reserve = ShardCore.reserve
+
+    def hasty(self: ShardCore, *rest: Any, **named: Any) -> Any:
+        made = reserve(self, *rest, **named)
+        is_in_flight = made.reasons == Reason.IN_FLIGHT
+        made.states[is_in_flight], made.reasons[is_in_flight] = PutState.EXISTS, Reason.NONE
+        return made
+
+    _change(ShardCore, "reserve", hasty)
 
 
 # ------------------------------------------------------------------------------------------------ in owners
@@ -208,10 +281,77 @@ def an_owner_writes_without_asking() -> None:
 
 def an_own_claim_is_a_fence() -> None:
     def fencing(self: Steward, fabric_map: Any) -> None:
-        for serving in self._serving.values():
-            self._fence_if_superseded(serving, fabric_map)
+        for each in self._serving.values():
+            self._fence_if_superseded(each, fabric_map)
 
     _change(Steward, "_see_owners", fencing)
+
+
+def a_grant_counts_before_it_is_recorded() -> None:
+    granted = Serving._granted
+
+    async def eager(self: Serving, segments: Any, retired: Any) -> bool:
+        self.owned.granted(segments)
+        return await granted(self, segments, retired)
+
+    _change(Serving, "_granted", eager)
+
+
+def nothing_is_adopted_in_the_end() -> None:
+    adopt = Serving._adopt
+    serving_of: dict[OwnedShard, Serving] = {}
+
+    async def noted(self: Serving) -> None:
+        serving_of[self.owned] = self
+        await adopt(self)
+
+    async def unless_due(owned: OwnedShard, *rest: Any) -> None:
+        its = serving_of[owned]
+        if min(its._retire_at_s.values()) > its._clock():
+            await adopt_again(owned, *rest)
+
+    _change(Serving, "_adopt", noted)
+    _change(serving, "adopt_again", unless_due)
+
+
+def a_reservation_counts_from_its_answer() -> None:
+    take = Space._take
+
+    def from_now(self: Space, *rest: Any) -> None:
+        take(self, *rest)
+        self._until_s = self._clock() + self._hold_s
+
+    _change(Space, "_take", from_now)
+
+
+def a_reservation_has_no_end_for_its_mover() -> None:
+    _change(Space, "has_run_out", False)
+
+
+def the_fence_counts_from_the_answer() -> None:
+    confirm = OwnedShard.confirm
+
+    def from_now(self: OwnedShard, _until_s: float, **asked: float) -> None:
+        confirm(self, self._clock() + self._settings.grant_s, **asked)
+
+    _change(OwnedShard, "confirm", from_now)
+
+
+def a_claim_stands_whatever_the_store_says() -> None:
+    begin_standing = Standing.__init__
+
+    class Yes:
+        def __init__(self, membership: Any) -> None:
+            self._membership = membership
+
+        async def confirm(self, *who: Any) -> bool:
+            await self._membership.confirm(*who)
+            return True
+
+    def trusting(self: Standing, agent: Any, membership: Any, **named: Any) -> None:
+        begin_standing(self, agent, Yes(membership), **named)  # type: ignore[arg-type]  # as far as it is asked
+
+    _change(Standing, "__init__", trusting)
 
 
 # --------------------------------------------------------------------------------------------- in placement

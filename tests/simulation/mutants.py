@@ -24,6 +24,7 @@ from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
 from tests.simulation.fabric import history as fabric_history
 from tests.simulation.fabric.history import STRIKES_IN_CALM
+from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.world import Setup
 from tests.simulation.many import begin
 from tests.simulation.world import Setup as ShardSetup
@@ -55,6 +56,22 @@ EMPTIED = Setup(reach=StoreFaults(twice=0.5), strikes=("store_is_emptied", "agen
 CHANGING = Setup(enclosures=2, drives=1, strikes=("enclosure_is_added", "enclosure_is_drained"))
 BAD = Setup(strikes=("agent_dies", "drive_is_ill", "drive_rots", "drive_loses_power"))
 LASTING = Setup(strikes=("link_is_slow",))
+PRESSED = Setup(segments=3, drives=1, numbers=256, blocks=(4, 16, 32), strikes=STRIKES_IN_CALM)
+PARTED = Setup(drive_faults=SLOW, strikes=("hosts_are_parted", "agent_dies"), numbers=32)
+CUT_OFF = Setup(strikes=("store_is_cut_off", "leases_are_lost", "agent_dies"), segments=6)
+JUST_IN_TIME = Setup(
+    drive_faults=DriveFaults(service_s=0.03, late=1.0, late_from_s=0.8, late_s=1.0),
+    transfer_faults=TransferFaults(stalls=0.2, stall_s=1.0),
+    lateness=Lateness(hold_s=0.5, pause_max_s=8.0, late_write_s=18.0, adopt_every_s=60.0),
+    strikes=("store_is_cut_off", "link_is_slow", "agent_stops_before_it_writes", "hosts_are_parted"),
+    segments=3,
+)
+SLOWLY_ASKED = replace(
+    JUST_IN_TIME,
+    transfer_faults=TransferFaults(stalls=0.5, stall_s=0.5),
+    lateness=replace(JUST_IN_TIME.lateness, hold_s=0.3),
+    strikes=("link_is_slow",),
+)
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 
 
@@ -161,6 +178,19 @@ MUTANTS = (
     Mutant(
         "the past is settled before it is", mistakes.the_past_is_settled_before_it_is, (in_fabric(STALLING),)
     ),
+    Mutant("an unowned block is found", mistakes.an_unowned_block_is_found, (in_fabric(CRASHING),)),
+    Mutant("every block is found", mistakes.every_block_is_found, (in_fabric(LASTING),)),
+    Mutant("no block is found", mistakes.no_block_is_found, (in_fabric(STORE_DOWN),)),
+    Mutant("promises are broken", mistakes.promises_are_broken, (in_fabric(PRESSED),)),
+    Mutant(
+        "only the first segment is pinned",
+        mistakes.only_the_first_segment_is_pinned,
+        (in_scene(shard_scenes.read_from_two_segments),),
+    ),
+    Mutant(
+        "no word of a commit is good word", mistakes.no_word_of_a_commit_is_good_word, (in_fabric(PARTED),)
+    ),
+    Mutant("what is being written exists", mistakes.what_is_being_written_exists, (in_fabric(CRASHING),)),
     Mutant(
         "a put is committed before it is on flash",
         mistakes.committed_before_it_is_on_flash,
@@ -197,6 +227,34 @@ MUTANTS = (
         (in_fabric(STORE_DOWN),),
     ),
     Mutant("an own claim is a fence", mistakes.an_own_claim_is_a_fence, (in_fabric(EMPTIED),)),
+    Mutant(
+        "a grant counts before it is recorded",
+        mistakes.a_grant_counts_before_it_is_recorded,
+        (in_fabric(CUT_OFF),),
+    ),
+    Mutant(
+        "nothing is adopted in the end",
+        mistakes.nothing_is_adopted_in_the_end,
+        (in_fabric(JUST_IN_TIME),),
+    ),
+    Mutant(
+        "a reservation counts from its answer",
+        mistakes.a_reservation_counts_from_its_answer,
+        (in_fabric(SLOWLY_ASKED),),
+    ),
+    Mutant(
+        "a reservation has no end for its mover",
+        mistakes.a_reservation_has_no_end_for_its_mover,
+        (in_fabric(JUST_IN_TIME),),
+    ),
+    Mutant(
+        "the fence counts from the answer", mistakes.the_fence_counts_from_the_answer, (in_fabric(LASTING),)
+    ),
+    Mutant(
+        "a claim stands whatever the store says",
+        mistakes.a_claim_stands_whatever_the_store_says,
+        (in_fabric(CUT_OFF),),
+    ),
     Mutant("an epoch is retired at once", mistakes.an_epoch_is_retired_at_once, (in_fabric(CHANGING),)),
     Mutant(
         "only the current epoch is asked", mistakes.only_the_current_epoch_is_asked, (in_fabric(CHANGING),)

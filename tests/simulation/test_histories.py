@@ -17,7 +17,7 @@ from tests.simulation.world import Fate, Setup, World
 from ostraca_fabric.testing.drive_faults import DriveFaults
 from ostraca_fabric.testing.virtual_time import VirtualLoop
 
-BATCHES, BATCH = 4, 15
+BATCHES, BATCH = 8, 25
 
 WANTED = st.lists(
     st.tuples(st.integers(0, NUMBERS - 1), st.integers(1, 300_000)),

@@ -171,6 +171,34 @@ async def read_while_others_put() -> World:
     return world
 
 
+async def read_from_two_segments() -> World:
+    """Read a block of each of two segments slowly, while as much is put as the others hold."""
+    world = World(replace(SMALL, segments=5, owner=replace(SMALL.owner, free_segments=2)), random.Random(1))
+    world.begin_taking_over()
+    await world.owned()
+    await asyncio.sleep(1.0)
+    for number in range(1, 5):
+        world.begin_put([(number, 300_000)], Fate.COMMIT)
+        await world.settle()
+    world.flash.faults = DriveFaults(service_s=1.5)
+    world.begin_get([1, 4], pin_s=3.0)
+    await asyncio.sleep(0.001)
+    world.flash.faults = DriveFaults()
+    for number in range(5, 24):
+        world.begin_put([(number, 300_000)], Fate.COMMIT)
+        await asyncio.sleep(0.02)
+    await world.settle()
+    world.fail_if_failed()
+    return world
+
+
+def test_no_segment_of_several_is_used_again_under_its_readers() -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        world = runner.run(read_from_two_segments())
+        assert world.happened["HIT"] == 2
+        runner.run(killed(world))
+
+
 def test_a_segment_is_not_used_again_under_its_readers() -> None:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         world = runner.run(read_while_others_put())

@@ -43,6 +43,9 @@ class DriveFaults:
     lands of it has landed by then."""
 
     late_s: float = 4.0
+    late_from_s: float = 0.0
+    """No sooner than this, where it is late."""
+
     late_failures: float = 0.0
     """Of writes that fail with EIO: lands in whole up to ``late_s`` later."""
 

@@ -41,6 +41,9 @@ class HostedDrive:
         self.path = path
         self.id: DriveId = path.id
         self.size_bytes = path.size_bytes
+        self.on_write: Callable[[Pieces], None] | None = None
+        """Called in the process when it has decided on a write."""
+
         self.before_write: Callable[[], None] | None = None
         """Called in the process just before a write leaves it; may pause it."""
 
@@ -84,9 +87,12 @@ class HostedDrive:
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[_Ends]:
         """As in the port."""
+        decided = self.path.flash.upcoming
+        if self.on_write is not None:
+            self.on_write(pieces)
         if self.before_write is not None:
             self.before_write()
-        return self._submit(len(pieces), partial(self.path.submit_write, pieces))
+        return self._submit(len(pieces), partial(self.path.submit_write, pieces, decided=decided))
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """As in the port."""

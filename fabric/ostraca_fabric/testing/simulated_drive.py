@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,11 +81,13 @@ class SimulatedDrive:
             self._read(batch, pieces, rows, then)
         return batch.future
 
-    def submit_write(self, pieces: Pieces) -> asyncio.Future[_Ends]:
-        """Write every piece, as the port says."""
+    def submit_write(self, pieces: Pieces, *, decided: int | None = None) -> asyncio.Future[_Ends]:
+        """Write every piece, as the port says. *decided*: the flash's ``upcoming`` when the submitter decided
+        on it, where that was before.
+        """
         batch, rows_of_ios = self._begin(pieces)
         for rows in rows_of_ios:
-            self._write(batch, pieces, rows)
+            self._write(batch, pieces, rows, decided)
         return batch.future
 
     def submit_flush(self) -> asyncio.Future[bool]:
@@ -117,9 +120,11 @@ class SimulatedDrive:
             flash.under_way.pop(number, None)
             write.parts = [write.data]  # the process's memory is gone: this is what was on its way
             if flash.chance(faults.late):
-                self._land_late(write, loop.time() + flash.dice.uniform(0, faults.late_s))
+                self._land_late(write, loop.time() + self._late_s())
             else:
-                flash.land(number, write.begin, write.data, self._is_submitter_alive, whole_in=PAGE_BYTES)
+                flash.land(
+                    write.decided, write.begin, write.data, self._is_submitter_alive, whole_in=PAGE_BYTES
+                )
         self._writes.clear()
 
     def _is_submitter_alive(self) -> bool:
@@ -146,6 +151,10 @@ class SimulatedDrive:
         delay_s = faults.service_s * (0.5 + dice.random())
         return delay_s + (dice.uniform(0, faults.stall_s) if self.flash.chance(faults.stalls) else 0.0)
 
+    def _late_s(self) -> float:
+        faults = self.flash.faults
+        return self.flash.dice.uniform(faults.late_from_s, faults.late_s)
+
     def _read(
         self, batch: _Batch, pieces: Pieces, rows: slice, then: Callable[[slice], _Ends] | None
     ) -> None:
@@ -165,7 +174,7 @@ class SimulatedDrive:
 
         asyncio.get_running_loop().call_later(self._delay_s(), done)
 
-    def _write(self, batch: _Batch, pieces: Pieces, rows: slice) -> None:
+    def _write(self, batch: _Batch, pieces: Pieces, rows: slice, decided: int | None) -> None:
         begin, end, parts = io_of(pieces, rows)
         loop, flash = asyncio.get_running_loop(), self.flash
         number = flash.next_number()
@@ -175,10 +184,10 @@ class SimulatedDrive:
                 batch.end(rows, says=False)
                 return
             self._forget(number)
-            is_good = flash.write(number, begin, write.data, self._is_submitter_alive)
+            is_good = flash.write(write.decided, begin, write.data, self._is_submitter_alive)
             if not is_good and flash.chance(flash.faults.late_failures):
                 write.parts = [write.data]
-                self._land_late(write, loop.time() + flash.dice.uniform(0, flash.faults.late_s))
+                self._land_late(write, loop.time() + self._late_s())
             batch.end(rows, says=is_good)
 
         def fail() -> None:
@@ -186,7 +195,14 @@ class SimulatedDrive:
             loop.call_soon(lambda: batch.end(rows, says=False))
 
         timer = loop.call_later(self._delay_s(), done)
-        write = WriteUnderWay(number, begin, parts, stop=timer.cancel, fail=fail)
+        write = WriteUnderWay(
+            number,
+            begin,
+            parts,
+            decided=number if decided is None else decided,
+            stop=timer.cancel,
+            fail=fail,
+        )
         if end <= self.size_bytes:
             self._writes[number] = flash.under_way[number] = write
 
@@ -197,12 +213,12 @@ class SimulatedDrive:
     def _land_late(self, write: WriteUnderWay, at_s: float) -> None:
         """Land a write of which nobody hears any more; a power cut may be sooner."""
         flash = self.flash
-        orphan = WriteUnderWay(write.number, write.begin, write.parts, stop=_nothing, fail=_nothing)
+        orphan = replace(write, stop=_nothing, fail=_nothing)
 
         def land() -> None:
             flash.under_way.pop(write.number, None)
             whole_in = PAGE_BYTES if flash.dice.random() < _CUT_SHORT else 0
-            flash.land(write.number, write.begin, orphan.data, _nobody, whole_in=whole_in)
+            flash.land(write.decided, write.begin, orphan.data, _nobody, whole_in=whole_in)
 
         orphan.stop = asyncio.get_running_loop().call_at(at_s, land).cancel
         flash.under_way[write.number] = orphan

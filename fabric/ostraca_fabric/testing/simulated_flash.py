@@ -32,6 +32,9 @@ class WriteUnderWay:
     parts: list[NDArray[np.uint8]]
     """Memory of the submitter, as it is when the write lands."""
 
+    decided: int
+    """Its number, had its submitter not stood still between deciding on it and submitting it."""
+
     stop: Callable[[], None]
     """Keeps it from landing and from ending by itself."""
 
@@ -91,7 +94,7 @@ class SimulatedFlash:
         self._cached: deque[_Cached] = deque()
         self._cached_count = 0
         self._submitted = 0
-        self._fence = 0
+        self._fenced = np.full(size_bytes // PAGE_BYTES, -1, np.int64)
         self._newest = np.zeros(size_bytes // PAGE_BYTES, np.int64)
         self._landed: deque[tuple[int, int]] = deque(maxlen=_LANDED_REMEMBERED)
 
@@ -100,9 +103,16 @@ class SimulatedFlash:
         self._submitted += 1
         return self._submitted
 
-    def fence(self) -> None:
-        """Take every write that is under way now for late, wherever it lands: its owner has a successor."""
-        self._fence = self._submitted
+    @property
+    def upcoming(self) -> int:
+        """The number that the next write will have."""
+        return self._submitted + 1
+
+    def fence(self, begin: int = 0, end: int | None = None) -> None:
+        """Take every write that is under way now, or decided on, for late if it lands here: somebody else
+        writes here from now on.
+        """
+        self._fenced[begin // PAGE_BYTES : None if end is None else end // PAGE_BYTES] = self._submitted
 
     def is_spoilt(self, begin: int, end: int) -> bool:
         """Say whether a fault of the drive has changed any page of these bytes, or made it unreadable."""
@@ -138,7 +148,10 @@ class SimulatedFlash:
     def write(
         self, number: int, begin: int, data: NDArray[np.uint8], is_submitter_alive: Callable[[], bool]
     ) -> bool:
-        """Land a write, or what its fate is instead; say what its submitter is told."""
+        """Land a write, or what its fate is instead; say what its submitter is told.
+
+        *number*: which one it is, in the order in which submitters decided on them.
+        """
         self._age()
         faults, end = self.faults, begin + len(data)
         if self.chance(faults.no_space):
@@ -213,7 +226,7 @@ class SimulatedFlash:
         for write, (begin, data) in zip(under_way, open_writes, strict=True):
             write.stop()
             is_late = self._is_late(
-                write.number, slice(begin // PAGE_BYTES, (begin + len(data)) // PAGE_BYTES)
+                write.decided, slice(begin // PAGE_BYTES, (begin + len(data)) // PAGE_BYTES)
             )
             if is_late.any():
                 late.append((begin, self.image[begin : begin + len(data)].copy(), is_late))
@@ -239,7 +252,7 @@ class SimulatedFlash:
             write.fail()
 
     def _is_late(self, number: int, pages: slice) -> NDArray[np.bool_]:
-        return (self._newest[pages] > number) | (number <= self._fence)
+        return (self._newest[pages] > number) | (self._fenced[pages] >= number)
 
     def _note(self, kind: Befell, begin: int, end: int) -> None:
         self.mishaps.append(Mishap(kind, begin, end))

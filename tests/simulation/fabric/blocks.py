@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from ostraca_fabric.chain import Chain
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.keys import derive_keys, placement_secret, volume_secret
 from ostraca_fabric.layout import Layout
+from ostraca_fabric.tags import tag_seeds, tags_of
 from ostraca_fabric.volume import VolumeIdentity
 
 HASH_BYTES = 32
@@ -36,6 +38,14 @@ class Version:
     def data(self) -> NDArray[np.uint8]:
         begin = self.version % _VERSIONS * _STEP_BYTES
         return _NOISE[begin : begin + length_of(self.number)]
+
+    @cached_property
+    def tag(self) -> bytes:
+        """What its worker makes of it."""
+        numbers = [self.number]
+        lengths, spans = lengths_of(numbers), (chain_of(numbers).span(),)
+        tags = tags_of(self.data, np.zeros(1, np.int64), lengths, tag_seeds(IDENTITY, spans, lengths))
+        return tags.tobytes()
 
 
 def length_of(number: int) -> int:

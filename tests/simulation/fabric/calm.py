@@ -1,13 +1,15 @@
 """Calm: nothing goes wrong but that the store is down. Then every get of what was committed is a HIT.
 
 Calm begins when the fabric has come to rest and all was found, and ends with the first thing that goes wrong
-elsewhere. A store that is down does not end it (invariant 8): gets go on under the last map for as long as
-that takes, and puts for no longer than an owner may write without having asked whether its claim stands.
+elsewhere. Then a look-up finds what was committed, too; what it has found can be got right behind it, and
+what it has found with a pin at any time within that, whatever is put meanwhile. A store that is down does not
+end calm (invariant 8): gets go on under the last map for as long as that takes, and puts for no longer than
+an owner may write without having asked whether its claim stands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.fabric.resting import excuse
@@ -31,12 +33,22 @@ _IN_TIME_S = 0.5
 class Asked:
     """What must be found, as it was when a get began."""
 
-    departures: dict[int, int]
-    """By number: how often an owner had let go of it."""
+    departures: dict[int, tuple[int, int]]
+    """By number: how often an owner had let go of it, as it was old, and as it was damaged."""
 
     was_down: bool
     was_linked: bool
     """Whether its worker had an agent: to find one, with the volume, takes a time of its own."""
+
+    is_pinned: bool = False
+    """Whether owners have promised the blocks: then none is evicted."""
+
+    def is_gone(self, number: int, departures: tuple[int, int]) -> bool:
+        """Say whether a block need not be found, of which owners have let go so often by now."""
+        before = self.departures.get(number)
+        if before is None:
+            return True
+        return before[1] != departures[1] if self.is_pinned else before != departures
 
 
 class Calm:
@@ -65,7 +77,8 @@ class Calm:
         links = [process.worker.linked_to for process in self._world.workers.values()]
         has_links = all(link is None or link in starts for link in links)
         has_links &= all(link in starts for process in processes for link in process.linked_to)
-        self._is_calm = has_drives and has_peers and has_links and has_leases
+        is_judged = self._world.setup.expects_all
+        self._is_calm = is_judged and has_drives and has_peers and has_links and has_leases
 
     def end(self) -> None:
         """Something goes wrong, other than that the store is down."""
@@ -82,28 +95,39 @@ class Calm:
         if not self._is_calm:
             return None
         oracle = self._world.oracle
-        listed = [number for number in numbers if oracle.places(number)]
-        departures = {number: oracle.departures(number) for number in listed}
+        return self._asked(name, [number for number in numbers if oracle.places(number)])
+
+    def asked_behind(self, name: str, found: dict[int, tuple[int, int]], *, is_pinned: bool) -> Asked:
+        """A get begins of what a look-up has found, with the departures from before it: right behind it, or,
+        *is_pinned*, within its pin.
+        """
+        return replace(self._asked(name, []), departures=found, is_pinned=is_pinned)
+
+    def _asked(self, name: str, numbers: list[int]) -> Asked:
+        departures = {number: self._world.oracle.departures(number) for number in numbers}
         was_linked = self._world.workers[name].worker.linked_to is not None
         return Asked(departures, was_down=self._down_since_s is not None, was_linked=was_linked)
 
-    def answered(self, asked: Asked | None, numbers: list[int], end: Ended, deadline_s: float) -> None:
+    def answered(
+        self, asked: Asked | None, numbers: list[int], end: Ended, deadline_s: float, what: str = "get"
+    ) -> None:
         """It has ended."""
         if asked is None or not self._is_calm:
             return
         oracle, happened = self._world.oracle, self._world.story.happened
+        kind = "calm HITs" if what == "get" else f"calm HITs of a {what}"
         for number, state, reason in zip(numbers, end.states, end.reasons, strict=True):
-            if asked.departures.get(number) != oracle.departures(number):
+            if asked.is_gone(number, oracle.departures(number)):
                 continue
             if state == BlockState.HIT:
-                happened[f"calm HITs{', the store down' if asked.was_down else ''}"] += 1
+                happened[f"{kind}{', the store down' if asked.was_down else ''}"] += 1
                 continue
             has_time = asked.was_linked and deadline_s >= _IN_TIME_S
             why = self._excuse(number, state, reason, has_time=has_time)
             if not why:
                 said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
                 where = "the store alone is down" if asked.was_down else "nothing is wrong"
-                raise ViolationError(f"block {number} was committed, {where}, and a get of it says {said}")
+                raise ViolationError(f"block {number} was committed, {where}, and a {what} of it says {said}")
             happened[f"calm, and {why}"] += 1
 
     def _excuse(self, number: int, state: int, reason: int, *, has_time: bool) -> str:
@@ -120,6 +144,11 @@ class Calm:
             and world.drives.have_unreadable(world.oracle.places(number)),
         }
         return next((why for why, is_so in faults.items() if is_so), "") or excuse(world, number)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong but that the store may be down."""
+        return self._is_calm
 
     @property
     def _stalls(self) -> bool:

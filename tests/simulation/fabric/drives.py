@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from tests.simulation.fabric.volume_records import are_volume_records
 from tests.simulation.listings import Listings
 from tests.simulation.model import ViolationError
@@ -196,6 +197,15 @@ class Drives:
             raise ViolationError(
                 f"{owned.record.id} is called damaged at {offset}, and nothing has damaged it"
             )
+
+    def check_listed(self, shard: ShardId, entries: NDArray[np.uint8]) -> None:
+        """An owner calls blocks committed: a summary page on flash lists each, or did before a fault.
+
+        *entries*: key and tag of each, shape (n, 32).
+        """
+        listings = self._listings[shard]
+        if not all(listings.copies(entry.tobytes()) for entry in entries):
+            raise ViolationError(f"blocks are called committed, and no page of {shard} lists them")
 
     def check_writes(self) -> int:
         """No write may land over what was submitted after it; return how many volume records did.

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH, BadDrives, Enclosures, HarshOutages
-from tests.simulation.fabric.world import STRIKES, Setup, Watched, World
+from tests.simulation.fabric.watched import Watched
+from tests.simulation.fabric.world import STRIKES, Setup, World
 
 from ostraca_fabric import memory
 from ostraca_fabric.outcome import Ack
@@ -37,7 +39,12 @@ STRIKES_IN_CALM = ("store_goes_down",)
 _CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
 """Of histories: those in which these things go wrong."""
 
+_CLOSE, _TOO_LATE = 0.3, 0.1
+"""Of histories: those in which writes land just in time, and too late."""
+
 _LEASE_S = 5.0
+_DEADLINES_S = (0.05, 0.5, 0.5, 2.0, 2.0, 5.0)
+_PINS_S = (0.0, 0.0, 1.0, 2.0, 3.0)
 _PAUSES_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 70.0, 200.0)
 _PAUSES_BEFORE_S = (0.05, 1.0, 3.0, 8.0, 8.0, 20.0, 20.0, 60.0)
 """Between a check and what is done upon it: what waits longer than ``pause_max_s`` there may be later than
@@ -56,12 +63,13 @@ class Told:
 
 def drawn_setup(dice: random.Random) -> Setup:
     """Draw what a history is played on."""
-    return Setup(
+    setup = Setup(
         hosts=dice.choice([2, 2, 3]),
         enclosures=dice.choice([1, 1, 2]),
         drives=dice.choice([1, 2]),
         segments=dice.choice([3, 4, 6]),
         numbers=dice.choice([32, 64, 128]),
+        blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
         drive_faults=DriveFaults(
             stalls=dice.choice([0.0, 0.0, 0.02]),
             stall_s=0.8,
@@ -77,12 +85,51 @@ def drawn_setup(dice: random.Random) -> Setup:
         lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
         has_cache=dice.random() < 0.5,
         drift=dice.choice([0.0, 0.001]),
-        reach=StoreFaults(twice=dice.choice([0.0, 0.0, 0.2])),
+        reach=StoreFaults(
+            twice=dice.choice([0.0, 0.0, 0.2]),
+            lost_requests=dice.choice([0.0, 0.0, 0.05]),
+            lost_answers=dice.choice([0.0, 0.0, 0.05]),
+        ),
         inline=dice.choice([0.0, 0.0, 0.5]),
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
         silence=dice.choice([0.0, 0.5]),
         strikes=drawn_strikes(dice),
     )
+    roll = dice.random()
+    if roll < _CLOSE:
+        return close(setup, dice)
+    return too_late(setup) if roll < _CLOSE + _TOO_LATE else setup
+
+
+def close(setup: Setup, dice: random.Random) -> Setup:
+    """Let what owners wait for a write be next to no more than how late it may be.
+
+    It stands still for ``pause_max_s`` twice at most, before it is submitted and once it is decided on, and
+    its drive delays it; ``late_write_s`` has half a second more.
+    """
+    pause_s, late_s = dice.choice([1.0, 3.0, 8.0]), dice.choice([1.0, 8.0])
+    faults = replace(
+        setup.drive_faults,
+        service_s=dice.choice([0.003, 0.06]),
+        late_from_s=0.8 * late_s,
+        late_s=late_s,
+        late=1.0,
+    )
+    lateness = Lateness(
+        hold_s=dice.choice([0.5, 2.0]),
+        pause_max_s=pause_s,
+        late_write_s=2 * pause_s + faults.stall_s + late_s + 0.5,
+        adopt_every_s=dice.choice([10.0, 60.0]),
+    )
+    strikes = tuple(name for name in setup.strikes if name != "drive_is_slow")  # slower than that
+    return replace(setup, drive_faults=faults, lateness=lateness, strikes=strikes)
+
+
+def too_late(setup: Setup) -> Setup:
+    """Let writes land later than owners wait for them."""
+    faults = replace(setup.drive_faults, service_s=0.06, late=1.0, late_s=40.0)
+    lateness = Lateness(hold_s=2.0, late_write_s=5.0)
+    return replace(setup, drive_faults=faults, lateness=lateness, expects_all=False)
 
 
 def drawn_strikes(dice: random.Random) -> tuple[str, ...]:
@@ -105,14 +152,14 @@ class History(BadDrives, Enclosures, HarshOutages):
         dice, world = self._dice, self.world
         roll = dice.random()
         name = dice.choice(sorted(world.workers))
-        deadline_s = dice.choice([0.05, 0.5, 0.5, 2.0])
+        deadline_s = dice.choice(_DEADLINES_S)
         if roll < 0.42:
             ack = dice.choice([Ack.STAGED, Ack.COMMITTED, Ack.COMMITTED])
             world.begin_put(name, self._numbers(), deadline_s, ack)
         elif roll < 0.66:
             world.begin_get(name, self._numbers(), deadline_s)
-        elif roll < 0.69:
-            world.begin_lookup(name, self._numbers(), deadline_s)
+        elif roll < 0.74:
+            world.begin_lookup(name, self._numbers(), deadline_s, pin_s=dice.choice(_PINS_S))
         elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
         elif roll < 0.86:
@@ -194,7 +241,7 @@ class History(BadDrives, Enclosures, HarshOutages):
         if name is None:
             return
         host, after = self.world.agents[name].host, self._dice.randrange(1, 60)
-        for_s = self._dice.choice(_PAUSES_BEFORE_S)
+        for_s = self._pause_before_s()
 
         def count() -> None:
             nonlocal after
@@ -207,13 +254,17 @@ class History(BadDrives, Enclosures, HarshOutages):
 
         host.before_acting = count
 
+    def _pause_before_s(self) -> float:
+        at_most_s = self.world.outside.settings.owner.pause_max_s
+        return min(self._dice.choice(_PAUSES_BEFORE_S), at_most_s)
+
     def agent_stops_before_it_writes(self) -> None:
         """An agent stands still just before a write to flash: the mover's, of data, or an owner's."""
         name = self._living()
         if name is None:
             return
         process, after = self.world.agents[name], self._dice.randrange(1, 4)
-        for_s = self._dice.choice(_PAUSES_BEFORE_S)
+        for_s = self._pause_before_s()
 
         def count() -> None:
             nonlocal after

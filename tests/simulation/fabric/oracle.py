@@ -2,13 +2,17 @@
 
 Invariants, by their numbers in the architecture:
 
-1. What a get hands over is exactly the bytes of one put of that block.
+1. What a get hands over is exactly the bytes of one put of that block, of which an owner was told that all
+   are on flash.
 3. Every operation ends by its deadline, give or take 100 ms.
 4. Nothing lands in a slot of an arena that is another operation's by then (the worker watches that).
 5. Of puts of one block, one is committed under an owner epoch, until it leaves the index.
 6. What an owner has committed is found, once the fabric is at rest: unless an owner let it go knowingly, or
    its drive is gone.
 8. With the store down, what was found before is found.
+
+And a look-up finds what some agent has, and nothing else; what EXISTS is listed; a put is COMMITTED once its
+owner has listed it on flash, and not STAGED where more was asked for.
 
 What owners do knowingly is observed in process, by their events. Where writes may land later than
 ``late_write_s`` nothing is said of 6.
@@ -28,7 +32,7 @@ from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
 from ostraca_fabric.explain import EventKind
-from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 
 if TYPE_CHECKING:
     from ostraca_fabric.ids import ShardId
@@ -54,14 +58,20 @@ class Place:
 class _Known:
     """What is known of one block."""
 
-    puts: dict[int, Version] = field(default_factory=dict)
-    """Those that may have been listed, by version."""
+    puts: dict[bytes, Version] = field(default_factory=dict)
+    """By tag: those that workers have sent."""
+
+    offered: set[bytes] = field(default_factory=set)
+    """Of these puts, by tag, those that owners were asked to list, as all of their bytes are on flash."""
+
+    listed: set[bytes] = field(default_factory=set)
+    """And those of which owners have said that they did."""
 
     places: dict[ShardId, Place] = field(default_factory=dict)
     """Where owners have committed it, and not let go of it since."""
 
-    departures: int = 0
-    """How often an owner has let go of it."""
+    departures: Counter[EventKind] = field(default_factory=Counter)
+    """How often an owner has let go of it: as it was old, or damaged."""
 
 
 class Oracle:
@@ -80,7 +90,7 @@ class Oracle:
     def new_version(self, number: int) -> Version:
         self._versions += 1
         made = Version(number, self._versions)
-        self._known[number].puts[self._versions] = made
+        self._known[number].puts[made.tag] = made
         return made
 
     @property
@@ -92,9 +102,10 @@ class Oracle:
         """Return where a block was committed, and should be."""
         return self._known[number].places
 
-    def departures(self, number: int) -> int:
-        """Count how often an owner has let go of a block."""
-        return self._known[number].departures
+    def departures(self, number: int) -> tuple[int, int]:
+        """Count how often an owner has let go of a block as it was old, and as it found it damaged."""
+        counted = self._known[number].departures
+        return counted[EventKind.EVICTED], counted[EventKind.DROPPED]
 
     def key_of(self, number: int) -> bytes:
         return self._keys[number]
@@ -114,15 +125,34 @@ class Oracle:
                 raise ViolationError(f"block {number} is a HIT, and nothing was handed over")
             self._handed(number, data)
 
-    def put(self, versions: list[Version], end: Ended) -> None:
+    def put(self, versions: list[Version], end: Ended, ack: Ack, known: set[int]) -> None:
+        """*known*: what some agent has listed since it was asked, or may have: nothing else EXISTS."""
         for version, state in zip(versions, end.states, strict=True):
-            known = self._known[version.number]
-            if state == PutState.EXISTS and len(known.puts) == 1:
-                raise ViolationError(f"block {version.number} EXISTS, and nobody has put it before")
+            number = version.number
+            if state == PutState.COMMITTED and version.tag not in self._known[number].listed:
+                raise ViolationError(
+                    f"block {number} is called COMMITTED, and no owner has listed this put of it"
+                )
+            if state == PutState.STAGED and ack is Ack.COMMITTED:
+                raise ViolationError(
+                    f"a put of block {number} was to be COMMITTED, and is answered as STAGED"
+                )
+            if state == PutState.EXISTS and number not in known:
+                raise ViolationError(f"block {number} EXISTS, and no agent lists it")
+
+    def looked_up(self, numbers: list[int], end: Ended, known: set[int]) -> None:
+        """*known*: what some agent has had meanwhile, or may have: nothing else may be found."""
+        for number, state in zip(numbers, end.states, strict=True):
+            if state != BlockState.HIT:
+                continue
+            if not self._known[number].offered:
+                raise ViolationError(f"block {number} is found, and nobody was ever asked to list it")
+            if number not in known:
+                raise ViolationError(f"block {number} is found, and no agent has it")
 
     def _handed(self, number: int, data: bytes) -> None:
-        puts = self._known[number].puts.values()
-        if not any(data == put.data.tobytes() for put in puts):
+        known = self._known[number]
+        if not any(data == known.puts[tag].data.tobytes() for tag in known.offered):
             raise ViolationError(f"WRONG BYTES of block {number} were handed over")
 
     def must_be_found(self, number: int, state: int, reason: int, excuse: str) -> None:
@@ -144,6 +174,23 @@ class Oracle:
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 16)
         return [self._numbers[row.tobytes()] for row in rows if row.tobytes() in self._numbers]
 
+    def offered(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
+        """An owner is asked to list puts: from here on they may be found."""
+        for number, tag in self._puts(keys, tags):
+            if tag not in self._known[number].puts:
+                raise ViolationError(f"block {number} is to be listed under a tag that no worker has made")
+            self._known[number].offered.add(tag)
+
+    def answered(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
+        """An owner says that it has listed puts."""
+        for number, tag in self._puts(keys, tags):
+            self._known[number].listed.add(tag)
+
+    def _puts(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
+        """Return numbers and tags; without those whose reservation has ended, as their keys are unknown."""
+        pairs = ((key.tobytes(), tag.tobytes()) for key, tag in zip(keys, tags, strict=False))
+        return [(self._numbers[key], tag) for key, tag in pairs if key in self._numbers]
+
     def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
         """An owner has listed a block; it is in its index."""
         places = self._known[number].places
@@ -159,6 +206,6 @@ class Oracle:
         """
         for number, left in shards.items():
             known = self._known[number]
-            known.departures += 1
+            known.departures[kind] += 1
             known.places = {shard: place for shard, place in known.places.items() if shard not in left}
             self.excused[kind.name] += 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.links import CONNECTIONS
 from tests.simulation.fabric.story import Story
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.fabric_map import DriveRecord
     from ostraca_fabric.ids import ShardId
-    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.drive import Drive, Pieces
     from ostraca_fabric.ports.transport import Transport
 
 _RETRY_S = 1.0
@@ -94,6 +96,7 @@ class AgentProcess:
         self.membership = SimulatedMembership(outside.store, outside.dice, outside.reach)
         self.transport = SimulatedTransport(outside.plane)
         self.drives: list[HostedDrive] = []
+        self.on_write: Callable[[DriveId, Pieces], None] = lambda _, __: None
         self.has_started = False
         self._outside = outside
         transport: Transport = self.transport
@@ -139,6 +142,15 @@ class AgentProcess:
     def shards(self) -> dict[ShardId, OwnedShard]:
         """The shards that it answers for."""
         return self.agent._owner.shards
+
+    def has(self, keys: NDArray[np.uint8], *, in_memory: bool) -> NDArray[np.bool_]:
+        """Say which blocks it lists, in shards that it answers for or did, or, if so asked, has in DRAM."""
+        owner = self.agent._owner
+        answers_for = [*owner.shards.values(), *(owned for owned, _ in owner._left.values())]
+        known = np.zeros(len(keys), np.bool_)
+        for owned in answers_for:
+            known |= owned.core.index.find(keys) >= 0
+        return known | self.agent._mover.staging.cache.contains(keys) if in_memory else known
 
     @property
     def linked_to(self) -> list[tuple[AgentId, bytes]]:
@@ -189,6 +201,7 @@ class AgentProcess:
 
     def _open_drive(self, record: DriveRecord) -> Drive:
         drive = HostedDrive(SimulatedDrive(record.id, self._outside.flashes[record.id]))
+        drive.on_write = lambda pieces: self.on_write(record.id, pieces)
         self.drives.append(drive)
         return drive
 
@@ -197,7 +210,23 @@ def address_of(name: str) -> str:
     return f"tcp://{name}:7000"
 
 
-def settings_with(*, cache: bool) -> AgentSettings:
-    if cache:
-        return SETTINGS
-    return replace(SETTINGS, memory=replace(SETTINGS.memory, cache_bytes=0))
+@dataclass(frozen=True)
+class Lateness:
+    """What owners count on: as in ``OwnerSettings``, in seconds."""
+
+    hold_s: float = 6.0
+    pause_max_s: float = 60.0
+    late_write_s: float = 120.0
+    adopt_every_s: float = 10.0
+
+
+def settings_with(lateness: Lateness, *, cache: bool) -> AgentSettings:
+    memory = SETTINGS.memory if cache else replace(SETTINGS.memory, cache_bytes=0)
+    owner = replace(
+        SETTINGS.owner,
+        hold_s=lateness.hold_s,
+        pause_max_s=lateness.pause_max_s,
+        late_write_s=lateness.late_write_s,
+        adopt_every_s=lateness.adopt_every_s,
+    )
+    return replace(SETTINGS, memory=memory, owner=owner)

@@ -12,15 +12,16 @@ from tests.simulation.fabric.history import History, drawn_strikes, play
 from tests.simulation.fabric.resting import excuse, rest
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
-from tests.simulation.fabric.world import STRIKES, Setup, Watched, World
+from tests.simulation.fabric.watched import Watched
+from tests.simulation.fabric.world import STRIKES, Setup, World
 from tests.simulation.model import ViolationError
 
 from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
-BATCH = 5
-BATCHES = 4
+BATCH = 10
+BATCHES = 9
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

@@ -198,14 +198,14 @@ class Worker:
         end = await self._operate(link, PutOperation(message, until_s=until_s), until_s, slots, None)
         return self._ended(link, end, {})
 
-    async def lookup(self, numbers: list[int], deadline_s: float) -> Ended:
+    async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
         until_s = self._now_s + deadline_s
         link = await self._links.linked(until_s)
         if link is None:
             return self._declined(numbers)
         request = self._next_request()
         spans = (blocks.chain_of(numbers).span(),)
-        message = Lookup(request, link.handle, until_s - self._now_s, spans)
+        message = Lookup(request, link.handle, until_s - self._now_s, spans, pin_s)
         end = await self._operate(link, LookupOperation(message, until_s=until_s), until_s, None, None)
         return self._ended(link, end, {})
 

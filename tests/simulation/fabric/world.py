@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
+from tests.simulation.fabric.margins import Margins
+from tests.simulation.fabric.operations import get, look_up, put
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.placed import Placed
-from tests.simulation.fabric.process import AgentProcess, Outside, address_of, settings_with
+from tests.simulation.fabric.process import AgentProcess, Lateness, Outside, address_of, settings_with
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
 
-from ostraca_dpu_agent.events import EventRing
-from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import Ack, BlockState, PutState
-from ostraca_fabric.tallies import STATES, tally_text
+from ostraca_fabric.tallies import tally_text
 from ostraca_fabric.testing.drive_faults import DriveFaults
 from ostraca_fabric.testing.hosted import HostedNetwork
 from ostraca_fabric.testing.simulated_membership import SimulatedStore, StoreFaults
@@ -38,7 +38,6 @@ from ostraca_fabric.wire.messages import WIRE_VERSION
 if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import FabricMap
     from ostraca_fabric.ids import EnclosureId
-    from ostraca_fabric.wire.messages import ShardCommit, ShardCommitted
 
 _CHECKS = 12
 STRIKES = (
@@ -71,6 +70,7 @@ class Setup:
     """Of an operation."""
 
     drive_faults: DriveFaults = field(default_factory=lambda: DriveFaults(late=0.5, late_s=4.0))
+    lateness: Lateness = field(default_factory=Lateness)
     transfer_faults: TransferFaults = field(default_factory=TransferFaults)
     reach: StoreFaults = field(default_factory=StoreFaults)
     lies: float = 0.0
@@ -91,7 +91,7 @@ class Setup:
     """What may go wrong: methods of ``History``."""
 
     expects_all: bool = True
-    """No write is later than ``late_write_s``, and nothing is damaged: no block is lost."""
+    """No write is later than ``late_write_s``: so no block is lost that no fault of a drive excuses."""
 
 
 @dataclass
@@ -116,6 +116,7 @@ class World:
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
         self.placed = Placed(setup.numbers)
         self.calm = Calm(self)
+        self.margins = Margins(self)
         self.outside = Outside(
             loop=loop,
             dice=dice,
@@ -126,7 +127,7 @@ class World:
             flashes=self.drives.flashes,
             reach=setup.reach,
             lies=setup.lies,
-            settings=settings_with(cache=setup.has_cache),
+            settings=settings_with(setup.lateness, cache=setup.has_cache),
         )
         self.agents: dict[str, AgentProcess] = {}
         self.workers: dict[str, WorkerProcess] = {}
@@ -167,6 +168,7 @@ class World:
             self.outside.network.restart(name)
         drift = self.setup.drift
         process = AgentProcess(name, self.outside, rate=1 + self.dice.uniform(-drift, drift))
+        process.on_write = lambda drive, pieces: self.judge(self.margins.writes, drive, pieces)
         self.agents[name] = process
         self.story.tell(name, f"starts as {process.agent.start_id.hex()[:8]}")
         process.begin()
@@ -209,17 +211,7 @@ class World:
     # ------------------------------------------------------------------------------------------ traffic
 
     def begin_put(self, name: str, numbers: list[int], deadline_s: float, ack: Ack) -> None:
-        versions = [self.oracle.new_version(number) for number in numbers]
-
-        async def put() -> None:
-            worker = self.workers[name].worker
-            until_s = self.loop.time() + deadline_s
-            end = await worker.put(versions, deadline_s, ack)
-            self._told(name, "put", numbers, end)
-            self.oracle.ended("put", self.loop.time() - until_s)
-            self.oracle.put(versions, end)
-
-        self._begin(name, put())
+        self._begin(name, put(self, name, numbers, deadline_s, ack))
 
     def begin_get(
         self,
@@ -228,34 +220,23 @@ class World:
         deadline_s: float,
         then: Callable[[list[int], Ended], None] = lambda _, __: None,
     ) -> None:
-        self._begin(name, self._get(name, numbers, deadline_s, then))
+        self._begin(name, get(self, name, numbers, deadline_s, then))
 
-    def begin_lookup(self, name: str, numbers: list[int], deadline_s: float) -> None:
-        async def lookup() -> None:
-            until_s = self.loop.time() + deadline_s
-            end = await self.workers[name].worker.lookup(numbers, deadline_s)
-            self._told(name, "lookup", numbers, end)
-            self.oracle.ended("lookup", self.loop.time() - until_s)
+    def begin_lookup(self, name: str, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> None:
+        self._begin(name, look_up(self, name, numbers, deadline_s, pin_s))
 
-        self._begin(name, lookup())
+    @property
+    def deaths(self) -> int:
+        """How many processes are gone."""
+        return len(self._gone)
 
-    async def _get(
-        self, name: str, numbers: list[int], deadline_s: float, then: Callable[[list[int], Ended], None]
-    ) -> None:
-        until_s, asked = self.loop.time() + deadline_s, self.calm.asked(name, numbers)
-        end = await self.workers[name].worker.get(numbers, deadline_s)
-        self._told(name, "get", numbers, end)
-        self.oracle.ended("get", self.loop.time() - until_s)
-        self.oracle.got(numbers, end)
-        self.calm.answered(asked, numbers, end, deadline_s)
-        then(numbers, end)
-
-    def _told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
+    def told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
+        """Put into the story how an operation ended."""
         if end.states[:1] == [-1]:
             said = "no agent, or no slot"
         else:
-            said = tally_text(bytes(end.states), bytes(end.reasons), STATES[what])
             state = PutState if what == "put" else BlockState
+            said = tally_text(bytes(end.states), bytes(end.reasons), state)
             for each in end.states:
                 self.story.happened[f"{what} {state(each).name}"] += 1
         self.story.tell(name, f"{what} {numbers} by {end.agent or 'nobody'}: {said}")
@@ -294,13 +275,16 @@ class World:
             left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
             self.oracle.gone(kind, left)
 
-    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8]) -> None:
+    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
         """Hear of blocks that an owner has committed; those that have left its index since are none."""
         process = self.agents.get(agent)
         owned = process.shards.get(shard) if process is not None and process.is_alive else None
         if owned is None or not len(keys):
             return
-        numbers = self.oracle.numbers_of(keys[owned.core.index.find(keys) >= 0])
+        is_there = owned.core.index.find(keys) >= 0
+        numbers = self.oracle.numbers_of(keys[is_there])
+        if self.setup.expects_all:
+            self.drives.check_listed(shard, np.hstack([keys, tags])[is_there])
         self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
         self.calm.committed(numbers)
         mishaps = self.drives.mishaps(shard)
@@ -334,8 +318,15 @@ class World:
         """Hear of damage that an owner has found: of the block it has just dropped, or of a summary."""
         length = blocks.length_of(self._dropped) if self._dropped is not None else 0
         self._dropped = None
-        if not self.setup.lies and self._is_last_owner(owned):
+        if self.setup.expects_all and not self.setup.lies and self._is_last_owner(owned):
             self.drives.check_damage(owned, offset, length)
+
+    def judge(self, hear: Callable[..., object], *said: object, **named: object) -> None:
+        """Have something judged in the middle of what an agent does, which does not hear of it."""
+        try:
+            hear(*said, **named)
+        except ViolationError as violation:
+            self.fail(violation)
 
     def fail(self, error: BaseException | None) -> None:
         """Keep the first thing that went wrong."""
@@ -351,6 +342,7 @@ class World:
                 raise ViolationError(process.worker.violations[0])
         if self.setup.expects_all:
             self.oracle.excused["late volume records"] += self.drives.check_writes()
+        self.margins.check()
         if not self._checks % _CHECKS:
             self.check_closely()
 
@@ -368,44 +360,3 @@ class World:
         hosts = [*self._gone, *(each.host for each in self.agents.values())]
         for host in [*hosts, *(each.host for each in self.workers.values())]:
             host.forget()
-
-
-class Watched:
-    """Has a world hear of every event of every agent, and of damage, as long as it is entered."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._record, self._count = EventRing.record, OwnedShard.count_damage
-        self._commit = OwnerService._commit
-
-    def __enter__(self) -> None:
-        world, record, count, commit = self._world, self._record, self._count, self._commit
-
-        def recording(
-            ring: EventRing, kind: EventKind, keys: NDArray[np.uint8], *rest: object, **named: object
-        ) -> None:
-            record(ring, kind, keys, *rest, **named)  # type: ignore[arg-type]  # handed on
-            world.observe(ring.agent, kind, keys)
-
-        def counting(owned: OwnedShard, offset: int) -> None:
-            count(owned, offset)
-            world.found_damaged(owned, offset)
-
-        async def committing(
-            service: OwnerService, part: ShardCommit, numbers: NDArray[np.uint64], *rest: NDArray[np.generic]
-        ) -> ShardCommitted:
-            owned = service.shards.get(ShardId(part.shard))
-            keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
-            done = await commit(service, part, numbers, *rest)  # type: ignore[arg-type]  # handed on
-            is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
-            world.committed(service.events.agent, ShardId(part.shard), keys[is_done])
-            return done
-
-        OwnerService._commit = committing  # type: ignore[method-assign,assignment]  # until it is left
-        EventRing.record = recording  # type: ignore[method-assign,assignment]  # until it is left
-        OwnedShard.count_damage = counting  # type: ignore[method-assign,assignment]  # until it is left
-
-    def __exit__(self, *_: object) -> None:
-        EventRing.record = self._record  # type: ignore[method-assign]
-        OwnerService._commit = self._commit  # type: ignore[method-assign]
-        OwnedShard.count_damage = self._count  # type: ignore[method-assign]

@@ -1,0 +1,127 @@
+"""What keeps two owners of one shard apart, looked at from outside where it is decided, and on flash.
+
+An owner counts on its claim no longer than ``grant_s`` after the store has seen it stand. What it has open is
+in the grant that the store has recorded for its epoch. Nobody decides on a write under a reservation that has
+ended. Once a segment is opened anew, or an earlier grant of it retired, no write that was decided on before
+lands there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.model import ViolationError
+
+from ostraca_dpu_agent.owner.core.segments import SegmentState
+from ostraca_fabric.outcome import PutState
+from ostraca_fabric.testing.virtual_hosts import running_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.simulation.fabric.process import AgentProcess
+    from tests.simulation.fabric.world import World
+
+    from ostraca_dpu_agent.owner.core import Reservations, ShardCore
+    from ostraca_dpu_agent.owner.core.ring import Ring
+    from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_fabric.fabric_map import FabricMap
+    from ostraca_fabric.ids import AgentId, DriveId, ShardId, StartId
+    from ostraca_fabric.ports.drive import Pieces
+
+_EXACTLY_S = 1e-6
+
+
+class Margins:
+    """One world's."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stood_s: dict[tuple[ShardId, StartId], float] = {}
+        """When the store last said that a claim stands, or that its agent's record does."""
+
+        self._held_until_s: dict[tuple[DriveId, int], float] = {}
+        """By where it begins: until when space was handed out last."""
+
+    # ------------------------------------------------------------------------------------- what is heard
+
+    def stands(self, fabric_map: FabricMap, agent: AgentId, start: StartId) -> None:
+        """The store says that an agent's record stands: so do its claims."""
+        for shard, claim in fabric_map.claims.items():
+            if (claim.agent, claim.start) == (agent, start):
+                self._stood_s[shard, start] = self._world.loop.now_s
+
+    def reserved(self, core: ShardCore, made: Reservations) -> None:
+        """An owner has handed out space."""
+        host, table = running_host(), core.reservations
+        assert host is not None, "owners are in processes"
+        is_given = made.states == PutState.STAGED
+        slots = table.slots_of(made.reservations[is_given])
+        for offset, end_s in zip(made.offsets[is_given].tolist(), table.ends_s[slots].tolist(), strict=True):
+            self._held_until_s[core.superblock.drive, offset] = host.loop_time(end_s)
+
+    def writes(self, drive: DriveId, pieces: Pieces) -> None:
+        """Some process has decided on a write."""
+        hold_s, now_s = self._world.outside.settings.owner.hold_s, self._world.loop.now_s
+        for offset in pieces.drive_offsets.tolist():
+            until_s = self._held_until_s.get((drive, offset))
+            if until_s is not None and now_s > until_s + self._drift_of(hold_s):
+                raise ViolationError(
+                    f"{drive} is written at {offset} {now_s - until_s:.3f} s after that was to be held"
+                )
+
+    def opened(self, ring: Ring, segment: int) -> None:
+        """A segment is taken into its next generation."""
+        for _, owned in self._owned():
+            if owned.core.ring is ring:
+                self._fence(owned.core, [segment])
+
+    def retired(self, core: ShardCore, segments: Iterable[int]) -> None:
+        """Segments of earlier grants are used like any other."""
+        self._fence(core, segments)
+
+    def _fence(self, core: ShardCore, segments: Iterable[int]) -> None:
+        flash, geometry = self._world.drives.flashes[core.superblock.drive], core.geometry
+        for segment in segments:
+            begin = geometry.summary_offset(segment)
+            flash.fence(begin, begin + geometry.segment_bytes)
+
+    # ------------------------------------------------------------------------------------- what is looked at
+
+    def check(self) -> None:
+        """Look at all owners that are sure of their shards."""
+        for process, owned in self._owned():
+            if process.is_alive and not owned.core.is_recovering:
+                self._check_fence(process, owned)
+                if owned.is_sure:
+                    self._check_grant(process, owned)
+
+    def _check_fence(self, process: AgentProcess, owned: OwnedShard) -> None:
+        stood_s = self._stood_s.get((owned.record.id, process.agent.start_id))
+        grant_s = self._world.outside.settings.owner.grant_s
+        until_s = process.host.loop_time(owned.core.grants.until_s)
+        if until_s > 0 and (stood_s is None or until_s > stood_s + grant_s + self._drift_of(grant_s)):
+            raise ViolationError(
+                f"{process.name} is sure of {owned.record.id} until {until_s:.6f}, "
+                f"and its claim stood at {stood_s}"
+            )
+
+    def _check_grant(self, process: AgentProcess, owned: OwnedShard) -> None:
+        known = self._world.outside.store.memory._grants.get(owned.record.id)
+        recorded = None if known is None else known.of(owned.epoch)
+        granted = frozenset(() if recorded is None else recorded.segments)
+        is_open = (SegmentState.OPENING, SegmentState.OPEN)
+        opened = {each.number for each in owned.core.ring.segments if each.state in is_open}
+        if not opened <= granted:
+            raise ViolationError(
+                f"{process.name} has segments {sorted(opened)} of {owned.record.id} open, "
+                f"and the store knows of {sorted(granted)} under epoch {owned.epoch}"
+            )
+
+    def _owned(self) -> list[tuple[AgentProcess, OwnedShard]]:
+        processes = self._world.agents.values()
+        return [(process, owned) for process in processes for owned in process.shards.values()]
+
+    def _drift_of(self, seconds: float) -> float:
+        """How much two clocks may differ over so long."""
+        return 2 * self._world.setup.drift * seconds + _EXACTLY_S

@@ -1,0 +1,100 @@
+"""What happens inside of agents, and in the store, told to a world as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.owner.core import ShardCore
+from ostraca_dpu_agent.owner.core.ring import Ring
+from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_fabric.adapters.memory_store import MemoryStore
+from ostraca_fabric.ids import ShardId
+from ostraca_fabric.outcome import PutState
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric.world import World
+
+    from ostraca_fabric.wire.messages import ShardCommit, ShardCommitted
+
+_Hear = Callable[..., object]
+"""Is told what a method has returned, and what it was given."""
+
+
+class Watched:
+    """Has a world hear of every event of every agent, as long as it is entered."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._before: list[tuple[type, str, Any]] = []
+
+    def __enter__(self) -> None:
+        world, margins = self._world, self._world.margins
+        self._hear(
+            EventRing, "record", lambda _, ring, kind, keys, *__, **___: world.observe(ring.agent, kind, keys)
+        )
+        self._hear(OwnedShard, "count_damage", lambda _, owned, offset: world.found_damaged(owned, offset))
+        self._hear(ShardCore, "reserve", lambda made, core, *_, **__: margins.reserved(core, made))
+        self._hear(ShardCore, "reserve_carried", lambda made, core, *_, **__: margins.reserved(core, made))
+        self._hear(ShardCore, "retire", lambda _, core, __, segments: margins.retired(core, segments))
+        self._hear(Ring, "begin_opening", lambda opened, ring, _: margins.opened(ring, opened.number))
+        self._hear(
+            MemoryStore,
+            "has",
+            lambda stands, store, *who: margins.stands(store.map, *who) if stands else None,
+        )
+        self._hear(
+            MemoryStore,
+            "claim",
+            lambda given, store, _, *who, **__: margins.stands(store.map, *who) if given else None,
+        )
+        self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
+
+    def __exit__(self, *_: object) -> None:
+        for of, name, before in self._before:
+            setattr(of, name, before)
+
+    def _change(self, of: type, name: str, to: object) -> None:
+        self._before.append((of, name, getattr(of, name)))
+        setattr(of, name, to)
+
+    def _hear(self, of: type, name: str, hear: _Hear) -> None:
+        """Have *hear* called behind each call of a method."""
+        method = getattr(of, name)
+
+        @wraps(method)
+        def heard(*given: Any, **named: Any) -> Any:
+            result = method(*given, **named)
+            self._world.judge(hear, result, *given, **named)
+            return result
+
+        self._change(of, name, heard)
+
+    def _committing(self, commit: Callable[..., Any]) -> object:
+        world = self._world
+
+        async def committing(
+            service: OwnerService,
+            part: ShardCommit,
+            numbers: NDArray[np.uint64],
+            tags: NDArray[np.uint8],
+            seeds: NDArray[np.uint64],
+        ) -> ShardCommitted:
+            owned = service.shards.get(ShardId(part.shard))
+            keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
+            world.judge(world.oracle.offered, keys, tags)
+            done: ShardCommitted = await commit(service, part, numbers, tags, seeds)
+            is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
+            if is_done.any():
+                world.judge(world.oracle.answered, keys[is_done], tags[is_done])
+                agent, shard = service.events.agent, ShardId(part.shard)
+                world.judge(world.committed, agent, shard, keys[is_done], tags[is_done])
+            return done
+
+        return committing
