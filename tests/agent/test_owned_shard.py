@@ -438,7 +438,7 @@ async def test_a_shard_that_ends_answers_every_commit_that_waits() -> None:
         assert list((await first)[0]) == [PutState.COMMITTED]
         assert (list(late[0]), list(late[1])) == ([PutState.DECLINED], [Reason.NO_OWNER])
         assert await closing
-        del fabric.service.shards[SHARD], fabric.agent._steward._serving[SHARD]
+        del fabric.service.shards[SHARD], fabric.agent._steward.shards.serving[SHARD]
 
 
 async def test_a_shard_whose_drive_hangs_ends_all_the_same_and_keeps_its_pages() -> None:
@@ -453,7 +453,7 @@ async def test_a_shard_whose_drive_hangs_ends_all_the_same_and_keeps_its_pages()
         assert watch.took_s < 0.3
         fabric.drive.let_go()
         assert await committing == [PutState.COMMITTED]
-        del fabric.service.shards[SHARD], fabric.agent._steward._serving[SHARD]
+        del fabric.service.shards[SHARD], fabric.agent._steward.shards.serving[SHARD]
 
 
 async def test_an_agent_whose_drive_hangs_stops_all_the_same_and_says_so() -> None:

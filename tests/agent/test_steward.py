@@ -254,7 +254,7 @@ async def test_a_shard_whose_claim_could_not_be_given_back_is_served_anew_under_
         owned, epoch, shard = fabric.shard, fabric.shard.epoch, ShardId(SHARD)
         with monkeypatch.context() as broken:
             broken.setattr(MemoryMembership, "release", fails)
-            assert await fabric.agent._steward._hand_over(shard)
+            assert await fabric.agent._steward.shards.hand_over(shard)
             assert fabric.membership.map.owner(shard) is not None
         await until(lambda: shard in fabric.service.shards)
         await until(lambda: fabric.shard.epoch > epoch)
@@ -268,7 +268,7 @@ async def test_an_epoch_under_which_a_write_is_on_its_way_is_not_served_under_ag
         owned, shard = fabric.shard, ShardId(SHARD)
         await until(lambda: bool(drive.held))
         assert owned.epoch == 1
-        assert not await fabric.agent._steward._stop(shard)
+        assert not await fabric.agent._steward.shards.stop(shard)
         shards = fabric.service.shards
         await until(lambda: shard in shards and not shards[shard].core.is_recovering)
         assert fabric.shard.core.highest_epoch == 0, "flash knows of no epoch yet"
@@ -290,7 +290,7 @@ async def test_an_agent_that_hands_a_shard_over_is_busy_until_that_has_ended() -
         steward, shard = fabric.agent._steward, ShardId(SHARD)
         assert not steward.observe().is_busy
         made = await reserved(fabric.shard, [1])
-        handing_over = asyncio.create_task(steward._hand_over(shard))
+        handing_over = asyncio.create_task(steward.shards.hand_over(shard))
         await until(lambda: steward.observe().leaving == {shard})
         assert steward.observe().is_busy
         assert steward.observe().served == frozenset()
@@ -305,21 +305,21 @@ async def test_a_step_for_a_shard_that_is_served_no_more_does_nothing() -> None:
         await steward._apply(Stop(shard))
         await steward._apply(Stop(shard))
         await steward._apply(Reclaim(shard))
-        assert await steward._hand_over(shard)
+        assert await steward.shards.hand_over(shard)
         assert fabric.service.shards == {}
 
 
 async def test_a_shard_may_be_closed_twice_at_once() -> None:
     async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
         owned, steward, shard = fabric.shard, fabric.agent._steward, ShardId(SHARD)
-        assert all(await asyncio.gather(steward._hand_over(shard), steward._hand_over(shard)))
+        assert all(await asyncio.gather(steward.shards.hand_over(shard), steward.shards.hand_over(shard)))
         assert owned.is_closed
 
 
 async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_longer() -> None:
     async with assembled(replace(SETTINGS, turn_s=60.0)) as fabric:
         service, shard, now_s = fabric.service, ShardId(SHARD), fabric.agent._clock()
-        await fabric.agent._steward._hand_over(shard)
+        await fabric.agent._steward.shards.hand_over(shard)
         service.prune()
         assert set(service._left) == {shard}
         service.succeeded(shard, until_s=now_s)
@@ -476,7 +476,7 @@ async def test_pins_that_a_process_gave_are_minded_when_it_claims_the_shard_agai
 
         monkeypatch.setattr(MemoryMembership, "release", fails_once)
         begun_s = fabric.agent._clock()
-        await steward._hand_over(shard)
+        await steward.shards.hand_over(shard)
         await until(lambda: fabric.service.shards.get(shard, owned) is not owned)
         await fabric.ready()
         held = [each for each in fabric.shard.core.ring.segments if each.state is SegmentState.SEALED]

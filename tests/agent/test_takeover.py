@@ -295,7 +295,7 @@ async def test_who_is_gone_is_barred_once_its_grant_is_retired_and_before_its_se
             barred.append((drive, agent, len(agents.grants), bool(agents.second_shard.withheld)))
 
         steward = agents.second._steward
-        steward._opening = replace(steward._opening, bar=bar)
+        steward.shards._opening = replace(steward.shards._opening, bar=bar)
         agents.lease_runs_out()
         await agents.taken_over()
         assert barred == []
@@ -401,7 +401,7 @@ async def test_an_agent_that_says_it_leaves_counts_on_no_claim_that_ran_out_befo
     async with pair() as agents:
         first, clock = agents.first_shard, agents.fabric.agent._clock
         await reserved(first, [1])  # what is waited for
-        agents.second._steward._leaving.set()  # nobody comes after
+        agents.second._steward.shards.leaving.set()  # nobody comes after
         agents.store.leave(FIRST, agents.fabric.agent.start_id)  # and nobody has heard of it
         leaving = asyncio.create_task(agents.fabric.agent.hand_over())
         asked_s = clock()
@@ -484,10 +484,10 @@ async def test_where_a_write_failed_the_next_owner_waits_before_it_writes() -> N
 async def test_a_process_that_gets_a_shard_back_waits_for_what_it_handed_out_before() -> None:
     async with pair() as agents:
         steward, first = agents.fabric.agent._steward, agents.first_shard
-        agents.second._steward._leaving.set()
+        agents.second._steward.shards.leaving.set()
         handed_out = frozenset(agents.grants[-1].segments)
-        await steward._stop(THE_SHARD)
-        await steward._released(THE_SHARD)
+        await steward.shards.stop(THE_SHARD)
+        await steward.shards.release(THE_SHARD)
         shards = agents.fabric.service.shards
         await until(lambda: THE_SHARD in shards and not shards[THE_SHARD].core.is_recovering)
         assert shards[THE_SHARD].epoch > first.epoch

@@ -143,7 +143,7 @@ async def test_a_drive_of_another_fabric_is_told_with_the_sentence_of_the_log() 
         assert told.why in untrue(fabric.agent)["shards_served"]
         assert f"1 shard could not be opened: {other.shard}" in fabric.agent.status().sentence
         other.bytes[:] = HeldDrive(drive=OTHER_DRIVE).bytes
-        fabric.agent._steward._failed.clear()
+        fabric.agent._steward.shards._failed.clear()
         await until(lambda: {SHARD, other.shard} == fabric.service.shards.keys())
         await until(lambda: untrue(fabric.agent) == {})
         assert without_owner(fabric.agent) == []

@@ -32,8 +32,8 @@ from ostraca_dpu_agent.steward import recover, retiring, serving
 from ostraca_dpu_agent.steward.adopt import adopt_again
 from ostraca_dpu_agent.steward.placements import Retire
 from ostraca_dpu_agent.steward.serving import Serving
+from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_dpu_agent.steward.standing import Standing
-from ostraca_dpu_agent.steward.steward import Steward
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
@@ -280,11 +280,11 @@ def an_owner_writes_without_asking() -> None:
 
 
 def an_own_claim_is_a_fence() -> None:
-    def fencing(self: Steward, fabric_map: Any) -> None:
-        for each in self._serving.values():
+    def fencing(self: ServedShards, fabric_map: Any) -> None:
+        for each in self.serving.values():
             self._fence_if_superseded(each, fabric_map)
 
-    _change(Steward, "_see_owners", fencing)
+    _change(ServedShards, "fence_superseded", fencing)
 
 
 def a_grant_counts_before_it_is_recorded() -> None:

@@ -315,8 +315,8 @@ class Pod:
     def _note_owners(self) -> None:
         now_s = self.loop.now_s
         for agent in self.agents.values():
-            if not agent.steward._leaving.is_set():
-                self.handing_over_most = max(self.handing_over_most, len(agent.steward._handing_over))
+            if not agent.steward.shards.leaving.is_set():
+                self.handing_over_most = max(self.handing_over_most, len(agent.steward.shards.handing_over))
         claims = self.map.claims
         for shard, claim in claims.items():
             owners = self.owners.setdefault(shard, [])
