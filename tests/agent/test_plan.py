@@ -331,17 +331,6 @@ def test_shares_are_evened_out_though_nobody_can_open_one_shard() -> None:
     assert after.owner(dead) is None
 
 
-def test_who_handed_over_in_vain_keeps_what_it_has_for_a_while() -> None:
-    fabric_map, seen = world(8, 2)
-    shards = fabric_map.shards()
-    claims = {shard.id: Claim(seen[0].agent, seen[0].start, OwnerEpoch(1)) for shard in shards}
-    state = replace(
-        seen[0], map=replace(fabric_map, claims=claims), served=frozenset(shard.id for shard in shards)
-    )
-    assert [type(step) for step in plan(state).steps] == [HandOver]
-    assert plan(replace(state, is_in_vain=True)).steps == ()
-
-
 def test_an_agent_that_joins_late_gets_its_part_one_shard_at_a_time() -> None:
     fabric_map, seen = world(32, 4)
     alone_first = settle(
@@ -399,7 +388,8 @@ def test_served_shards_whose_claims_ran_out_are_claimed_again_and_not_stopped() 
     assert decided.steps == tuple(Reclaim(shard) for shard in sorted(served))
 
 
-def test_nothing_is_handed_over_while_shards_are_being_recovered() -> None:
+@pytest.mark.parametrize("why", ["is_busy", "is_in_vain"])
+def test_nothing_is_handed_over_while_shards_are_recovered_nor_what_came_back_at_once(why: str) -> None:
     fabric_map, seen = world(8, 2)
     shards = fabric_map.shards()
     claims = {shard.id: Claim(seen[0].agent, seen[0].start, OwnerEpoch(1)) for shard in shards}
@@ -407,7 +397,7 @@ def test_nothing_is_handed_over_while_shards_are_being_recovered() -> None:
         seen[0], map=replace(fabric_map, claims=claims), served=frozenset(shard.id for shard in shards)
     )
     assert [type(step) for step in plan(state).steps] == [HandOver]
-    assert plan(replace(state, is_busy=True)).steps == ()
+    assert plan(replace(state, is_busy=why == "is_busy", is_in_vain=why == "is_in_vain")).steps == ()
 
 
 def test_shards_of_an_agent_that_leaves_go_to_the_others_at_once() -> None:

@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from typing import Self
 
 import pytest
+from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import GRANT_S, TTL_S, Pod, until
 from tests.pod.work import CHAINS, await_puts, declined, empty, hashes, missing, put, volume_of
 
@@ -142,36 +142,21 @@ def test_without_etcd_gets_go_on_and_puts_for_as_long_as_was_granted(pod: Pod) -
         assert missing(client, (*CHAINS, *range(400, 404))) == []
 
 
-class Reading:
+class Reading(Meanwhile):
     """A worker that gets the same blocks over and over, and counts what it missed."""
 
     def __init__(self, pod: Pod) -> None:
+        super().__init__()
         self.gets = 0
         self.missed = 0
         self.reasons: Counter[Reason | None] = Counter()
         self._pod = pod
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failed: BaseException | None = None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-
-    def _run(self) -> None:
-        try:
-            with self._pod.connect() as client:
-                while not self._is_over.is_set():
-                    self.missed += len(missing(client, reasons=self.reasons))
-                    self.gets += len(CHAINS)
-        except BaseException as error:  # noqa: BLE001 (raised again where the test waits)
-            self._failed = error
+    def work(self, is_over: threading.Event) -> None:
+        with self._pod.connect() as client:
+            while not is_over.is_set():
+                self.missed += len(missing(client, reasons=self.reasons))
+                self.gets += len(CHAINS)
 
 
 def test_agents_restarted_one_after_the_other_lose_no_block(pod: Pod) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import Self
 
 import pytest
+from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import GRANT_S, HOLD_S, LATE_WRITE_S, Pod, until
 from tests.pod.work import CHAINS, await_puts, missing, put
 
@@ -19,35 +19,20 @@ BACK_WITHIN_S = GRANT_S + HOLD_S + LATE_WRITE_S + 10.0
 """What all grants of before are waited for, and some time to claim, on a machine that does other things."""
 
 
-class Load:
+class Load(Meanwhile):
     """A worker that puts new chains all the time."""
 
     def __init__(self, pod: Pod) -> None:
+        super().__init__()
         self.committed: list[int] = []
         self._pod = pod
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failed: BaseException | None = None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-
-    def _run(self) -> None:
-        try:
-            with self._pod.connect(self._pod.agents[1]) as client:
-                for chain in itertools.count(10_000):
-                    if self._is_over.is_set():
-                        break
-                    self.committed += put(client, [chain], deadline_s=0.5)
-        except BaseException as error:  # noqa: BLE001 (raised again where the test waits)
-            self._failed = error
+    def work(self, is_over: threading.Event) -> None:
+        with self._pod.connect(self._pod.agents[1]) as client:
+            for chain in itertools.count(10_000):
+                if is_over.is_set():
+                    break
+                self.committed += put(client, [chain], deadline_s=0.5)
 
 
 def test_an_agent_that_comes_and_goes_all_the_time_costs_no_block_and_puts_come_back(own: Pod) -> None:

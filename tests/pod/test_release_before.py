@@ -6,9 +6,10 @@ import itertools
 import os
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import Pod, command, until
 from tests.pod.release_before import VARIABLE, NoReleaseBeforeError, Release, release_before
 from tests.pod.work import CHAINS, await_puts
@@ -122,44 +123,29 @@ def test_an_agent_that_was_killed_is_succeeded_by_one_of_the_other_release(
             assert each.missing([*chains, *more]) == []
 
 
-class Traffic:
+class Traffic(Meanwhile):
     """Workers that put new blocks and get old ones, in turn, until this is left."""
 
     def __init__(self, *workers: WorkerProcess) -> None:
+        super().__init__()
         self.committed: list[int] = []
         self.gets = 0
         self.missed = 0
         self._workers = itertools.cycle(itertools.permutations(workers, 2))
         self._chains = itertools.count(10_000)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._failed: BaseException | None = None
 
     def await_puts(self) -> None:
         """Wait until blocks are committed that were put from now on."""
         so_far = len(self.committed)
-        until(lambda: self._failed is not None or len(self.committed) >= so_far + FEW, "puts go on")
+        until(lambda: self.has_failed or len(self.committed) >= so_far + FEW, "puts go on")
 
-    def _run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                writer, reader = next(self._workers)
-                self.committed += writer.put([next(self._chains)])
-                wanted = self.committed[-SOME:]
-                self.missed += len(reader.missing(wanted))
-                self.gets += len(wanted)
-        except BaseException as error:  # noqa: BLE001 (raised again where the test waits)
-            self._failed = error
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-        if self._failed is not None:
-            raise self._failed
+    def work(self, is_over: threading.Event) -> None:
+        while not is_over.is_set():
+            writer, reader = next(self._workers)
+            self.committed += writer.put([next(self._chains)])
+            wanted = self.committed[-SOME:]
+            self.missed += len(reader.missing(wanted))
+            self.gets += len(wanted)
 
 
 def test_agents_upgraded_one_after_the_other_under_load_lose_no_block_nor_does_one_put_back(
