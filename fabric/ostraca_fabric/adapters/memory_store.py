@@ -73,6 +73,11 @@ class MemoryStore:
         """All that is told of it, as it is now."""
         return Seen(self.map, self.volumes, self.rulings)
 
+    @property
+    def grants(self) -> Mapping[ShardId, ShardGrants]:
+        """What is kept of shards that were ever claimed, as it is now."""
+        return dict(self._grants)
+
     def join(self, agent: AgentRecord) -> None:
         """Announce an agent; one of the same id with another start id loses its claims."""
         known = self.map.agents.get(agent.id)

@@ -72,7 +72,9 @@ class StoreFaults:
     waits for one asked once more."""
 
     late_requests: float = 0.0
-    """A request arrives up to ``late_s`` later: who asked may have given up, or be gone."""
+    """A request arrives up to ``late_s`` later: who asked may have given up, or be gone. It is compared with
+    what was there when it was made, as stores' adapters have it, and changes nothing where that is different.
+    """
 
     late_s: float = 6.0
 
@@ -85,6 +87,9 @@ class SimulatedStore:
         self.memory = MemoryStore(fabric)
         self.lease_ttl_s = lease_ttl_s
         self.is_up = True
+        self.version = 0
+        """Rises with whatever changes."""
+
         self._leases: dict[tuple[AgentId, StartId], asyncio.TimerHandle | None] = {}
         self._watchers: list[Callable[[], None]] = []
 
@@ -94,9 +99,11 @@ class SimulatedStore:
 
     def transact(self, act: Callable[[SimulatedStore], _T]) -> _T:
         """Do something whole, and tell who watches."""
-        before = self.memory.seen
+        before, grants = self.memory.seen, self.memory.grants
         result = act(self)
-        if before != self.memory.seen:
+        is_told = before != self.memory.seen
+        self.version += is_told or grants != self.memory.grants
+        if is_told:
             for changed in self._watchers:
                 changed()
         return result
@@ -353,15 +360,22 @@ class SimulatedMembership:
 
     def _send(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:
         dice, faults = self._dice, self.faults
-        arrive = functools.partial(self._arrive, act, answer)
+        arrive: Callable[[], None] = functools.partial(self._arrive, act, answer)
+        arrive_late = functools.partial(self._arrive_late, arrive, self._store.version)
         if not self._is_heard:
             if dice.random() < 0.5:  # noqa: PLR2004 (a coin: lost, or sent again until it arrives)
-                self._held.append(arrive)
+                self._held.append(arrive_late)
             return
         if _chance(dice, faults.lost_requests):
             return
-        late_s = dice.uniform(0, faults.late_s) if _chance(dice, faults.late_requests) else 0.0
+        late_s = 0.0
+        if _chance(dice, faults.late_requests):
+            late_s, arrive = dice.uniform(0, faults.late_s), arrive_late
         asyncio.get_running_loop().call_later(dice.uniform(*faults.latency_s) + late_s, arrive)
+
+    def _arrive_late(self, arrive: Callable[[], None], version: int) -> None:
+        if self._store.version == version:
+            arrive()
 
     def _arrive(self, act: Callable[[SimulatedStore], _T], answer: asyncio.Future[Callable[[], _T]]) -> None:
         if not self._store.is_up:

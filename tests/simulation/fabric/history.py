@@ -89,6 +89,7 @@ def drawn_setup(dice: random.Random) -> Setup:
             twice=dice.choice([0.0, 0.0, 0.2]),
             lost_requests=dice.choice([0.0, 0.0, 0.05]),
             lost_answers=dice.choice([0.0, 0.0, 0.05]),
+            late_requests=dice.choice([0.0, 0.0, 0.05]),
         ),
         inline=dice.choice([0.0, 0.0, 0.5]),
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
@@ -128,7 +129,7 @@ def close(setup: Setup, dice: random.Random) -> Setup:
 def too_late(setup: Setup) -> Setup:
     """Let writes land later than owners wait for them."""
     faults = replace(setup.drive_faults, service_s=0.06, late=1.0, late_s=40.0)
-    lateness = Lateness(hold_s=2.0, late_write_s=5.0)
+    lateness = Lateness(hold_s=2.0, late_write_s=5.0, pause_max_s=4.0)
     return replace(setup, drive_faults=faults, lateness=lateness, expects_all=False)
 
 

@@ -1,9 +1,9 @@
 """What keeps two owners of one shard apart, looked at from outside where it is decided, and on flash.
 
 An owner counts on its claim no longer than ``grant_s`` after the store has seen it stand. What it has open is
-in the grant that the store has recorded for its epoch. Nobody decides on a write under a reservation that has
-ended. Once a segment is opened anew, or an earlier grant of it retired, no write that was decided on before
-lands there.
+in the grant that the store has recorded for its epoch, or in one of the whole shard. Nobody decides on a
+write under a reservation that has ended. Once a segment is opened anew, or an earlier grant of it retired, no
+write that was decided on before lands there.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ class Margins:
             )
 
     def _check_grant(self, process: AgentProcess, owned: OwnedShard) -> None:
-        known = self._world.outside.store.memory._grants.get(owned.record.id)
+        known = self._world.outside.store.memory.grants.get(owned.record.id)
+        if known is None and owned.record.id not in {shard.id for shard in self._world.map.shards()}:
+            return  # the store has lost the shard, which nobody can claim
+        if known is not None and any(grant.is_whole for grant in known.unretired):
+            return  # it has lost what was granted, and whoever comes next waits for all of the shard
         recorded = None if known is None else known.of(owned.epoch)
         granted = frozenset(() if recorded is None else recorded.segments)
         is_open = (SegmentState.OPENING, SegmentState.OPEN)
