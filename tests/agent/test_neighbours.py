@@ -90,10 +90,9 @@ async def test_an_agent_that_is_asked_for_itself_asks_nobody() -> None:
         (CACHED, "agent-2", Reason.NO_AGENT),
         (CACHED, "agent/\x00", Reason.NO_AGENT),
         (SETTINGS, "agent-1", Reason.NO_SPACE),
-        (replace(CACHED, flow=replace(CACHED.flow, requests_max=0)), "agent-1", Reason.OVERLOADED),
         (replace(CACHED, requests=replace(CACHED.requests, blocks_max=3)), "agent-1", Reason.OVERLOADED),
     ],
-    ids=["unknown", "no name", "no cache", "too many requests", "too many blocks"],
+    ids=["unknown", "no name", "no cache", "too many blocks"],
 )
 async def test_an_agent_that_cannot_do_it_leaves_every_block_declined(
     settings: AgentSettings, at: str, reason: Reason
@@ -102,6 +101,20 @@ async def test_an_agent_that_cannot_do_it_leaves_every_block_declined(
         worker = fabric.worker()
         await fabric.put(worker, range(4))
         assert await prefetch(fabric, worker, 4, at=at) == {(BlockState.DECLINED, reason)}
+
+
+async def test_an_agent_that_has_as_many_requests_as_it_takes_declines_one_more() -> None:
+    settings = replace(CACHED, flow=replace(CACHED.flow, requests_max=1))
+    async with assembled() as fabric, beside(fabric, settings) as other:
+        worker = fabric.worker()
+        await fabric.put(worker, range(8))
+        fabric.drive.holds_reads = True
+        first = asyncio.create_task(prefetch(fabric, worker, 4))
+        await until(lambda: bool(fabric.drive.held))
+        assert await prefetch(fabric, worker, 4) == {(BlockState.DECLINED, Reason.OVERLOADED)}
+        fabric.drive.let_go()
+        assert await first == {(BlockState.HIT, Reason.NONE)}
+        assert cached(other) == 4
 
 
 async def test_an_agent_that_knows_another_incarnation_of_the_volume_brings_nothing() -> None:

@@ -163,7 +163,8 @@ def test_a_worker_that_finds_no_fabric_says_so_and_shows_its_log(tmp_path: Path)
     with (
         WorkerProcess("worker A", task, tmp_path / "worker.log") as worker,
         pytest.raises(
-            ProcessFailedError, match=r"(?s)worker A failed \(ConnectError: .*\n.*Traceback"
+            ProcessFailedError,
+            match=r"(?s)worker A failed \(.*: no agent could be reached.*\n.*Traceback",
         ) as caught,
     ):
         worker.wait_until_ready()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from pathlib import Path
 
 import pytest
-from tests.etcd.nodes import free_ports
 from tests.pod.processes import AgentProcess, Pod, until
 from tests.pod.work import missing, put
 
@@ -42,20 +42,19 @@ def test_an_agent_of_another_fabric_prefix_or_key_is_refused_with_what_to_do(pod
         pod.agents.remove(stranger)
 
 
-def test_a_second_agent_is_refused_on_one_state_directory_and_under_one_name(pod: Pod) -> None:
+def test_a_second_agent_is_refused_on_one_state_directory_and_under_one_name(
+    pod: Pod, tmp_path: Path
+) -> None:
     first, claims = pod.agents[0], pod.claims()
-    (port,) = free_ports(1)
-    elsewhere = ("--listen", f"unix://{pod.folder}/second.sock", "--listen", f"tcp://127.0.0.1:{port}")
-    second = pod.agent(first.name)
-    try:
-        assert "another daemon runs with" in refusal(second, *elsewhere)
-        state = pod.folder / "state-second"
-        said = refusal(second, *elsewhere, "--state-dir", str(state))
-        assert f"an agent {first.name} is in the fabric already, at tcp://127.0.0.1:" in said
-        assert first.runs
-        assert pod.claims() == claims, "nobody lost a claim"
-    finally:
-        pod.agents.remove(second)
+    elsewhere = Pod(tmp_path, pod.etcd, prefix=pod.prefix)
+    elsewhere.files = pod.files
+    second = elsewhere.agent(first.name)
+    state = pod.folder / f"state-{first.name}"
+    assert "another daemon runs with" in refusal(second, "--state-dir", str(state))
+    said = refusal(second)
+    assert f"an agent {first.name} is in the fabric already, at tcp://127.0.0.1:" in said
+    assert first.runs
+    assert pod.claims() == claims, "nobody lost a claim"
 
 
 def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> None:

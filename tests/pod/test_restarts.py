@@ -13,7 +13,7 @@ from ostraca_dpu_agent.settings import OwnerSettings
 
 pytestmark = pytest.mark.slow
 
-_WAITS = ("owner.hold_s", "owner.late_write_s", "owner.pause_max_s", "owner.grant_s")
+_WAITS = ("owner.hold_s", "owner.late_write_s", "owner.pause_max_s")
 AS_IN_A_POD = tuple(each for each in SHORT if not each.startswith(_WAITS))
 RESTARTS = 4
 
