@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.agent.assembly import SHARD
@@ -106,6 +107,17 @@ async def test_what_an_answer_hands_out_too_late_is_given_back(
     assert await owners._answering.finish(within_s=1)
     await asyncio.sleep(0)
     assert owner.heard == [Release((released,))]
+
+
+async def test_an_answer_that_is_given_up_while_nobody_waits_for_it_is_nobodys_trouble() -> None:
+    owners, _ = registered(Resolved(1, ()))
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    with pytest.raises(TimeoutError):
+        await owners.ask(OWNER, Resolve(0, 0.01, 1.0, ()))
+    await owners._answering.stop()
+    await asyncio.sleep(0)
+    assert troubles == []
 
 
 async def test_an_answer_that_comes_at_once_takes_no_task() -> None:

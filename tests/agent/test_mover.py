@@ -105,6 +105,7 @@ async def test_declined_blocks_of_a_put_are_counted_whatever_declined_them() -> 
 
 async def test_waves_that_never_began_give_their_space_back_when_the_put_is_over() -> None:
     async with assembled() as fabric:
+        await fabric.ready()
         worker = fabric.worker()
         worker.peer.is_held = True
         done = await fabric.put(worker, range(10), deadline_s=SOON_S)

@@ -67,7 +67,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_over_nothing_and_come
     assert f"{stopped.name} was stopped, or could do nothing, for " in stopped.log.read_text()
 
 
-STOPPED_S = 2.0
+STOPPED_S = 4.0
 """For how long a worker may miss what it asks for at an agent that has stopped: two deadlines, a Ping's
 patience, and what others of the machine take."""
 
@@ -111,9 +111,9 @@ def test_a_worker_whose_only_agent_is_stopped_is_told_at_once_and_comes_back_wit
         try:
             until(lambda: reasons(0.3) == {Reason.DISCONNECTED}, "it is given up", within_s=STOPPED_S)
             began_s = time.monotonic()
-            while time.monotonic() - began_s < STOPPED_S:
+            while time.monotonic() - began_s < STOPPED_S / 4:
                 assert reasons(10 * STOPPED_S) == {Reason.DISCONNECTED}
-            assert time.monotonic() - began_s < 2 * STOPPED_S, "nobody waits out a deadline"
+            assert time.monotonic() - began_s < STOPPED_S, "nobody waits out a deadline"
         finally:
             pod.agents[0].signal(signal.SIGCONT)
         until(lambda: reasons(1.0) == {Reason.NONE}, "its worker finds it again")

@@ -98,6 +98,8 @@ class LoopbackOwners:
 
     def _give_back(self, agent: AgentId, late: asyncio.Task[bytes]) -> None:
         """Release what an answer hands out that nobody waits for any more."""
+        if late.cancelled():  # the owner was stopped
+            return
         release = release_of(_decoded(late.result()))
         if release is not None:
             self.tell(agent, release)
