@@ -51,9 +51,13 @@ def test_an_owner_that_was_stopped_beyond_its_lease_writes_over_nothing_and_come
     with stopped.connect() as there, other.connect() as here:
         assert missing(there) == []
         stopped.signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
         until(lambda: stopped.name not in pod.claims().values(), "its claims end")
         until(lambda: not missing(here, deadline_s=0.5), "every block can be got again")
         await_puts(here)
+        until(
+            lambda: time.monotonic() > stopped_s + 1.5 * GRANT_S, "it was stopped for long enough to say so"
+        )
         written = put(here, range(200, 212))
         assert written == list(range(200, 212)), "the successors write"
         stopped.signal(signal.SIGCONT)
