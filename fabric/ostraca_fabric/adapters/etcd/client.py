@@ -212,6 +212,7 @@ class EtcdClient:
     async def _asked_until(self, until_s: float, ask: _Ask[_Given], what: str) -> _Given:
         loop = asyncio.get_running_loop()
         backoff = self.backoff()
+        failed: MembershipError | None = None
         while True:
             endpoint, metadata = self.endpoint, _Metadata()
             try:
@@ -221,9 +222,12 @@ class EtcdClient:
                     return await ask(metadata, min(left_s, self.settings.request_timeout_s))
             except grpc.aio.AioRpcError as error:
                 wait_s = backoff.next_s()
+                failed = in_words(error, asked=what, at=endpoint)
                 if not self.can_go_on(error, endpoint, metadata) or loop.time() + wait_s >= until_s:
-                    raise in_words(error, asked=what, at=endpoint) from error
+                    raise failed from error
             except TimeoutError as error:
+                if failed is not None:  # it says more than that the time is over
+                    raise failed from error
                 message = f"etcd at {endpoint} did not {what} within {self.settings.operation_timeout_s:g} s"
                 raise StoreAwayError(message) from error
             await asyncio.sleep(wait_s)
