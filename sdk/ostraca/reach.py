@@ -295,7 +295,7 @@ class Reach:
         addresses = self._prober.at_hand(self._addresses)
         addresses = [each for each in addresses if all(each != session.address for session in known)]
         try:
-            if not ends:
+            if addresses and not ends:
                 ends.update(self._arena.successors())
         except TransportError as error:
             log.debug("no end can be offered to another agent than %s: %s", leaving.agent, error)

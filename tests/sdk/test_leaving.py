@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS
-from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.sdk.scripted_agent import LIMITS, AgentConnection, ScriptedAgent, agent_at
 from tests.sdk.shells import SHELLS
 from tests.sdk.test_faults import FAR_S, somewhere, stored
 from tests.stalls import Stopwatch
 
 import ostraca
 from ostraca import BlockState, PutState
+from ostraca.core.ledger import Ledger
+from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.wire.messages import Get, Leaving, OpenVolume, Put
 
 
@@ -44,6 +49,14 @@ def await_agent(client: ostraca.Client, name: str) -> None:
         assert watch.took_s < FAR_S
         with client.arena.changed:
             client.arena.changed.wait(timeout=0.01)
+
+
+def as_if_others_moved_the_bytes(
+    ledger: Ledger, lost: Callable[..., None], *, is_drained: bool, connection: object
+) -> None:
+    """Lose a connection as one whose blocks crossed by NIXL."""
+    assert is_drained
+    lost(ledger, is_drained=False, connection=connection)
 
 
 class Two:
@@ -96,6 +109,31 @@ def test_what_is_under_way_ends_at_the_agent_that_leaves_and_what_is_new_goes_to
     assert np.array_equal(quick, source)
     assert len(two.first.seen_of(Get)) == len(two.second.seen_of(Get)) == 1
     two.await_left()
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_what_is_moved_in_parts_goes_on_where_it_was_begun(tmp_path: Path, shell: str) -> None:
+    small = msgspec.structs.replace(LIMITS, blocks_max=1)
+    with (
+        agent_at(tmp_path / "1", limits=small) as first,
+        agent_at(tmp_path / "2", name="agent-2", blocks=first.blocks) as second,
+        ostraca.connect(
+            [first.address, second.address], settings=replace(SETTINGS, windows_inflight=1)
+        ) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        two = Two(first, second, client)
+        chain, _ = stored(two.volume, 4)
+        held = Held(first, Get)
+        with SHELLS[shell](client, two.volume) as volume:
+            getting = threads.submit(volume.get, chain, into=somewhere(4), deadline_s=FAR_S)
+            assert held.is_asked.wait(FAR_S)
+            two.leave()
+            two.await_agent("agent-2")
+            held.release()
+            assert set(getting.result(FAR_S).states) == {BlockState.HIT}
+        assert (len(first.seen_of(Get)), len(second.seen_of(Get))) == (4, 0)
+        two.await_left()
 
 
 def test_a_put_under_way_is_committed_by_the_agent_that_leaves(two: Two) -> None:
@@ -167,6 +205,25 @@ def test_slots_that_the_agent_left_in_doubt_come_back_when_its_connection_has_en
             lambda: not two.client.arena.ledger.quarantined_bytes, timeout=FAR_S
         )
     held.release()
+
+
+def test_what_a_lost_connection_had_offered_is_cut_off_before_anybody_may_settle_its_slots(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, owing = two.client.arena.ledger, []
+    monkeypatch.setattr(InlineArenaEnd, "cut_off", lambda _: owing.append(ledger.owing))
+    monkeypatch.setattr(Ledger, "lost", partialmethod(as_if_others_moved_the_bytes, Ledger.lost))
+    chain, _ = stored(two.volume, 2)
+    held = Held(two.first, Get)
+    assert set(two.volume.get(chain, into=somewhere(2), deadline_s=0.1).states) == {BlockState.LATE}
+    two.leave()
+    two.await_agent("agent-2")
+    two.connection.hang_up()
+    with two.client.arena.changed:
+        assert two.client.arena.changed.wait_for(lambda: bool(ledger.owing), timeout=FAR_S)
+    held.release()
+    assert owing == [frozenset()]
+    assert two.client.quarantined_bytes
 
 
 def test_who_knows_one_agent_does_not_ask_to_be_told(tmp_path: Path) -> None:
