@@ -41,9 +41,9 @@ _APART = ("contract", "e2e", "etcd", "pod")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes (`make test`), never have two of the demanding ones run at once.
-    The others stay together by file.
+    The others stay together by file, but where a file says otherwise: with whom it shares something dear.
     """
     for item in items:
-        if item.path.is_relative_to(_ROOT):
+        if item.path.is_relative_to(_ROOT) and item.get_closest_marker("xdist_group") is None:
             path = item.path.relative_to(_ROOT)
             item.add_marker(pytest.mark.xdist_group("apart" if path.parts[0] in _APART else str(path)))
