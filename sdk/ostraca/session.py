@@ -14,17 +14,15 @@ Who begins a batch on it says ``take_up`` before and ``put_down`` at its end.
 from __future__ import annotations
 
 import time
-from collections import deque
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ostraca.core.events import Disconnected, Event, Ticked
+from ostraca.core.events import Disconnected, Event
 from ostraca.core.operations import NOT_STARTED_CODES
 from ostraca.core.silence import Silence
 from ostraca.pump import Pump
+from ostraca.waiting import Waiting
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.extent import PAGE_BYTES
@@ -57,12 +55,10 @@ if TYPE_CHECKING:
     from ostraca.arena import Arena
     from ostraca.dial import Dialled
     from ostraca.settings import ClientSettings
+    from ostraca.waiting import Mail
     from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.wire.messages import Message, OpenVolume
 
-
-_LOOK_AGAIN = (0, Ticked())
-"""Of no request: who finds it in its mailbox waits again, and then reads."""
 
 _UNSENT_BYTES_MIN = 64 << 20
 """Requests and cancels that may wait for an agent that has stopped reading for a while."""
@@ -129,7 +125,6 @@ class Session:
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
         self._has_refused = False
-        self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
         self._silence = Silence(
             misses_max=settings.silent_misses_max,
             deadline_least_s=settings.silent_deadline_least_s,
@@ -145,6 +140,7 @@ class Session:
             quiet_until_s=self._quiet_until_s,
             unsent_bytes_max=_UNSENT_BYTES_MIN + _FETCHED_BLOCK_BYTES * (arena.size_bytes // PAGE_BYTES),
         )
+        self._waiting = Waiting(self._pump, self._has_others)
         with arena.changed:
             self._past = arena.ledger.met(self.agent, self.start_id)
             arena.tell_changed()
@@ -274,35 +270,13 @@ class Session:
         """Let the transport make progress."""
         self._end.progress()
 
-    def wait(self, mail: SimpleQueue[tuple[int, Event]], *, until_s: float) -> tuple[int, Event] | None:
-        """Return what comes to a caller's mailbox by *until_s*, on the monotonic clock; None if nothing does.
+    def wait(self, mail: Mail, *, until_s: float) -> tuple[int, Event] | None:
+        """As ``Waiting.wait``."""
+        return self._waiting.wait(mail, until_s=until_s)
 
-        The caller reads from the connection itself meanwhile, unless another one does. Who stops reading
-        hands it on.
-        """
-        self._waiting.append(mail)
-        try:
-            while mail.empty() and self._pump.lead(lambda: not mail.empty(), until_s=until_s):
-                if time.monotonic() >= until_s:
-                    return None
-            with suppress(Empty):
-                return mail.get(timeout=max(0.0, until_s - time.monotonic()))
-            return None
-        finally:
-            self._waiting.remove(mail)
-            self._hand_on(mail)
-
-    def _hand_on(self, mail: SimpleQueue[tuple[int, Event]]) -> None:
-        """See to it that somebody reads who waits, if anybody does; *mail*'s caller has stopped."""
-        if self._pump.is_led:
-            return
-        with suppress(IndexError):
-            self._waiting[0].put(_LOOK_AGAIN)
-            return
+    def _has_others(self, mail: Mail) -> bool:
         with self._arena.changed:
-            has_others = any(other is not mail for other in self._mailboxes.values())
-        if has_others:
-            self._pump.resume()
+            return any(other is not mail for other in self._mailboxes.values())
 
     def missed(self, sent_s: float) -> None:
         """A request that was sent then, on the monotonic clock, is late.
