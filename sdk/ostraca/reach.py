@@ -290,10 +290,13 @@ class Reach:
     def _another(self, leaving: Session, ends: dict[str, ArenaEnd]) -> Dialled | None:
         """Connect to an agent that none of the sessions is with, offering *ends*, which are made if there are
         none yet; None when there is no such agent now.
+
+        Addresses that are held off come last: nobody probes them while there is a session, nor waits here.
         """
         known = (leaving, *self._left)
-        addresses = self._prober.at_hand(self._addresses)
-        addresses = [each for each in addresses if all(each != session.address for session in known)]
+        at_hand = self._prober.at_hand(self._addresses)
+        addresses = [each for each in self._addresses if all(each != session.address for session in known)]
+        addresses.sort(key=lambda address: address not in at_hand)
         try:
             if addresses and not ends:
                 ends.update(self._arena.successors())

@@ -23,6 +23,7 @@ import ostraca
 from ostraca import BlockState, PutState
 from ostraca.core.ledger import Ledger
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.wire.address import parse_address
 from ostraca_fabric.wire.messages import Get, Leaving, OpenVolume, Put
 
 
@@ -177,6 +178,12 @@ def test_an_agent_that_leaves_is_asked_until_there_is_another(tmp_path: Path) ->
             got = volume.get(chain, into=somewhere(2), deadline_s=FAR_S)
             assert set(got.states) == {BlockState.HIT}
             assert client.agent == "agent-2"
+
+
+def test_an_agent_that_once_did_not_answer_is_tried_last_and_not_left_out(two: Two) -> None:
+    two.client.reach._prober.hold_off([parse_address(two.second.address)])
+    two.leave()
+    two.await_agent("agent-2")
 
 
 def test_another_address_of_the_agent_that_leaves_is_no_other_agent(tmp_path: Path) -> None:
