@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation import test_oracle as shard_scenes
-from tests.simulation.fabric import worker
+from tests.simulation.fabric import blocks, worker
 
 from ostraca.core.ledger import Ledger
 from ostraca.core.operations import GetOperation
+from ostraca_dpu_agent import volumes
+from ostraca_dpu_agent.mover import lookup, prefetch, request
 from ostraca_dpu_agent.mover.locate import Locator
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
@@ -37,10 +40,12 @@ from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
 from ostraca_fabric.flash.index import BlockIndex
+from ostraca_fabric.ids import TenantId
+from ostraca_fabric.keys import derive_keys, volume_secret
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
 from ostraca_fabric.slots import SlotPool
-from ostraca_fabric.tags import blank_rests, tags_of
+from ostraca_fabric.tags import blank_rests, tag_seeds, tags_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PastSettled, ShardExtents
 
@@ -414,6 +419,40 @@ def _sent_from_the_wrong_place(self: InlinePeer, wave: Any) -> Any:
         offsets=wave.staging[::-1].copy(),
         lengths=wave.lengths,
     )
+
+
+# ------------------------------------------------------------------------------------------- between tenants
+
+
+def volumes_are_known_by_their_names_alone() -> None:
+    serve = volumes.Volumes._served
+
+    def remembered(self: volumes.Volumes, found: Any) -> Any:
+        return vars(self).setdefault("_by_name", {}).setdefault(found.name, serve(self, found))
+
+    _change(volumes.Volumes, "_served", remembered)
+
+
+def keys_say_nothing_of_the_tenant() -> None:
+    anybody = TenantId("anybody")
+    _change(volumes, "volume_secret", lambda key, *, tenant, **of: volume_secret(key, tenant=anybody, **of))
+
+
+def keys_are_remembered_by_their_hashes_alone() -> None:
+    kept = dict[Any, Any]()
+
+    def remembered(secret: bytes, spans: Any) -> Any:
+        return kept.setdefault(tuple(span.hashes for span in spans), derive_keys(secret, spans))
+
+    for each in (request, lookup, prefetch):
+        _change(each, "derive_keys", remembered)
+
+
+def neither_keys_nor_tags_tell_tenants_apart() -> None:
+    volumes_are_known_by_their_names_alone()
+    anybody = TenantId("anybody")
+    for each in (request, worker, blocks):
+        _change(each, "tag_seeds", lambda its, *of: tag_seeds(replace(its, tenant=anybody), *of))
 
 
 # --------------------------------------------------------------------------------------- where blocks belong

@@ -23,6 +23,7 @@ from tests.simulation import test_oracle as shard_scenes
 from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
 from tests.simulation.fabric import history as fabric_history
+from tests.simulation.fabric.blocks import VOLUMES
 from tests.simulation.fabric.history import STRIKES_IN_CALM
 from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.world import Setup
@@ -73,6 +74,7 @@ SLOWLY_ASKED = replace(
     strikes=("link_is_slow",),
 )
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
+SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
 
 
 def _last_line(found: Exception) -> str:
@@ -273,6 +275,22 @@ MUTANTS = (
         "inline blocks are mixed up, and unchecked",
         mistakes.inline_blocks_are_mixed_up_unchecked,
         (in_fabric(replace(LASTING, inline=1.0)),),
+    ),
+    Mutant(
+        "volumes are known by their names alone",
+        mistakes.volumes_are_known_by_their_names_alone,
+        (in_fabric(SHARED),),
+    ),
+    Mutant("keys say nothing of the tenant", mistakes.keys_say_nothing_of_the_tenant, (in_fabric(SHARED),)),
+    Mutant(
+        "keys are remembered by their hashes alone",
+        mistakes.keys_are_remembered_by_their_hashes_alone,
+        (in_fabric(SHARED),),
+    ),
+    Mutant(
+        "neither keys nor tags tell tenants apart",
+        mistakes.neither_keys_nor_tags_tell_tenants_apart,
+        (in_fabric(SHARED),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

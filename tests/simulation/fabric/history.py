@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulation.fabric.blocks import VOLUMES
 from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
@@ -68,7 +69,8 @@ def drawn_setup(dice: random.Random) -> Setup:
         enclosures=dice.choice([1, 1, 2]),
         drives=dice.choice([1, 2]),
         segments=dice.choice([3, 4, 6]),
-        numbers=dice.choice([32, 64, 128]),
+        numbers=dice.choice([48, 96, 144]),
+        volumes=VOLUMES,
         blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
         drive_faults=DriveFaults(
             stalls=dice.choice([0.0, 0.0, 0.02]),
@@ -156,11 +158,11 @@ class History(BadDrives, Enclosures, HarshOutages):
         deadline_s = dice.choice(_DEADLINES_S)
         if roll < 0.42:
             ack = dice.choice([Ack.STAGED, Ack.COMMITTED, Ack.COMMITTED])
-            world.begin_put(name, self._numbers(), deadline_s, ack)
+            world.begin_put(name, self._numbers(name), deadline_s, ack)
         elif roll < 0.66:
-            world.begin_get(name, self._numbers(), deadline_s)
+            world.begin_get(name, self._numbers(name), deadline_s)
         elif roll < 0.74:
-            world.begin_lookup(name, self._numbers(), deadline_s, pin_s=dice.choice(_PINS_S))
+            world.begin_lookup(name, self._numbers(name), deadline_s, pin_s=dice.choice(_PINS_S))
         elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
         elif roll < 0.86:
@@ -172,9 +174,14 @@ class History(BadDrives, Enclosures, HarshOutages):
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.0005, 0.002, 0.02]))
         world.check()
 
-    def _numbers(self) -> list[int]:
-        dice, numbers = self._dice, self.world.setup.numbers
-        return dice.sample(range(numbers), dice.choice(self.world.setup.blocks))
+    def _numbers(self, name: str) -> list[int]:
+        """Draw what a worker asks for: blocks of one volume of its tenant."""
+        dice, world = self._dice, self.world
+        tenant = world.workers[name].worker.tenant
+        volumes = [volume for volume in world.blocks.volumes if volume.tenant == tenant]
+        volume = volumes[0] if len(volumes) == 1 else dice.choice(volumes)
+        numbers = world.blocks.of_volume(volume)
+        return dice.sample(numbers, min(len(numbers), dice.choice(world.setup.blocks)))
 
     async def strike(self) -> None:
         """Let something go wrong."""
