@@ -75,6 +75,17 @@ SLOWLY_ASKED = replace(
 )
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
+CROWDED = Setup(
+    hosts=1,
+    volumes=VOLUMES,
+    numbers=384,
+    blocks=(16, 32),
+    drive_faults=DriveFaults(service_s=0.1),
+    has_cache=False,
+    requests_max=4,
+    strikes=("link_is_slow",),
+)
+CHAINED = Setup(chained=0.5, strikes=("link_is_slow",))
 
 
 def _last_line(found: Exception) -> str:
@@ -291,6 +302,21 @@ MUTANTS = (
         "neither keys nor tags tell tenants apart",
         mistakes.neither_keys_nor_tags_tell_tenants_apart,
         (in_fabric(SHARED),),
+    ),
+    Mutant(
+        "a part of a chain is placed by its own beginning",
+        mistakes.a_part_of_a_chain_is_placed_by_its_own_beginning,
+        (in_fabric(CHAINED),),
+    ),
+    Mutant("a prefix goes on behind a hole", mistakes.a_prefix_goes_on_behind_a_hole, (in_fabric(CHAINED),)),
+    Mutant(
+        "more requests are served than may be",
+        mistakes.more_requests_are_served_than_may_be,
+        (in_fabric(CROWDED),),
+    ),
+    Mutant("puts take all of staging", mistakes.puts_take_all_of_staging, (in_fabric(CROWDED),)),
+    Mutant(
+        "one worker takes all of staging", mistakes.one_worker_takes_all_of_staging, (in_fabric(CROWDED),)
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

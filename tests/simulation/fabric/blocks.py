@@ -1,7 +1,9 @@
 """What workers put: bytes that follow from how many puts came before, under engine hashes that volumes share.
 
-Block *n* is in volume ``n % volumes``, whichever tenant's that is, and has the same engine hash and the same
-length as its *twins*, those of the same place in the other volumes. No other put has its bytes.
+Block *n* is in volume ``n % volumes``, whichever tenant's that is, at place ``n // volumes`` there; the same
+place of another volume has the same engine hash and the same length. The first places of a volume may be two
+chains, of two ranks by turns, with the same hashes: a few blocks on both sides of the end of the first stripe
+unit. Blocks with the same hash are *twins*. No two puts have the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from tests.simulation.blocks import _NOISE, _STEP_BYTES, _VERSIONS
 from tests.simulation.model import ViolationError
 
-from ostraca_fabric.chain import Chain
+from ostraca_fabric.chain import STRIPE_UNIT_BLOCKS, Chain
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.keys import derive_keys, placement_secret, volume_secret
 from ostraca_fabric.layout import Layout
@@ -31,6 +33,9 @@ HASH_BYTES = 32
 LAYOUT = Layout("model", "bf16", 16)
 BLOCK_BYTES = 64 << 10
 FABRIC_KEY = bytes(range(32))
+_RANKS = 2
+_CHAINED = 1 << 32
+"""What hashes in chains are made of begins here."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,20 @@ class Version:
 
 
 class Blocks:
-    """The blocks of one history, by number: those of *volumes* in turn."""
+    """The blocks of one history, by number: those of *volumes* in turn. *chained*: the share of them that is
+    in chains.
+    """
 
-    def __init__(self, numbers: int, volumes: tuple[Volume, ...]) -> None:
+    def __init__(self, numbers: int, volumes: tuple[Volume, ...], chained: float = 0.0) -> None:
         self.numbers = numbers
         self.volumes = volumes
+        in_each = int(chained * numbers / len(volumes) / _RANKS)
+        self._chain_begin = STRIPE_UNIT_BLOCKS - in_each // 2
+        chain_end = self._chain_begin + in_each
+        hashes = [_hash(_CHAINED + depth) for depth in range(chain_end if in_each else 0)]
+        self._chains = [Chain.of(hashes, hash_bytes=HASH_BYTES, rank=rank) for rank in range(_RANKS)]
+        self._chained = in_each * _RANKS
+        """Places of each volume."""
 
     @property
     def tenants(self) -> list[TenantId]:
@@ -102,20 +116,47 @@ class Blocks:
         (volume,) = {self.volume_of(number) for number in numbers}
         return volume
 
+    def chains(self, volume: Volume) -> list[range]:
+        """Return the numbers of a volume's blocks that are in chains, rank by rank, by depth."""
+        numbers = self.of_volume(volume)[: self._chained]
+        return [numbers[rank::_RANKS] for rank in range(_RANKS)] if numbers else []
+
     def twins(self, number: int) -> list[int]:
-        """Return the blocks of other volumes that have the engine hash of this one."""
-        volumes = len(self.volumes)
-        first = number - number % volumes
-        return [twin for twin in range(first, min(first + volumes, self.numbers)) if twin != number]
+        """Return the other blocks that have the engine hash of this one."""
+        own = self._hash_number(number)
+        return [twin for twin in range(self.numbers) if twin != number and self._hash_number(twin) == own]
 
     def spans(self, numbers: Sequence[int]) -> tuple[Span, ...]:
-        """Say which blocks of a volume are meant, as a request does: in this order."""
-        hashes = [self._place(number).to_bytes(HASH_BYTES, "big") for number in numbers]
-        return (Chain.of(hashes, hash_bytes=HASH_BYTES, is_chained=False).span(),)
+        """Say which blocks of a volume are meant, as a request does: in this order, each part of a chain in a
+        span of its own.
+        """
+        made, position = [], 0
+        while position < len(numbers):
+            end = self._run_end(numbers, position)
+            some = numbers[position:end]
+            if self._is_chained(some[0]):
+                begin, rank = self._chain_begin + self._place(some[0]) // _RANKS, self._rank(some[0])
+                chain = self._chains[rank][begin : begin + len(some)]
+            else:
+                hashes = [_hash(self._hash_number(number)) for number in some]
+                chain = Chain.of(hashes, hash_bytes=HASH_BYTES, is_chained=False)
+            made.append(chain.span())
+            position = end
+        return tuple(made)
+
+    def _run_end(self, numbers: Sequence[int], begin: int) -> int:
+        """Return where what one span names ends: the next blocks of a chain, or blocks that are in none."""
+        end, next_in_chain = begin + 1, _RANKS * len(self.volumes)
+        is_chained = self._is_chained(numbers[begin])
+        while end < len(numbers) and self._is_chained(numbers[end]) == is_chained:
+            if is_chained and numbers[end] != numbers[end - 1] + next_in_chain:
+                break
+            end += 1
+        return end
 
     def length(self, number: int) -> int:
         """Every put of a block has the same length, as with pages of a KV cache; different hashes differ."""
-        return 1 + self._place(number) * 7919 % BLOCK_BYTES
+        return 1 + self._hash_number(number) % _CHAINED * 7919 % BLOCK_BYTES
 
     def lengths(self, numbers: Sequence[int]) -> NDArray[np.uint32]:
         return np.array([self.length(number) for number in numbers], np.uint32)
@@ -141,3 +182,18 @@ class Blocks:
     def _place(self, number: int) -> int:
         """Return the place of a block in its volume."""
         return number // len(self.volumes)
+
+    def _is_chained(self, number: int) -> bool:
+        return self._place(number) < self._chained
+
+    def _rank(self, number: int) -> int:
+        return self._place(number) % _RANKS
+
+    def _hash_number(self, number: int) -> int:
+        """Return what a block's engine hash is made of."""
+        place = self._place(number)
+        return _CHAINED + self._chain_begin + place // _RANKS if place < self._chained else place
+
+
+def _hash(number: int) -> bytes:
+    return number.to_bytes(HASH_BYTES, "big")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.fabric.blocks import VOLUMES
-from tests.simulation.fabric.process import Lateness
+from tests.simulation.fabric.process import REQUESTS_MAX, Lateness
 from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH, BadDrives, Enclosures, HarshOutages
@@ -42,6 +42,10 @@ _CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
 
 _CLOSE, _TOO_LATE = 0.3, 0.1
 """Of histories: those in which writes land just in time, and too late."""
+
+_CHAINED = 0.5
+_BY_CHAINS = 0.4
+"""Of requests: those for a part of a chain, of one rank or of all."""
 
 _LEASE_S = 5.0
 _DEADLINES_S = (0.05, 0.5, 0.5, 2.0, 2.0, 5.0)
@@ -71,6 +75,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         segments=dice.choice([3, 4, 6]),
         numbers=dice.choice([48, 96, 144]),
         volumes=VOLUMES,
+        chained=_CHAINED,
         blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
         drive_faults=DriveFaults(
             stalls=dice.choice([0.0, 0.0, 0.02]),
@@ -97,6 +102,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
         silence=dice.choice([0.0, 0.5]),
         strikes=drawn_strikes(dice),
+        requests_max=dice.choice([REQUESTS_MAX, REQUESTS_MAX, REQUESTS_MAX, REQUESTS_MAX, 2, 6]),
     )
     roll = dice.random()
     if roll < _CLOSE:
@@ -180,8 +186,20 @@ class History(BadDrives, Enclosures, HarshOutages):
         tenant = world.workers[name].worker.tenant
         volumes = [volume for volume in world.blocks.volumes if volume.tenant == tenant]
         volume = volumes[0] if len(volumes) == 1 else dice.choice(volumes)
+        chains = world.blocks.chains(volume)
+        if chains and dice.random() < _BY_CHAINS:
+            return self._part(chains)
         numbers = world.blocks.of_volume(volume)
         return dice.sample(numbers, min(len(numbers), dice.choice(world.setup.blocks)))
+
+    def _part(self, chains: list[range]) -> list[int]:
+        """Draw a part of a chain, most often from its first block on; of one rank, or of all."""
+        dice, blocks_max = self._dice, max(self.world.setup.blocks)
+        begin = dice.choice([0, 0, dice.randrange(len(chains[0]))])
+        end = dice.randrange(begin, len(chains[0])) + 1
+        ranks = dice.choice([chains, [dice.choice(chains)]])
+        end = min(end, begin + blocks_max // len(ranks))
+        return [number for chain in ranks for number in chain[begin:end]]
 
     async def strike(self) -> None:
         """Let something go wrong."""

@@ -13,7 +13,8 @@ Invariants, by their numbers in the architecture:
    its drive is gone.
 8. With the store down, what was found before is found.
 
-And a look-up finds what some agent has, and nothing else; what EXISTS is listed; a put is COMMITTED once its
+And a look-up finds what some agent has, and nothing else, and the prefix that it tells of ends with the first
+block that some rank's chain lacks; what EXISTS is listed; a put is COMMITTED once its
 owner has listed it on flash, and not STAGED where more was asked for.
 
 What owners do knowingly is observed in process, by their events. Where writes may land later than
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
+from ostraca.results import BlockOutcomes, LookupResult
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 
@@ -163,6 +165,23 @@ class Oracle:
             self._tells(number, "found")
             if number not in known:
                 raise ViolationError(f"block {number} is found, and no agent has it")
+
+    def found_prefix(self, numbers: list[int], end: Ended) -> int:
+        """Hear of a look-up as its caller does: how much of all of its chains is there. Return that."""
+        chains: list[tuple[list[int], list[int]]] = []
+        first = 0
+        for span in self._blocks.spans(numbers):
+            last = first + len(span)
+            chains.append((numbers[first:last], end.states[first:last]))
+            first = last
+        said = LookupResult(tuple(BlockOutcomes(bytes(s), bytes(len(s))) for _, s in chains)).prefix
+        for chain, states in chains:
+            for number, state in zip(chain[:said], states, strict=False):
+                if state != BlockState.HIT:
+                    raise ViolationError(f"a prefix of {said} blocks has a hole: {self._named(number)}")
+        if all(states[said : said + 1] == [BlockState.HIT] for _, states in chains):
+            raise ViolationError(f"a prefix of {said} blocks of {numbers} goes on")
+        return said
 
     def _handed(self, number: int, data: bytes) -> None:
         if not self._is_put_of(number, data):

@@ -66,6 +66,7 @@ SETTINGS = AgentSettings(
     open_again_s=2.0,
     drain_s=2.0,
 )
+REQUESTS_MAX = SETTINGS.flow.requests_max
 
 
 @dataclass
@@ -222,7 +223,7 @@ class Lateness:
     adopt_every_s: float = 10.0
 
 
-def settings_with(lateness: Lateness, *, cache: bool) -> AgentSettings:
+def settings_with(lateness: Lateness, *, cache: bool, requests_max: int) -> AgentSettings:
     memory = SETTINGS.memory if cache else replace(SETTINGS.memory, cache_bytes=0)
     owner = replace(
         SETTINGS.owner,
@@ -231,4 +232,5 @@ def settings_with(lateness: Lateness, *, cache: bool) -> AgentSettings:
         late_write_s=lateness.late_write_s,
         adopt_every_s=lateness.adopt_every_s,
     )
-    return replace(SETTINGS, memory=memory, owner=owner)
+    flow = replace(SETTINGS.flow, requests_max=requests_max)
+    return replace(SETTINGS, memory=memory, flow=flow, owner=owner)

@@ -12,6 +12,7 @@ from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
+from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 
 OTHER_VOLUME, OTHER_TENANT = 1, 2
@@ -50,6 +51,26 @@ def test_blocks_of_one_hash_are_in_all_volumes() -> None:
     ]
     assert len({blocks.spans([number])[0].hashes for number in range(3)}) == 1
     assert len({blocks.length(number) for number in range(3)}) == 1
+
+
+def test_a_volume_has_a_chain_for_each_rank_on_both_sides_of_a_stripe_units_end() -> None:
+    blocks = Blocks(48, VOLUMES, chained=0.5)
+    one, other = blocks.chains(VOLUMES[0])
+    assert (one, other) == (range(0, 24, 6), range(3, 24, 6))
+    (span,) = blocks.spans(one)
+    assert (span.rank, span.depth, span.unit_blocks, span.chain_blocks) == (0, 30, (2, 2), 34)
+    assert [(each.rank, each.depth, len(each)) for each in blocks.spans([6, 9, 15, 24, 27])] == [
+        (0, 31, 1),
+        (1, 31, 2),
+        (0, DEPTH_UNKNOWN, 2),
+    ]
+    assert blocks.twins(6) == [7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(("states", "prefix"), [([1, 1, 1, 0], 1), ([0, 1, 1, 1], 0), ([1, 1, 1, 1], 2)])
+def test_a_prefix_is_what_the_chains_of_all_ranks_have(states: list[int], prefix: int) -> None:
+    oracle = Oracle(Blocks(48, VOLUMES, chained=0.5), is_lied_to=False)
+    assert oracle.found_prefix([6, 12, 9, 15], Ended(states, [0] * 4, {}, "h0")) == prefix
 
 
 @pytest.mark.parametrize("other", [OTHER_VOLUME, OTHER_TENANT])

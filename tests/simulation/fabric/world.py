@@ -13,11 +13,19 @@ from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Volume
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
+from tests.simulation.fabric.limits import check_limits
 from tests.simulation.fabric.margins import Margins
 from tests.simulation.fabric.operations import get, look_up, put
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.placed import Placed
-from tests.simulation.fabric.process import AgentProcess, Lateness, Outside, address_of, settings_with
+from tests.simulation.fabric.process import (
+    REQUESTS_MAX,
+    AgentProcess,
+    Lateness,
+    Outside,
+    address_of,
+    settings_with,
+)
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
@@ -71,6 +79,9 @@ class Setup:
     volumes: tuple[Volume, ...] = VOLUMES[:1]
     """Beside each agent there is a worker of each of their tenants."""
 
+    chained: float = 0.0
+    """The share of each volume's blocks that are in chains."""
+
     blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Of an operation."""
 
@@ -87,6 +98,9 @@ class Setup:
 
     silence: float = 0.0
     """Of processes that die: their connections are not ended, and seem to live for a while."""
+
+    requests_max: int = REQUESTS_MAX
+    """Under way at an agent."""
 
     has_cache: bool = True
     drift: float = 0.0
@@ -117,7 +131,7 @@ class World:
         self.dice = dice
         self.story = story
         self.loop = loop
-        self.blocks = Blocks(setup.numbers, setup.volumes)
+        self.blocks = Blocks(setup.numbers, setup.volumes, setup.chained)
         self.oracle = Oracle(self.blocks, is_lied_to=setup.lies > 0)
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
         self.placed = Placed(self.blocks)
@@ -133,7 +147,7 @@ class World:
             flashes=self.drives.flashes,
             reach=setup.reach,
             lies=setup.lies,
-            settings=settings_with(setup.lateness, cache=setup.has_cache),
+            settings=settings_with(setup.lateness, cache=setup.has_cache, requests_max=setup.requests_max),
             tenants=tuple(self.blocks.tenants),
         )
         self.agents: dict[str, AgentProcess] = {}
@@ -359,6 +373,9 @@ class World:
         if self.setup.expects_all:
             self.oracle.excused["late volume records"] += self.drives.check_writes()
         self.margins.check()
+        for agent in self.agents.values():
+            if agent.is_alive:
+                check_limits(agent, self.outside.settings)
         if not self._checks % _CHECKS:
             self.check_closely()
 
