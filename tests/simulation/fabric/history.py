@@ -44,8 +44,8 @@ _CLOSE, _TOO_LATE = 0.3, 0.1
 """Of histories: those in which writes land just in time, and too late."""
 
 _CHAINED = 0.5
-_BY_CHAINS = 0.4
-"""Of requests: those for a part of a chain, of one rank or of all."""
+_BY_CHAINS, _LOOK_UPS_BY_CHAINS = 0.3, 0.6
+"""Of puts and gets, and of look-ups: those for a part of a chain, of one rank or of all."""
 
 _LEASE_S = 5.0
 _DEADLINES_S = (0.05, 0.5, 0.5, 2.0, 2.0, 5.0)
@@ -73,7 +73,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         enclosures=dice.choice([1, 1, 2]),
         drives=dice.choice([1, 2]),
         segments=dice.choice([3, 4, 6]),
-        numbers=dice.choice([48, 96, 144]),
+        numbers=dice.choice([36, 72, 144]),
         volumes=VOLUMES,
         chained=_CHAINED,
         blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
@@ -102,7 +102,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
         silence=dice.choice([0.0, 0.5]),
         strikes=drawn_strikes(dice),
-        requests_max=dice.choice([REQUESTS_MAX, REQUESTS_MAX, REQUESTS_MAX, REQUESTS_MAX, 2, 6]),
+        requests_max=dice.choice([*[REQUESTS_MAX] * 8, 2, 6]),
     )
     roll = dice.random()
     if roll < _CLOSE:
@@ -168,7 +168,8 @@ class History(BadDrives, Enclosures, HarshOutages):
         elif roll < 0.66:
             world.begin_get(name, self._numbers(name), deadline_s)
         elif roll < 0.74:
-            world.begin_lookup(name, self._numbers(name), deadline_s, pin_s=dice.choice(_PINS_S))
+            numbers = self._numbers(name, by_chains=_LOOK_UPS_BY_CHAINS)
+            world.begin_lookup(name, numbers, deadline_s, pin_s=dice.choice(_PINS_S))
         elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
         elif roll < 0.86:
@@ -180,23 +181,23 @@ class History(BadDrives, Enclosures, HarshOutages):
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.0005, 0.002, 0.02]))
         world.check()
 
-    def _numbers(self, name: str) -> list[int]:
+    def _numbers(self, name: str, by_chains: float = _BY_CHAINS) -> list[int]:
         """Draw what a worker asks for: blocks of one volume of its tenant."""
         dice, world = self._dice, self.world
         tenant = world.workers[name].worker.tenant
         volumes = [volume for volume in world.blocks.volumes if volume.tenant == tenant]
         volume = volumes[0] if len(volumes) == 1 else dice.choice(volumes)
         chains = world.blocks.chains(volume)
-        if chains and dice.random() < _BY_CHAINS:
+        if chains and dice.random() < by_chains:
             return self._part(chains)
         numbers = world.blocks.of_volume(volume)
         return dice.sample(numbers, min(len(numbers), dice.choice(world.setup.blocks)))
 
     def _part(self, chains: list[range]) -> list[int]:
-        """Draw a part of a chain, most often from its first block on; of one rank, or of all."""
-        dice, blocks_max = self._dice, max(self.world.setup.blocks)
-        begin = dice.choice([0, 0, dice.randrange(len(chains[0]))])
-        end = dice.randrange(begin, len(chains[0])) + 1
+        """Draw a part of a chain, often from its first block on, or to its end; of one rank, or of all."""
+        dice, blocks_max, length = self._dice, max(self.world.setup.blocks), len(chains[0])
+        begin = dice.choice([0, 0, dice.randrange(length)])
+        end = dice.choice([length, dice.randrange(begin, length) + 1])
         ranks = dice.choice([chains, [dice.choice(chains)]])
         end = min(end, begin + blocks_max // len(ranks))
         return [number for chain in ranks for number in chain[begin:end]]
