@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation import test_oracle as shard_scenes
-from tests.simulation.fabric import blocks, worker
+from tests.simulation.fabric import worker
 
 from ostraca.core.ledger import Ledger
 from ostraca.core.operations import GetOperation
-from ostraca.results import BlockOutcomes
-from ostraca_dpu_agent import volumes
-from ostraca_dpu_agent.mover import lookup, prefetch, request
 from ostraca_dpu_agent.mover.locate import Locator
-from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
 from ostraca_dpu_agent.mover.space import Space
-from ostraca_dpu_agent.mover.staging import Staging
 from ostraca_dpu_agent.owner.core import ShardCore, adopting, resolving
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import Promises, ReservationTable
@@ -42,14 +36,11 @@ from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
-from ostraca_fabric.chain import Chain
 from ostraca_fabric.flash.index import BlockIndex
-from ostraca_fabric.ids import TenantId
-from ostraca_fabric.keys import derive_keys, volume_secret
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
 from ostraca_fabric.slots import SlotPool
-from ostraca_fabric.tags import blank_rests, tag_seeds, tags_of
+from ostraca_fabric.tags import blank_rests, tags_of
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import PastSettled, ShardExtents
 
@@ -423,71 +414,6 @@ def _sent_from_the_wrong_place(self: InlinePeer, wave: Any) -> Any:
         offsets=wave.staging[::-1].copy(),
         lengths=wave.lengths,
     )
-
-
-# ------------------------------------------------------------------------------------------- between tenants
-
-
-def volumes_are_known_by_their_names_alone() -> None:
-    serve = volumes.Volumes._served
-
-    def remembered(self: volumes.Volumes, found: Any) -> Any:
-        return vars(self).setdefault("_by_name", {}).setdefault(found.name, serve(self, found))
-
-    _change(volumes.Volumes, "_served", remembered)
-
-
-def keys_say_nothing_of_the_tenant() -> None:
-    anybody = TenantId("anybody")
-    _change(volumes, "volume_secret", lambda key, *, tenant, **of: volume_secret(key, tenant=anybody, **of))
-
-
-def keys_are_remembered_by_their_hashes_alone() -> None:
-    kept = dict[Any, Any]()
-
-    def remembered(secret: bytes, spans: Any) -> Any:
-        return kept.setdefault(tuple(span.hashes for span in spans), derive_keys(secret, spans))
-
-    for each in (request, lookup, prefetch):
-        _change(each, "derive_keys", remembered)
-
-
-def neither_keys_nor_tags_tell_tenants_apart() -> None:
-    volumes_are_known_by_their_names_alone()
-    anybody = TenantId("anybody")
-    for each in (request, worker, blocks):
-        _change(each, "tag_seeds", lambda its, *of: tag_seeds(replace(its, tenant=anybody), *of))
-
-
-# ----------------------------------------------------------------------------------------------- of limits
-
-
-def more_requests_are_served_than_may_be() -> None:
-    _change(Mover, "_has_room_for", lambda self, tenant: True)
-
-
-def puts_take_all_of_staging() -> None:
-    _change(Staging, "put_bytes_max", property(lambda self: self._settings.staging_bytes))
-
-
-def one_worker_takes_all_of_staging() -> None:
-    _change(Staging, "_is_at_its_share", lambda self, waiter: False)
-
-
-# ------------------------------------------------------------------------------------------------ of chains
-
-
-def a_part_of_a_chain_is_placed_by_its_own_beginning() -> None:
-    def span_of_a_part(chain: Chain) -> Any:
-        part = replace(chain, hashes=chain.hashes[chain.start * chain.hash_bytes :], start=0, stop=len(chain))
-        return span(part)
-
-    span = Chain.span
-    _change(Chain, "span", lambda chain: span_of_a_part(chain) if chain.is_chained else span(chain))
-
-
-def a_prefix_goes_on_behind_a_hole() -> None:
-    _change(BlockOutcomes, "prefix", BlockOutcomes.hits)
 
 
 # --------------------------------------------------------------------------------------- where blocks belong

@@ -18,13 +18,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 from tests.simulation import history as shard_history
-from tests.simulation import mistakes
+from tests.simulation import mistakes, sharing_mistakes
 from tests.simulation import test_oracle as shard_scenes
 from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
 from tests.simulation.fabric import history as fabric_history
 from tests.simulation.fabric.blocks import VOLUMES
-from tests.simulation.fabric.history import STRIKES_IN_CALM
+from tests.simulation.fabric.drawn import STRIKES_IN_CALM
 from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.world import Setup
 from tests.simulation.many import begin
@@ -289,34 +289,44 @@ MUTANTS = (
     ),
     Mutant(
         "volumes are known by their names alone",
-        mistakes.volumes_are_known_by_their_names_alone,
+        sharing_mistakes.volumes_are_known_by_their_names_alone,
         (in_fabric(SHARED),),
     ),
-    Mutant("keys say nothing of the tenant", mistakes.keys_say_nothing_of_the_tenant, (in_fabric(SHARED),)),
+    Mutant(
+        "keys say nothing of the tenant",
+        sharing_mistakes.keys_say_nothing_of_the_tenant,
+        (in_fabric(SHARED),),
+    ),
     Mutant(
         "keys are remembered by their hashes alone",
-        mistakes.keys_are_remembered_by_their_hashes_alone,
+        sharing_mistakes.keys_are_remembered_by_their_hashes_alone,
         (in_fabric(SHARED),),
     ),
     Mutant(
         "neither keys nor tags tell tenants apart",
-        mistakes.neither_keys_nor_tags_tell_tenants_apart,
+        sharing_mistakes.neither_keys_nor_tags_tell_tenants_apart,
         (in_fabric(SHARED),),
     ),
     Mutant(
         "a part of a chain is placed by its own beginning",
-        mistakes.a_part_of_a_chain_is_placed_by_its_own_beginning,
+        sharing_mistakes.a_part_of_a_chain_is_placed_by_its_own_beginning,
         (in_fabric(CHAINED),),
     ),
-    Mutant("a prefix goes on behind a hole", mistakes.a_prefix_goes_on_behind_a_hole, (in_fabric(CHAINED),)),
+    Mutant(
+        "a prefix goes on behind a hole",
+        sharing_mistakes.a_prefix_goes_on_behind_a_hole,
+        (in_fabric(CHAINED),),
+    ),
     Mutant(
         "more requests are served than may be",
-        mistakes.more_requests_are_served_than_may_be,
+        sharing_mistakes.more_requests_are_served_than_may_be,
         (in_fabric(CROWDED),),
     ),
-    Mutant("puts take all of staging", mistakes.puts_take_all_of_staging, (in_fabric(CROWDED),)),
+    Mutant("puts take all of staging", sharing_mistakes.puts_take_all_of_staging, (in_fabric(CROWDED),)),
     Mutant(
-        "one worker takes all of staging", mistakes.one_worker_takes_all_of_staging, (in_fabric(CROWDED),)
+        "one worker takes all of staging",
+        sharing_mistakes.one_worker_takes_all_of_staging,
+        (in_fabric(CROWDED),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )
