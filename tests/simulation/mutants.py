@@ -303,9 +303,9 @@ MUTANTS = (
         (in_fabric(SHARED),),
     ),
     Mutant(
-        "neither keys nor tags tell tenants apart",
-        sharing_mistakes.neither_keys_nor_tags_tell_tenants_apart,
-        (in_fabric(SHARED),),
+        "neither keys nor tags of gets tell tenants apart",
+        sharing_mistakes.neither_keys_nor_tags_of_gets_tell_tenants_apart,
+        (in_fabric(replace(SHARED, expects_all=False)),),
     ),
     Mutant(
         "a part of a chain is placed by its own beginning",

@@ -45,9 +45,16 @@ def keys_are_remembered_by_their_hashes_alone() -> None:
         _change(each, "derive_keys", remembered)
 
 
-def neither_keys_nor_tags_tell_tenants_apart() -> None:
-    volumes_are_known_by_their_names_alone()
-    anybody = TenantId("anybody")
+def neither_keys_nor_tags_of_gets_tell_tenants_apart() -> None:
+    get, anybody = Mover.get, TenantId("anybody")
+    first: dict[str, Any] = {}
+
+    async def reaching(self: Mover, its: Any, volume: Any, wanted: Any) -> Any:
+        other = first.setdefault(volume.record.name, volume)
+        theirs = replace(volume, secret=other.secret, placement_secret=other.placement_secret)
+        return await get(self, its, theirs, wanted)
+
+    _change(Mover, "get", reaching)
     for each in (request, worker, blocks):
         _change(each, "tag_seeds", lambda its, *of: tag_seeds(replace(its, tenant=anybody), *of))
 
