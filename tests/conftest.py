@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,17 @@ _LONG = ("benchmarks", "soak_pod", "simulation", "demo", "docs", "soak_flash")
 """Folders with files that take longest after those: they begin before the others, so that none is waited for
 alone at the end.
 """
+
+
+@pytest.fixture(autouse=True)
+def levels_of_logs() -> Iterator[None]:
+    """Have a command that a test runs in this process set what is logged for that test alone."""
+    names = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
+    ours = [logging.getLogger(name) for name in names]
+    levels = [each.level for each in ours]
+    yield
+    for each, level in zip(ours, levels, strict=True):
+        each.setLevel(level)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -76,10 +76,10 @@ def test_two_fabrics_on_one_etcd_do_not_see_each_other(pod: Pod, own: Pod) -> No
     other = own.agent("agent-0")  # of the same name as one of the other fabric
     own.start()
     with pod.agents[0].connect() as here, other.connect() as there:
-        assert put(here, [601]) == [601]
-        assert missing(there, [601]) == [601]
-        assert put(there, [602]) == [602]
-        assert missing(here, [602]) == [602]
+        assert put(here, [9601]) == [9601]
+        assert missing(there, [9601]) == [9601]
+        assert put(there, [9602]) == [9602]
+        assert missing(here, [9602]) == [9602]
     look = other.status()
     assert look is not None
     assert [agent for agent, _ in look.agents] == ["agent-0"]
