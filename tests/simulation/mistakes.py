@@ -344,6 +344,9 @@ def a_claim_stands_whatever_the_store_says() -> None:
         def __init__(self, membership: Any) -> None:
             self._membership = membership
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._membership, name)
+
         async def confirm(self, *who: Any) -> bool:
             await self._membership.confirm(*who)
             return True
