@@ -352,7 +352,7 @@ def a_claim_stands_whatever_the_store_says() -> None:
             return True
 
     def trusting(self: Standing, agent: Any, membership: Any, **named: Any) -> None:
-        begin_standing(self, agent, Yes(membership), **named)  # type: ignore[arg-type]  # as far as it is asked
+        begin_standing(self, agent, Yes(membership), **named)
 
     _change(Standing, "__init__", trusting)
 
