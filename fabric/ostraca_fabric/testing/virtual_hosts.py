@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import warnings
 from collections import deque
 from contextvars import Context, ContextVar
 from functools import partial
@@ -123,9 +124,10 @@ class VirtualHost:
         """Tear down what is left of it when everything is over, and let nobody hear of it."""
         self.kill()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            if not task.done():
-                self._context.copy().run(_tear_down, task)
+        with warnings.catch_warnings(category=RuntimeWarning, action="ignore"):  # of what it never began
+            for task in tasks:
+                if not task.done():
+                    self._context.copy().run(_tear_down, task)
 
     def act(self, act: Callable[[], object]) -> None:
         """Do something outside for it, now or when it goes on."""
