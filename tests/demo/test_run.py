@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.demo.whole_demo import whole_demo
+from tests.demo.whole_demo import SHARED, whole_demo
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "demo.run", "--quick"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, SHARED]
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.demo.whole_demo import whole_demo
+from tests.demo.whole_demo import SHARED, whole_demo
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "README.md"
 FABRIC = "/tmp/fabric"
 
-pytestmark = [pytest.mark.slow, pytest.mark.nixl]
+pytestmark = [pytest.mark.slow, pytest.mark.nixl, SHARED]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ def test_a_daemon_takes_all_settings_of_an_agent_and_each_is_documented() -> Non
     of_daemon = {setting.name: setting for setting in group_of(DaemonSettings).all_settings()}
     for setting in group_of(AgentSettings).all_settings():
         assert of_daemon[setting.name] == setting
+        assert of_daemon[setting.name].doc == setting.doc
     assert all(setting.doc for setting in of_daemon.values())
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, cast, get_type_hints
+
+Class = type
+"""Where ``type`` is the name of a field."""
 
 
 class Unit(Enum):
@@ -31,7 +35,13 @@ class Setting:
     """``int``, ``float``, ``bool``, ``str``, or ``tuple`` for one of strings."""
 
     default: object
-    doc: str
+    holder: Class = field(compare=False)
+    """The dataclass that has it as a field."""
+
+    @property
+    def doc(self) -> str:
+        """The docstring that follows the field; read from the source, so only where it is shown."""
+        return field_docs(self.holder).get(self.name.rpartition(".")[2], "")
 
     @property
     def unit(self) -> Unit:
@@ -68,22 +78,22 @@ class Group:
 
 def group_of(cls: type, name: str = "") -> Group:
     """Return what may be set of a dataclass. Every field must have a default."""
-    docs = field_docs(cls)
     hints = get_type_hints(cls)
     settings, groups = [], []
-    for field in fields(cls):
-        full = f"{name}.{field.name}" if name else field.name
-        hint = hints[field.name]
+    for each in fields(cls):
+        full = f"{name}.{each.name}" if name else each.name
+        hint = hints[each.name]
         if is_dataclass(hint):
             groups.append(group_of(cast("type", hint), full))
             continue
         kind = tuple if hint == tuple[str, ...] else hint
         assert kind in (int, float, bool, str, tuple), f"{full} is a {hint}, which no file can hold"
-        assert field.default is not MISSING, f"{full} has no default"
-        settings.append(Setting(full, kind, field.default, docs.get(field.name, "")))
+        assert each.default is not MISSING, f"{full} has no default"
+        settings.append(Setting(full, kind, each.default, cls))
     return Group(name, paragraph(inspect.getdoc(cls) or ""), tuple(settings), tuple(groups))
 
 
+@functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstrings that follow a class's fields, those it inherits as well, each as one
     paragraph.
@@ -99,8 +109,8 @@ def _own_docs(cls: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     docs = {}
-    for field, after in zip(tree.body, tree.body[1:], strict=False):
-        match field, after:
+    for one, after in zip(tree.body, tree.body[1:], strict=False):
+        match one, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = paragraph(text)
     return docs
