@@ -45,7 +45,7 @@ from ostraca_fabric.ids import ID_BYTES, StartId
 from ostraca_fabric.rulings import Switch
 from ostraca_fabric.status import AgentCounters, AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
-from ostraca_fabric.wire.handshake import AgentHandshake
+from ostraca_fabric.wire.handshake import LEAVING, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
 from ostraca_fabric.wire.placing import PLACING
 
@@ -218,7 +218,7 @@ class Agent:
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
-            features=(PLACING,),
+            features=(PLACING, LEAVING),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
         )
@@ -245,10 +245,17 @@ class Agent:
 
     async def hand_over(self) -> None:
         """Leave every shard to the other agents of the fabric, and go on serving what can be got until they
-        have them. For an agent that ends while others go on; ``drain`` comes next.
+        have them. Workers that know another agent are sent there, and what they have begun here ends here, in
+        ``drain_s`` or for as long as the shards take. For an agent that ends while others go on; ``drain``
+        comes next.
         """
         self._life.phase = Phase.STOPPING
+        until_s = self._clock() + self._settings.drain_s
+        for server in self._servers:
+            server.announce_leaving()
         await self._steward.hand_over_all()
+        for server in self._servers:
+            await server.release(within_s=max(0.0, until_s - self._clock()))
 
     async def drain(self) -> bool:
         """Take no more requests, and let those under way and puts acknowledged as staged end.

@@ -313,7 +313,9 @@ class AgentSettings:
     is a matter of hours and days."""
 
     drain_s: float = 10.0
-    """How long an orderly stop waits for puts already acknowledged as staged."""
+    """How long an orderly stop waits: for puts already acknowledged as staged, for others to take the shards
+    and, meanwhile, for workers to have gone to other agents. Keep it above the longest deadline in use: what
+    such a worker has begun before is lost only where it takes longer."""
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""

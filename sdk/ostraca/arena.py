@@ -18,7 +18,7 @@ from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.slots import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -51,7 +51,8 @@ class Arena:
         slots = SlotPool(size_bytes, settings.chunk_bytes)
         self.ledger = Ledger(slots, quarantine_bytes_max=settings.quarantine_bytes_max)
         """Hold ``changed`` to use it."""
-        self.ends = self._ends(settings, slots)
+        self.ends: Mapping[str, ArenaEnd] = self._ends(settings, slots)
+        """What was offered last."""
 
     def _ends(self, settings: ClientSettings, slots: SlotPool) -> dict[str, ArenaEnd]:
         """Set up the transports that can be set up here. Raises TransportError when there is none."""
@@ -109,6 +110,18 @@ class Arena:
         if is_needed:
             for end in self.ends.values():
                 end.renew()
+
+    def successors(self) -> dict[str, ArenaEnd]:
+        """Make ends to offer on a connection that begins while another one goes on. Raises TransportError."""
+        found: dict[str, ArenaEnd] = {}
+        try:
+            for name, end in self.ends.items():
+                found[name] = end.successor()
+        except TransportError:
+            for end in found.values():
+                end.cut_off()
+            raise
+        return found
 
     def tell_changed(self) -> None:
         """Slots or requests may have become free. Hold ``changed``."""

@@ -49,7 +49,10 @@ log = logging.getLogger("ostraca")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A volume as one session knows it, and where one batch hears of its requests."""
+    """A volume as one session knows it, and where one batch hears of its requests.
+
+    The session is taken up for that batch, whose ``close`` puts it down. Who begins none does that.
+    """
 
     mail: Mailbox
     session: Session
@@ -87,6 +90,7 @@ class Batch:
         self._reasons = columns.filled(blocks, Reason.DEADLINE)
         self._first = 0
         self._under: dict[int, Under] = {}
+        self._is_closed = False
 
     @property
     def states(self) -> bytes:
@@ -162,6 +166,9 @@ class Batch:
         for request in list(self._under):
             self._session.cancel(request)
             self._drop(request)
+        if not self._is_closed:
+            self._is_closed = True
+            self._session.put_down()
 
     # What the kinds of batches do.
 

@@ -38,7 +38,7 @@ from ostraca_fabric.layout import Layout
 from ostraca_fabric.outcome import Reason
 from ostraca_fabric.status import AgentStatus
 from ostraca_fabric.volume import VolumeRecord
-from ostraca_fabric.wire.handshake import CLIENT_BYTES
+from ostraca_fabric.wire.handshake import CLIENT_BYTES, LEAVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,7 +118,8 @@ class Client:
         """What this client is called in metrics and logs: made anew for each client."""
 
         self._crew = Crew(settings.copy_threads or threads_for(len(os.sched_getaffinity(0))))
-        caller = Caller(tenant, token, arena.ends, client_id, tls)
+        features = (LEAVING,) if len(addresses) > 1 else ()
+        caller = Caller(tenant, token, arena.ends, client_id, features, tls)
         self.reach = Reach(addresses, caller, arena, self._crew, settings, self.worker)
         self._pid = os.getpid()
         self._is_closed = False
@@ -204,7 +205,8 @@ class Client:
         volume = Volume(self, record, create=create, break_even_tokens=break_even_tokens)
         with self.running():
             try:
-                self.reach.opened(self.reach.dialled(until_s), volume, until_s)
+                with self.reach.taken_up(until_s) as session:
+                    self.reach.opened(session, volume, until_s)
             except RefusedError as error:
                 if error.code == "usage":
                     raise UsageError(str(error)) from error

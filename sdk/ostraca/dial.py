@@ -93,6 +93,9 @@ class Caller:
     client: bytes = b""
     """As in ``Hello``."""
 
+    features: tuple[str, ...] = ()
+    """As in ``Hello``."""
+
     tls: Tls | None = None
     """Whom to believe at addresses of TLS, which are dialled with it alone."""
 
@@ -100,7 +103,9 @@ class Caller:
         """Return what to say first."""
         name = f"{Path(sys.argv[0]).name or 'python'}:{os.getpid()}"
         arenas = tuple(end.offer() for end in self.ends.values())
-        return WorkerHandshake(WORKER, self.tenant, name, self.token, arenas=arenas, client=self.client)
+        return WorkerHandshake(
+            WORKER, self.tenant, name, self.token, self.features, arenas=arenas, client=self.client
+        )
 
 
 def chosen_addresses(

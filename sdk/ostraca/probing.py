@@ -38,7 +38,7 @@ class Prober:
         """Hold nothing off yet; *is_needed* tells whether the client is without a session, and *on_found* is
         called when an address answers again.
         """
-        self._caller = replace(caller, ends={})
+        self._caller = replace(caller, ends={}, features=())
         self._settings = settings
         self._is_needed = is_needed
         self._on_found = on_found

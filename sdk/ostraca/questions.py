@@ -46,9 +46,9 @@ def _answer(client: Client, question: Callable[[int, float], Message], timeout_s
     """Ask; *question* makes a message of a request id and the time that remains."""
     longest_s = client.settings.deadline_s_max
     until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
-    with client.running():
+    with client.running(), client.reach.taken_up(until_s) as session:
         return ask(
-            client.reach.dialled(until_s),
+            session,
             lambda request: question(request, until_s - time.monotonic()),
             until_s=until_s,
         )

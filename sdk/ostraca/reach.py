@@ -5,15 +5,23 @@ end as DISCONNECTED. Addresses of agents that say nothing are not dialled by ope
 where there is no other, and a prober finds out when one answers again. Nothing else runs in the background
 but the pump of the live session, a settler while agents that were left owe word about slots, and, once after
 each dial, what prepares for the next one.
+
+An agent that ends in order says so beforehand. A thread then finds another one, over ends of its own, while
+operations go on with the first. They go to the other from when it is there, and the session that was left
+ends when those under way on it have.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ostraca.ask import ask
 from ostraca.batch import Target
@@ -28,16 +36,19 @@ from ostraca_fabric.threads import show_name
 from ostraca_fabric.wire.messages import OpenVolume, VolumeOpened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ostraca.arena import Arena
     from ostraca.crew import Crew
-    from ostraca.dial import Caller
+    from ostraca.dial import Caller, Dialled
     from ostraca.session import Mailbox
     from ostraca.settings import ClientSettings
     from ostraca.volume import Volume
     from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.wire.address import Address
+
+
+log = logging.getLogger("ostraca")
 
 
 class Reach:
@@ -59,6 +70,9 @@ class Reach:
         self.session: Session | None = None
         """The current or last one."""
 
+        self._left: tuple[Session, ...] = ()
+        """Retired ones that have not ended."""
+
         self._addresses = addresses
         self._caller = caller
         self._arena = arena
@@ -68,7 +82,8 @@ class Reach:
         self._request_ids = itertools.count(1)
         self._dialling = threading.Lock()  # held while session and _redial_at_s change
         self._redial_at_s = 0.0
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._changing: list[threading.Thread] = []
         self._is_renewed = True
         self._preparing: threading.Timer | None = None
         self._settler = Settler(addresses, caller, arena, self._agent_now)
@@ -80,11 +95,31 @@ class Reach:
         session = self.session
         return session if session is not None and session.is_alive else None
 
+    @property
+    def progress_s(self) -> float | None:
+        """How often who waits for several sessions' first messages must call ``progress``; None for never."""
+        paces_s = [each.progress_s for each in self._sessions() if each.is_alive]
+        return min((each for each in paces_s if each is not None), default=None)
+
+    def progress(self) -> None:
+        """Let the transports of all sessions make progress."""
+        for session in self._sessions():
+            session.progress()
+
+    @contextmanager
+    def taken_up(self, until_s: float) -> Iterator[Session]:
+        """Lend a live session, taken up meanwhile. Raises as ``dialled``."""
+        session = self._taken_up(until_s)
+        try:
+            yield session
+        finally:
+            session.put_down()
+
     def target_at_hand(self, volume: Volume, mail: Mailbox) -> Target | None:
         """Return the volume on the live session, if there is one that it is open on. Never blocks."""
         session = self.live
         handle = None if session is None else session.handles.get(volume.key)
-        if session is None or handle is None:
+        if session is None or handle is None or not session.take_up():
             return None
         return self._target(mail, session, volume, handle)
 
@@ -94,8 +129,12 @@ class Reach:
         Raises RefusedError when the agent says that the volume can't be opened as asked.
         """
         try:
-            session = self.dialled(min(until_s, time.monotonic() + self._settings.handshake_s_max))
-            handle = self.opened(session, volume, until_s)
+            session = self._taken_up(min(until_s, time.monotonic() + self._settings.handshake_s_max))
+            try:
+                handle = self.opened(session, volume, until_s)
+            except BaseException:
+                session.put_down()
+                raise
         except (ConnectError, ProtocolError) as error:
             self.unreachable_because = str(error)
             return None
@@ -126,37 +165,46 @@ class Reach:
         handle = session.handles.get(volume.key)
         if handle is None:
             record = volume.record
-            answer = ask(
-                session,
-                lambda request: OpenVolume(
-                    request,
-                    record.name,
-                    record.layout,
-                    record.block_bytes,
-                    volume.create,
-                    volume.break_even_tokens,
-                ),
-                until_s=until_s,
+            asked = OpenVolume(
+                0,
+                record.name,
+                record.layout,
+                record.block_bytes,
+                volume.create,
+                volume.break_even_tokens,
             )
-            if not isinstance(answer, VolumeOpened):
-                raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
-            handle = session.handles[volume.key] = answer.handle
+            handle = _opened(session, volume.key, asked, until_s)
         return handle
 
     def close(self) -> None:
         """End the session, and dial no more. Requests under way hear Disconnected."""
         self._settler.close()
         self._prober.close()
+        self._closed.set()
         with self._dialling:
-            self._is_closed = True
             if self._preparing is not None:
                 self._preparing.cancel()
                 self._preparing.join()
-            if self.session is not None:
-                self.session.close()
+            for session in self._sessions():
+                session.close()
+        for thread in self._changing:
+            thread.join()
+
+    def _sessions(self) -> tuple[Session, ...]:
+        """Return the current or last one, and those that are left."""
+        return self._left if self.session is None else (self.session, *self._left)
+
+    def _taken_up(self, until_s: float) -> Session:
+        """Return a live session that was taken up. Raises as ``dialled``."""
+        session = self.dialled(until_s)
+        if not session.take_up():  # it has ended just then
+            session = self.dialled(until_s)
+            if not session.take_up():
+                raise ConnectError(session.lost_because)
+        return session
 
     def _dial(self, until_s: float) -> Session:
-        if self._is_closed:
+        if self._closed.is_set():
             raise ClosedError("this client is closed: connect again")
         if self.session is not None:
             if self.session.is_alive:
@@ -169,6 +217,8 @@ class Reach:
         if not addresses:
             self._prober.look()
             raise ConnectError(self.unreachable_because)
+        left = [each.address for each in self._left]
+        addresses.sort(key=lambda address: address in left)
         began_s = time.monotonic()
         try:
             self._renew()
@@ -185,12 +235,100 @@ class Reach:
             if isinstance(error, TransportError):
                 raise ConnectError(str(error)) from error
             raise
+        return self._begin(self._met(dialled))
+
+    def _met(self, dialled: Dialled) -> Session:
+        return Session(
+            dialled,
+            self._caller.ends,
+            self._arena,
+            self._settings,
+            self._request_ids,
+            self._worker,
+            self._on_leaving,
+        )
+
+    def _begin(self, session: Session) -> Session:
+        """Let operations have it."""
         self.unreachable_because = ""
         self._is_renewed = False
-        self.session = Session(dialled, self._arena, self._settings, self._request_ids, self._worker)
+        self.session = session
         self._settler.look()
-        self._prepare_renewal(self.session.transport)
-        return self.session
+        self._prepare_renewal(session.transport)
+        return session
+
+    def _on_leaving(self, session: Session) -> None:
+        thread = threading.Thread(
+            target=self._change_over, args=(session,), name="ostraca-change", daemon=True
+        )
+        with suppress(RuntimeError):  # this process may have no more threads: then it is left when it is lost
+            thread.start()
+            self._changing = [each for each in self._changing if each.is_alive()] + [thread]
+
+    def _change_over(self, leaving: Session) -> None:
+        """Find another agent, begin there, and end what is left here."""
+        show_name("change")
+        ends: dict[str, ArenaEnd] = {}
+        while True:
+            with self._dialling:
+                if leaving is not self.live or self._closed.is_set():
+                    break
+                dialled = self._another(leaving, ends)
+                if dialled is not None:
+                    self._succeed(leaving, dialled, ends)
+                    break
+            self._closed.wait(self._settings.redial_s)
+        if leaving not in self._left:
+            for end in ends.values():
+                end.cut_off()
+            return
+        leaving.end_unused()
+        with self._dialling:
+            self._left = tuple(each for each in self._left if each is not leaving)
+        self._settler.look()
+
+    def _another(self, leaving: Session, ends: dict[str, ArenaEnd]) -> Dialled | None:
+        """Connect to an agent that none of the sessions is with, offering *ends*, which are made if there are
+        none yet; None when there is no such agent now.
+
+        Addresses that are held off come last: nobody probes them while there is a session, nor waits here.
+        """
+        known = (leaving, *self._left)
+        at_hand = self._prober.at_hand(self._addresses)
+        addresses = [each for each in self._addresses if all(each != session.address for session in known)]
+        addresses.sort(key=lambda address: address not in at_hand)
+        try:
+            if addresses and not ends:
+                ends.update(self._arena.successors())
+        except TransportError as error:
+            log.debug("no end can be offered to another agent than %s: %s", leaving.agent, error)
+            return None
+        caller = replace(self._caller, ends=ends)
+        for address in addresses:
+            until_s = time.monotonic() + self._settings.handshake_s_max / len(addresses)
+            try:
+                dialled = dial([address], caller, until_s=until_s)
+            except (ConnectError, ProtocolError) as error:
+                log.debug("%s does not take over from %s: %s", address, leaving.agent, error)
+                continue
+            if all(dialled.welcome.start_id != session.start_id for session in known):
+                return dialled
+            dialled.line.close()  # another address of the one that leaves
+        return None
+
+    def _succeed(self, leaving: Session, dialled: Dialled, ends: dict[str, ArenaEnd]) -> None:
+        """Have operations go to another agent from now on, with the volumes open that they have used."""
+        leaving.retire()
+        self._arena.ends = ends
+        self._caller = replace(self._caller, ends=ends)
+        session = self._met(dialled)
+        until_s = time.monotonic() + self._settings.handshake_s_max
+        for key, asked in list(leaving.asked.items()):
+            with suppress(ConnectError, ProtocolError, RefusedError):  # who needs it asks again, and is told
+                _opened(session, key, asked, until_s)
+        self._left = (*self._left, leaving)
+        self._begin(session)
+        log.debug("%s ends, and %s takes over", leaving.agent, session.agent)
 
     def _note_silence(self, lost: Session) -> None:
         """Leave the address of an agent that has fallen silent alone, once for each such session."""
@@ -230,6 +368,16 @@ class Reach:
         return Target(
             mail, session, self._arena, self._crew, self._settings, volume.identity, volume.record, handle
         )
+
+
+def _opened(session: Session, key: tuple[str, bytes, int, int], asked: OpenVolume, until_s: float) -> int:
+    """Open a volume on a session, and return its handle. Raises as ``ask``."""
+    answer = ask(session, lambda request: msgspec.structs.replace(asked, request=request), until_s=until_s)
+    if not isinstance(answer, VolumeOpened):
+        raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
+    session.asked[key] = asked
+    session.handles[key] = answer.handle
+    return answer.handle
 
 
 def _prepare(end: ArenaEnd) -> None:

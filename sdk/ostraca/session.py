@@ -2,22 +2,27 @@
 
 It hands each message to the mailbox of the request it answers, and the ledger learns from it first: slots
 come free even when nobody waits for the answer any more. Its books are under the arena's lock.
+
+An agent that ends in order says so, and goes on serving for a while. Then whoever made the session finds
+another one and retires this one, which ends when nobody uses it any more::
+
+    live --Leaving--> live, told --retire--> retired --nobody uses it, or lost--> ended
+
+Who begins a batch on it says ``take_up`` before and ``put_down`` at its end.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ostraca.core.events import Disconnected, Event, Ticked
+from ostraca.core.events import Disconnected, Event
 from ostraca.core.operations import NOT_STARTED_CODES
 from ostraca.core.silence import Silence
 from ostraca.pump import Pump
+from ostraca.waiting import Waiting
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.extent import PAGE_BYTES
@@ -32,6 +37,7 @@ from ostraca_fabric.wire.messages import (
     Get,
     GetDone,
     GetProgress,
+    Leaving,
     PastSettled,
     Ping,
     Pong,
@@ -42,18 +48,17 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from ostraca.arena import Arena
     from ostraca.dial import Dialled
     from ostraca.settings import ClientSettings
-    from ostraca_fabric.wire.messages import Message
+    from ostraca.waiting import Mail
+    from ostraca_fabric.ports.transport import ArenaEnd
+    from ostraca_fabric.wire.messages import Message, OpenVolume
 
-
-_LOOK_AGAIN = (0, Ticked())
-"""Of no request: who finds it in its mailbox waits again, and then reads."""
 
 _UNSENT_BYTES_MIN = 64 << 20
 """Requests and cancels that may wait for an agent that has stopped reading for a while."""
@@ -78,11 +83,17 @@ class Session:
     def __init__(
         self,
         dialled: Dialled,
+        ends: Mapping[str, ArenaEnd],
         arena: Arena,
         settings: ClientSettings,
         request_ids: Iterator[int],
         worker: str,
+        on_leaving: Callable[[Session], None],
     ) -> None:
+        """Begin; *ends* were offered in the handshake.
+
+        *on_leaving* is called when the agent says that it ends, by whoever reads, and must not block.
+        """
         self.agent = dialled.welcome.agent
         self.address = dialled.address
         self.limits = dialled.welcome.limits
@@ -96,17 +107,24 @@ class Session:
         self.handles: dict[tuple[str, bytes, int, int], int] = {}
         """Volumes opened on this connection: (name, layout digest, block bytes) to handle."""
 
+        self.asked: dict[tuple[str, bytes, int, int], OpenVolume] = {}
+        """What they were opened with."""
+
+        self.start_id = dialled.welcome.start_id
         self._worker = worker
-        self._start_id = dialled.welcome.start_id
         self._arena = arena
         self._settings = settings
         self._request_ids = request_ids
-        self._end = arena.ends[self.transport]
+        self._ends = ends
+        self._end = ends[self.transport]
+        self._on_leaving = on_leaving
+        self._users = 0
+        self._is_retired = False
+        self._is_over = False
         self._inline = self._end if isinstance(self._end, InlineArenaEnd) else None
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
         self._has_refused = False
-        self._waiting: deque[SimpleQueue[tuple[int, Event]]] = deque()
         self._silence = Silence(
             misses_max=settings.silent_misses_max,
             deadline_least_s=settings.silent_deadline_least_s,
@@ -122,8 +140,9 @@ class Session:
             quiet_until_s=self._quiet_until_s,
             unsent_bytes_max=_UNSENT_BYTES_MIN + _FETCHED_BLOCK_BYTES * (arena.size_bytes // PAGE_BYTES),
         )
+        self._waiting = Waiting(self._pump, self._has_others)
         with arena.changed:
-            self._past = arena.ledger.met(self.agent, self._start_id)
+            self._past = arena.ledger.met(self.agent, self.start_id)
             arena.tell_changed()
         self._pump.start()
         if self._past:
@@ -135,6 +154,45 @@ class Session:
     def is_alive(self) -> bool:
         """Whether requests can be sent. It may be False in the next moment."""
         return not self.lost_because
+
+    def take_up(self) -> bool:
+        """Keep the session from ending as unused until ``put_down``; False when it has ended."""
+        with self._arena.changed:
+            if self.lost_because:
+                return False
+            self._users += 1
+            return True
+
+    def put_down(self) -> None:
+        """Undo one ``take_up``."""
+        with self._arena.changed:
+            self._users -= 1
+            if self._is_retired:
+                self._arena.tell_changed()
+
+    def retire(self) -> None:
+        """Another session has ends of its own: when this one is lost, those that it was offered with are cut
+        off before its slots count as such that a later connection brings word of. ``end_unused`` comes next.
+        """
+        with self._arena.changed:
+            self._is_retired = True
+            is_over = self._is_over
+        if is_over:
+            self._cut_off()
+
+    def end_unused(self) -> None:
+        """Wait until nobody uses the session and its agent is done with every slot, or until it is lost, and
+        end it. Nobody else may take it up from then on.
+        """
+        with self._arena.changed:
+            self._arena.changed.wait_for(lambda: bool(self.lost_because) or self._is_unused)
+            self.lost_because = self.lost_because or "its agent ends, and another one has taken over"
+        self.close()
+
+    @property
+    def _is_unused(self) -> bool:
+        """Whether nobody waits for anything here. The lock is held."""
+        return not (self._users or self._inflight or self._arena.ledger.is_due(self))
 
     def label(self, request: int) -> str:
         """Return what a request is called in logs, here and at the agent."""
@@ -182,8 +240,10 @@ class Session:
         is_first = False
         with self._arena.changed:
             if slots is not None:
-                is_first = not self._arena.ledger.is_due
-                self._arena.ledger.sent(request, slots, agent=self.agent, start_id=self._start_id)
+                is_first = not self._arena.ledger.is_due(self)
+                self._arena.ledger.sent(
+                    request, slots, agent=self.agent, start_id=self.start_id, connection=self
+                )
             if self.lost_because:
                 # Never sent, so there is nothing to wait for.
                 self._arena.ledger.answered(request, _NONE_UNSETTLED)
@@ -210,35 +270,13 @@ class Session:
         """Let the transport make progress."""
         self._end.progress()
 
-    def wait(self, mail: SimpleQueue[tuple[int, Event]], *, until_s: float) -> tuple[int, Event] | None:
-        """Return what comes to a caller's mailbox by *until_s*, on the monotonic clock; None if nothing does.
+    def wait(self, mail: Mail, *, until_s: float) -> tuple[int, Event] | None:
+        """As ``Waiting.wait``."""
+        return self._waiting.wait(mail, until_s=until_s)
 
-        The caller reads from the connection itself meanwhile, unless another one does. Who stops reading
-        hands it on.
-        """
-        self._waiting.append(mail)
-        try:
-            while mail.empty() and self._pump.lead(lambda: not mail.empty(), until_s=until_s):
-                if time.monotonic() >= until_s:
-                    return None
-            with suppress(Empty):
-                return mail.get(timeout=max(0.0, until_s - time.monotonic()))
-            return None
-        finally:
-            self._waiting.remove(mail)
-            self._hand_on(mail)
-
-    def _hand_on(self, mail: SimpleQueue[tuple[int, Event]]) -> None:
-        """See to it that somebody reads who waits, if anybody does; *mail*'s caller has stopped."""
-        if self._pump.is_led:
-            return
-        with suppress(IndexError):
-            self._waiting[0].put(_LOOK_AGAIN)
-            return
+    def _has_others(self, mail: Mail) -> bool:
         with self._arena.changed:
-            has_others = any(other is not mail for other in self._mailboxes.values())
-        if has_others:
-            self._pump.resume()
+            return any(other is not mail for other in self._mailboxes.values())
 
     def missed(self, sent_s: float) -> None:
         """A request that was sent then, on the monotonic clock, is late.
@@ -268,7 +306,7 @@ class Session:
             self._mailboxes.pop(request, None)
             self._shut(self._arena.ledger.slots(request))
             self._arena.ledger.left(request)
-            is_due = self._arena.ledger.is_due
+            is_due = self._arena.ledger.is_due(self)
             self._arena.tell_changed()
         if is_due and self._end.needs_progress:
             self._pump.wake()
@@ -295,7 +333,7 @@ class Session:
         if not self._end.needs_progress:
             return None
         with self._arena.changed:
-            if not self._arena.ledger.is_due:
+            if not self._arena.ledger.is_due(self):
                 return None
             return self._settings.progress_s if self._mailboxes else self._settings.progress_idle_s
 
@@ -320,6 +358,8 @@ class Session:
                 raise ProtocolError(f"{code}: {words}")
             case Pong():
                 pass
+            case Leaving():
+                self._on_leaving(self)
             case GetDone() | PutDone():
                 self._finish(message, message.unsettled)
             case Failed(code=code):
@@ -374,14 +414,24 @@ class Session:
         if mailbox is not None:
             mailbox.put((request, event))
 
+    def _cut_off(self) -> None:
+        """Let nothing land any more that was offered with this session alone."""
+        for end in self._ends.values():
+            end.cut_off()
+
     def _on_lost(self, why: str) -> None:
         with self._arena.changed:
             self.fell_silent = self._pump.fell_silent
             self.lost_because = self.lost_because or why
+            self._is_over = True
+            is_retired = self._is_retired
+        if is_retired:
+            self._cut_off()
+        with self._arena.changed:
             # Inline bytes came through this connection alone, and its reader is closed.
             if self._inline is not None:
                 self._inline.shut_all()
-            self._arena.ledger.lost(is_drained=self._inline is not None)
+            self._arena.ledger.lost(is_drained=self._inline is not None, connection=self)
             waiting = list(self._mailboxes.items())
             self._inflight.clear()
             self._arena.tell_changed()

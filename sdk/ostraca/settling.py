@@ -49,7 +49,7 @@ class Settler:
     ) -> None:
         """Ask nobody yet; *agent_now* names the agent that the client uses."""
         self._addresses = addresses
-        self._caller = replace(caller, ends={})
+        self._caller = replace(caller, ends={}, features=())
         self._arena = arena
         self._agent_now = agent_now
         self._starting = threading.Lock()

@@ -66,6 +66,27 @@ def test_closing_an_end_lets_what_was_prepared_go_and_makes_no_more(end: NixlAre
     assert open_files() < before
 
 
+def test_a_successor_takes_what_was_prepared_and_goes_on_when_the_end_before_is_cut_off(
+    end: NixlArenaEnd,
+) -> None:
+    end.prepare_renewal()
+    prepared = open_files()
+    second = end.successor()
+    assert open_files() == prepared
+    offers = {end.offer().metadata, second.offer().metadata}
+    end.cut_off()
+    assert (cut_off := open_files()) < prepared
+    end.prepare_renewal()
+    assert open_files() == cut_off
+    for each in (end, second):
+        each.progress()
+    third = second.successor()
+    assert len({*offers, third.offer().metadata}) == 3
+    for each in (second, third):
+        each.cut_off()
+    assert open_files() < cut_off
+
+
 def test_a_process_forks_when_no_agent_is_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """UCX's locks would be held in the child for ever, by a thread that is not there."""
     api = importlib.import_module(f"{nixl_runtime.package()}._api")

@@ -168,6 +168,21 @@ def test_an_arena_that_was_renewed_takes_what_was_under_way_and_nothing_new() ->
     play(scenario)
 
 
+def test_a_successor_reaches_the_same_arena_after_the_end_before_is_cut_off() -> None:
+    async def scenario(pair: Pair) -> None:
+        before = await pair.attached()
+        second = pair.worker.end.successor()
+        pair.worker.offer = second.offer()
+        after = await pair.attached()
+        assert await before.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
+        pair.worker.end.cut_off()
+        assert await before.submit(TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
+        assert await after.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
+        assert pair.landed == 4 * PAGE
+
+    play(scenario)
+
+
 def test_nothing_lands_in_an_arena_that_is_closed() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()

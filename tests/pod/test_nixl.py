@@ -77,3 +77,26 @@ def test_an_agent_that_stopped_under_transfers_is_left_by_its_worker_and_harms_n
         assert missing(client) == []
         until(lambda: not client.quarantined_bytes, "what was on its way is known to have ended")
     own.check_logs()
+
+
+def test_an_agent_that_is_killed_while_its_workers_leave_it_keeps_no_slot_of_theirs(own: Pod) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    own.create()
+    dying, other = (own.agent(f"agent-{number}", transport="nixl") for number in range(2))
+    own.start()
+    with (
+        own.connect(dying, settings=NIXL) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        assert put(client) == list(CHAINS)
+        dying.signal(signal.SIGTERM)
+        getting = [threads.submit(missing, client) for _ in range(4)]
+        until(lambda: client.agent == other.name, "the worker is with the other agent")
+        dying.kill()
+        for each in getting:
+            each.result()
+        await_whole(client)
+        own.start()
+        assert missing(client) == []
+        until(lambda: not client.quarantined_bytes, "what was on its way is known to have ended")
+    own.check_logs()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import SHORT, Pod
-from tests.pod.work import CHAINS, declined, missing, put
+from tests.pod.work import CHAINS, SMALL, content, declined, empty, hashes, missing, put, volume_of
+from tests.sdk.shells import SHELLS
 
-from ostraca import Reason
+import ostraca
+from ostraca import BlockState, Reason
 from ostraca_dpu_agent.settings import OwnerSettings
 
 pytestmark = pytest.mark.slow
@@ -43,3 +50,57 @@ def test_agents_that_are_restarted_in_order_leave_nothing_that_puts_wait_for(own
         pod.check_logs()
     assert reasons[Reason.NO_SPACE] == reasons[Reason.FENCED] == 0, reasons
     assert reasons[None] >= 0.9 * reasons.total(), reasons
+
+
+class Getting(Meanwhile):
+    """A worker that knows every agent and gets all chains over and over, through one of the shells."""
+
+    def __init__(self, client: ostraca.Client, shell: str) -> None:
+        super().__init__()
+        self.reasons: Counter[Reason] = Counter()
+        self.gets = 0
+        self._client = client
+        self._shell = shell
+
+    def work(self, is_over: threading.Event) -> None:
+        with SHELLS[self._shell](self._client, volume_of(self._client)) as volume:
+            while not is_over.is_set():
+                for seed in CHAINS:
+                    into = empty()
+                    got = volume.get(volume.chain(hashes(seed)), into=into, deadline_s=2.0)
+                    self.gets += 1
+                    self.reasons.update(got.reasons)
+                    expected = content(seed)
+                    assert all(
+                        np.array_equal(into[block], expected[block])
+                        for block, state in enumerate(got.states)
+                        if state is BlockState.HIT
+                    )
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("nixl", marks=pytest.mark.nixl)])
+def test_workers_that_know_every_agent_miss_no_get_when_agents_are_restarted_in_turn(
+    own: Pod, transport: str
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    own.create()
+    agents = [own.agent(f"agent-{number}", transport=transport) for number in range(3)]
+    own.start()
+    settings = replace(SMALL, transports=(transport,))
+    with ExitStack() as stack:
+        with own.connect(settings=settings) as client:
+            assert put(client) == list(CHAINS)
+        workers = [
+            stack.enter_context(Getting(stack.enter_context(own.connect(first, settings=settings)), shell))
+            for first, shell in zip(agents, sorted(SHELLS), strict=True)
+        ]
+        for agent in agents:
+            before = [worker.gets for worker in workers]
+            agent.stop()
+            own.start()
+            assert all(worker.gets > gets for worker, gets in zip(workers, before, strict=True))
+    reasons = sum((worker.reasons for worker in workers), Counter[Reason]())
+    assert reasons[Reason.NONE] >= 1000
+    assert reasons[Reason.DISCONNECTED] == 0, reasons
+    own.check_logs()

@@ -25,7 +25,7 @@ from ostraca_fabric.outcome import BlockState, PutState, Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
 from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, encode
-from ostraca_fabric.wire.handshake import Access, AgentHandshake
+from ostraca_fabric.wire.handshake import LEAVING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
     ConnectionLimits,
@@ -78,6 +78,10 @@ class AgentConnection:
     agent: ScriptedAgent
     socket: socket.socket
     is_greeted: bool = False
+    features: tuple[str, ...] = ()
+    is_gone: threading.Event = field(default_factory=threading.Event)
+    """Set when the worker has closed it."""
+
     volumes: dict[int, OpenVolume] = field(default_factory=dict)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
@@ -166,6 +170,7 @@ class ScriptedAgent:
             StartId(os.urandom(16)),
             Access(own_uid=os.getuid()),
             limits=limits,
+            features=(LEAVING,),
             transports=("inline",),
         )
         self._open: list[socket.socket] = []
@@ -215,6 +220,7 @@ class ScriptedAgent:
             while count := sock.recv_into(reader.buffer()):
                 for event in reader.received(count):
                     self._on_event(connection, event)
+        connection.is_gone.set()
         connection.messages.put(None)
         connection.ended.put(None)
         answering.join()
@@ -235,7 +241,8 @@ class ScriptedAgent:
         else:
             answer = self._handshake.answer(HELLO.decode(event), os.getuid())
             connection.send(answer)
-            connection.is_greeted = isinstance(answer, Welcome)
+            if isinstance(answer, Welcome):
+                connection.is_greeted, connection.features = True, answer.features
             self.connections.put(connection)
 
     def _answer(self, connection: AgentConnection) -> None:

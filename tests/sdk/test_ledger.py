@@ -62,14 +62,14 @@ def test_slots_of_an_answered_request_are_the_callers_until_it_leaves(books: Boo
     assert (books.free, books.quarantined) == (12, 0)
     books.ledger.left(1)
     assert (books.free, books.quarantined) == (16, 0)
-    assert not books.ledger.is_due
+    assert not books.ledger.is_due()
 
 
 def test_unsettled_slots_stay_in_quarantine_until_they_settle(books: Books) -> None:
     books.ledger.answered(1, positions(1, 3))
     books.ledger.left(1)
     assert (books.free, books.quarantined) == (14, 2)
-    assert books.ledger.is_due
+    assert books.ledger.is_due()
     books.ledger.settled(1)
     assert (books.free, books.quarantined) == (16, 0)
 
@@ -107,7 +107,7 @@ def test_a_lost_connection_settles_nothing_when_others_moved_the_bytes(books: Bo
     books.ledger.lost(is_drained=False)
     books.ledger.left(1)
     assert (books.free, books.quarantined) == (12, 4)
-    assert not books.ledger.is_due
+    assert not books.ledger.is_due()
     books.ledger.met(AGENT, FIRST_START)
     books.ledger.met("agent-2", NEXT_START)
     assert books.quarantined == 4
@@ -122,6 +122,27 @@ def test_a_lost_connection_settles_what_it_carried_itself(books: Books) -> None:
     assert (books.free, books.quarantined) == (12, 0)
     books.ledger.left(1)
     assert books.free == 16
+
+
+def test_of_two_connections_only_the_lost_one_has_slots_in_doubt(books: Books) -> None:
+    taken = books.ledger.take(4, PAGE)
+    assert taken is not None
+    books.ledger.sent(2, taken, agent="agent-2", start_id=FIRST_START, connection="second")
+    for request in (1, 2):
+        books.ledger.left(request)
+    books.ledger.lost(is_drained=False)
+    assert books.ledger.owing == {AGENT}
+    assert (books.ledger.is_due(), books.ledger.is_due("second")) == (False, True)
+    assert books.quarantined == 8
+    books.ledger.answered(2, NONE)
+    assert books.quarantined == 4
+
+
+def test_what_a_lost_connection_carried_itself_says_nothing_of_what_others_move(books: Books) -> None:
+    books.ledger.left(1)
+    books.ledger.lost(is_drained=False)
+    books.ledger.lost(is_drained=True, connection="second")
+    assert books.quarantined == 4
 
 
 def test_a_new_start_of_the_agent_does_not_take_slots_from_a_caller_who_looks_at_them(books: Books) -> None:

@@ -18,12 +18,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 from tests.simulation import history as shard_history
-from tests.simulation import mistakes
+from tests.simulation import mistakes, sharing_mistakes
 from tests.simulation import test_oracle as shard_scenes
 from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
 from tests.simulation.fabric import history as fabric_history
-from tests.simulation.fabric.history import STRIKES_IN_CALM
+from tests.simulation.fabric.blocks import VOLUMES
+from tests.simulation.fabric.drawn import STRIKES_IN_CALM
 from tests.simulation.fabric.process import Lateness
 from tests.simulation.fabric.world import Setup
 from tests.simulation.many import begin
@@ -73,6 +74,18 @@ SLOWLY_ASKED = replace(
     strikes=("link_is_slow",),
 )
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
+SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
+CROWDED = Setup(
+    hosts=1,
+    volumes=VOLUMES,
+    numbers=384,
+    blocks=(16, 32),
+    drive_faults=DriveFaults(service_s=0.1),
+    has_cache=False,
+    requests_max=4,
+    strikes=("link_is_slow",),
+)
+CHAINED = Setup(chained=0.5, strikes=("link_is_slow",))
 
 
 def _last_line(found: Exception) -> str:
@@ -273,6 +286,47 @@ MUTANTS = (
         "inline blocks are mixed up, and unchecked",
         mistakes.inline_blocks_are_mixed_up_unchecked,
         (in_fabric(replace(LASTING, inline=1.0)),),
+    ),
+    Mutant(
+        "volumes are known by their names alone",
+        sharing_mistakes.volumes_are_known_by_their_names_alone,
+        (in_fabric(SHARED),),
+    ),
+    Mutant(
+        "keys say nothing of the tenant",
+        sharing_mistakes.keys_say_nothing_of_the_tenant,
+        (in_fabric(SHARED),),
+    ),
+    Mutant(
+        "keys are remembered by their hashes alone",
+        sharing_mistakes.keys_are_remembered_by_their_hashes_alone,
+        (in_fabric(SHARED),),
+    ),
+    Mutant(
+        "neither keys nor tags of gets tell tenants apart",
+        sharing_mistakes.neither_keys_nor_tags_of_gets_tell_tenants_apart,
+        (in_fabric(replace(SHARED, expects_all=False)),),
+    ),
+    Mutant(
+        "a part of a chain is placed by its own beginning",
+        sharing_mistakes.a_part_of_a_chain_is_placed_by_its_own_beginning,
+        (in_fabric(CHAINED),),
+    ),
+    Mutant(
+        "a prefix goes on behind a hole",
+        sharing_mistakes.a_prefix_goes_on_behind_a_hole,
+        (in_fabric(CHAINED),),
+    ),
+    Mutant(
+        "more requests are served than may be",
+        sharing_mistakes.more_requests_are_served_than_may_be,
+        (in_fabric(CROWDED),),
+    ),
+    Mutant("puts take all of staging", sharing_mistakes.puts_take_all_of_staging, (in_fabric(CROWDED),)),
+    Mutant(
+        "one worker takes all of staging",
+        sharing_mistakes.one_worker_takes_all_of_staging,
+        (in_fabric(CROWDED),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

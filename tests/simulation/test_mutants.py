@@ -10,6 +10,7 @@ SOON = (
     "tags are made by the agent",
     "slots are used again without quarantine",
     "blocks are placed by revision",
+    "volumes are known by their names alone",
 )
 
 

@@ -37,8 +37,9 @@ class InlineArenaEnd:
 
     name = INLINE
 
-    def __init__(self, arena: memoryview, slots: SlotPool) -> None:
+    def __init__(self, arena: memoryview | NDArray[np.uint8], slots: SlotPool) -> None:
         assert slots.memory_bytes <= arena.nbytes
+        self._slots = slots
         self._arena = np.frombuffer(arena, np.uint8, slots.memory_bytes)
         self._offer = ArenaOffer(
             transport=INLINE, arena_bytes=slots.memory_bytes, chunk_bytes=slots.chunk_bytes
@@ -63,6 +64,14 @@ class InlineArenaEnd:
 
     def renew(self) -> None:
         """As in the port: what came on an earlier connection ended with it."""
+
+    def successor(self) -> InlineArenaEnd:
+        """As in the port: none of its slots is open yet."""
+        return InlineArenaEnd(self._arena, self._slots)
+
+    def cut_off(self) -> None:
+        """As in the port."""
+        self.close()
 
     def close(self) -> None:
         """As in the port: nothing lands any more."""

@@ -52,8 +52,11 @@ class NixlArenaEnd:
 
     name = NAME
 
-    def __init__(self, memory: HugeMemory, slots: SlotPool, *, label: str = "worker") -> None:
+    def __init__(
+        self, memory: HugeMemory, slots: SlotPool, *, label: str = "worker", made: _Reachable | None = None
+    ) -> None:
         assert slots.memory_bytes <= memory.size_bytes
+        self._memory = memory
         self._address = memory.address
         self._slots = slots
         self._label = label
@@ -61,7 +64,7 @@ class NixlArenaEnd:
         self._making = threading.Lock()  # held while a NIXL agent is made; taken before the other
         self._is_closed = False
         self._spare: _Reachable | None = None  # never offered to anybody
-        self._used: _Reachable | None = self._made()
+        self._used: _Reachable | None = made or self._made()
         self._offer = self._used.offer
 
     def _made(self) -> _Reachable:
@@ -117,6 +120,23 @@ class NixlArenaEnd:
             spare, self._spare = self._spare, None
             self._used = spare or self._made()
             self._offer = self._used.offer
+
+    def successor(self) -> NixlArenaEnd:
+        """As in the port: it has a NIXL agent of its own."""
+        with self._making:
+            spare, self._spare = self._spare, None
+        return NixlArenaEnd(self._memory, self._slots, label=self._label, made=spare)
+
+    def cut_off(self) -> None:
+        """As in the port: the NIXL agent goes, its endpoints and what they have received and not dealt with,
+        while the memory is still mapped.
+        """
+        with self._making, self._lock:
+            self._is_closed = True
+            for each in (self._used, self._spare):
+                if each is not None:
+                    each.cut_off()
+            self._used = self._spare = None
 
     def close(self) -> None:
         """As in the port. With slots in quarantine the registration stays, and the memory must be leaked."""

@@ -30,6 +30,7 @@ from ostraca_fabric.wire.messages import (
     Fetch,
     GetProgress,
     Hello,
+    Leaving,
     OperatorRequest,
     OwnerNotice,
     Refused,
@@ -43,8 +44,8 @@ log = logging.getLogger(__name__)
 
 Request = WorkerRequest | AgentRequest | OperatorRequest
 Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
-Aside = GetProgress | Settled | Fetch
-"""What an agent says about a request beside its answer."""
+Aside = GetProgress | Settled | Fetch | Leaving
+"""What an agent says beside its answers."""
 
 _ACCEPTED: dict[str, codec.MessageDecoder[typing.Any]] = {
     WORKER: codec.TO_WORKER,
@@ -159,7 +160,7 @@ class ClientConnection(FramedConnection):
             case Refused(code, words):
                 self._end = f"it said ({code}): {words}"
                 self.close()
-            case GetProgress() | Settled() | Fetch():
+            case GetProgress() | Settled() | Fetch() | Leaving():
                 if self._on_aside is not None:
                     self._on_aside(message)
             case _:
@@ -214,10 +215,10 @@ async def connect(
 ) -> ClientConnection:
     """Connect to an agent and shake hands, within ``handshake_s``.
 
-    *on_aside* takes progress, settlements and fetches, in the order they come among the answers; *on_late*
-    takes answers that nobody waits for. Raises
-    UsageError for an address that is none, AuthenticationError, VersionError or ConnectError as the agent
-    refused or when it can't be reached, and ProtocolError when what answers is no agent.
+    *on_aside* takes what an agent says beside its answers, in the order it comes among them; *on_late* takes
+    answers that nobody waits for. Raises UsageError for an address that is none, AuthenticationError,
+    VersionError or ConnectError as the agent refused or when it can't be reached, and ProtocolError when
+    what answers is no agent.
     """
     chosen = settings or ConnectionSettings()
     where = parse_address(address)

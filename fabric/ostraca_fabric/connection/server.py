@@ -37,6 +37,7 @@ from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import Address, parse_address
 from ostraca_fabric.wire.handshake import (
     AGENT,
+    LEAVING,
     OPERATOR,
     ROLES,
     WORKER,
@@ -54,6 +55,7 @@ from ostraca_fabric.wire.messages import (
     EndSession,
     Failed,
     Hello,
+    Leaving,
     OperatorRequest,
     OwnerNotice,
     Ping,
@@ -162,6 +164,17 @@ class ServerConnection(FramedConnection):
         if self._phase is not _Phase.NEW and not access.allows(self.hello, self._peer_uid, self._secured):
             self.refuse("authentication", "what let you in was taken back: check token and name")
 
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether who is at the other end goes to another agent when this one says that it ends."""
+        return self._phase is _Phase.OPEN and LEAVING in self.welcome.features
+
+    def say_leaving(self) -> None:
+        """Have the other end go to another agent, if it does that."""
+        if self.is_to_leave:
+            with suppress(ConnectError):
+                self.send(Leaving())
+
     def break_off(self, why: str) -> None:
         """End the connection, because blocks can't cross any more: the worker is to make a new one."""
         self.refuse("transport", why)
@@ -240,6 +253,8 @@ class ServerConnection(FramedConnection):
         self._reader.frame_bytes_max = self._sent_bytes_max = welcome.limits.frame_bytes_max
         with suppress(ConnectError):
             self.send(self.welcome)
+        if self._server.is_leaving:
+            self.say_leaving()
 
     def _on_request(self, message: Request | Notice | Cancel) -> None:
         match message:
@@ -327,8 +342,12 @@ class Server:
         self.settings = settings
         self._asked = address
         self._listening: Listening | None = None
+        self.is_leaving = False
+        """Whether workers are to go to other agents."""
+
         self._is_closed = False
         self._connections: set[ServerConnection] = set()
+        self._one_is_gone = asyncio.Event()
         self._tasks = Tasks(f"connections at {address}")
 
     @property
@@ -344,6 +363,22 @@ class Server:
     async def start(self, network: Network) -> None:
         """Begin to accept. Raises as ``serve``."""
         self._listening = await network.listen(self._asked, lambda: ServerConnection(self))
+
+    def announce_leaving(self) -> None:
+        """Have workers that know another agent go there, those that come later too. They go on to be served
+        meanwhile: ``release`` comes next, then ``close``.
+        """
+        self.is_leaving = True
+        for connection in list(self._connections):
+            connection.say_leaving()
+
+    async def release(self, *, within_s: float) -> None:
+        """Wait until workers that were to go to other agents have gone, for so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(connection.is_to_leave for connection in self._connections):
+                    self._one_is_gone.clear()
+                    await self._one_is_gone.wait()
 
     async def close(self) -> bool:
         """Accept no more, close every connection, and wait up to ``drain_s`` for requests under way.
@@ -389,6 +424,7 @@ class Server:
     def discard(self, connection: ServerConnection) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
+        self._one_is_gone.set()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a connection's task to its end."""

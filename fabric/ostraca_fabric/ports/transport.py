@@ -166,5 +166,15 @@ class ArenaEnd(Protocol):
         raises TransportError, and can be called again.
         """
 
+    def successor(self) -> ArenaEnd:
+        """Return another end of the same arena, with an offer of its own: for a connection that begins while
+        one with this offer goes on. Close it, too.
+
+        It takes what was prepared, else it may block for some 50 ms. Raises TransportError.
+        """
+
+    def cut_off(self) -> None:
+        """Cut off whoever was offered this end, as ``renew`` does, and offer it to nobody any more."""
+
     def close(self) -> None:
         """Stop offering. The arena's memory stays mapped while any of its slots is in quarantine."""

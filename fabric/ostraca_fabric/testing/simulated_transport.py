@@ -112,9 +112,19 @@ class SimulatedArenaEnd:
         self._key = self._plane.new_key()
         self._plane.arenas[self._key] = self
 
-    def close(self) -> None:
+    def successor(self) -> SimulatedArenaEnd:
+        """As in the port. Landings there are told to who is told of them here."""
+        made = SimulatedArenaEnd(self._plane, self.array.data, chunk_bytes=self._chunk_bytes)
+        made.on_submitted, made.on_landing = self.on_submitted, self.on_landing
+        return made
+
+    def cut_off(self) -> None:
         """As in the port."""
         self._plane.arenas.pop(self._key, None)
+
+    def close(self) -> None:
+        """As in the port."""
+        self.cut_off()
         self.is_closed = True
 
 

@@ -23,6 +23,7 @@ from ostraca_fabric.wire.messages import (
     Fetch,
     GetProgress,
     Hello,
+    Leaving,
     Message,
     OperatorRequest,
     OwnerNotice,
@@ -96,8 +97,8 @@ HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
 )
 """What whoever said Hello accepts next."""
 
-TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Refused] = MessageDecoder(
-    AgentAnswer | GetProgress | Settled | Fetch | Refused, sender="a worker's agent"
+TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused] = MessageDecoder(
+    AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused, sender="a worker's agent"
 )
 TO_AGENT: MessageDecoder[AnswerToAgent | Pong | StatusDone | Refused] = MessageDecoder(
     AnswerToAgent | Pong | StatusDone | Refused, sender="an agent that was asked by an agent"

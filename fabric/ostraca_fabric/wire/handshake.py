@@ -51,6 +51,9 @@ ROLES = (WORKER, AGENT, OPERATOR)
 
 CLIENT_BYTES = 16
 
+LEAVING = "leaving"
+"""The feature of workers that know another agent, and take ``Leaving`` from one that ends in order."""
+
 ROOT_UID = 0
 OVERFLOW_UID = 65534
 """What Linux reports for any user of another user namespace: it identifies nobody."""

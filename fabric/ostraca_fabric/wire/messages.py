@@ -331,6 +331,14 @@ class Explained(Message, frozen=True, tag=31):
     body: bytes
 
 
+class Leaving(Message, frozen=True, tag=33):
+    """The agent ends in order, and the worker is to go to another one.
+
+    What is asked all the same is served until the connection closes, in bounded time. The worker closes it
+    itself once it waits for nothing more. Sent once, to workers that have the feature ``leaving``.
+    """
+
+
 class EndSession(Message, frozen=True, tag=32):
     """Whoever used these blocks will not come back for them. A hint, not answered: blocks read before are not
     carried forward for it when their segment is evicted.
@@ -667,6 +675,7 @@ AnyMessage = (
     | Cancel
     | Settled
     | Fetch
+    | Leaving
     | AgentRequest
     | OwnerAnswer
     | OwnerNotice

@@ -10,11 +10,11 @@ done. Slots that only the agent still uses are in quarantine. No time ever ends 
   state directory, so the one before is gone;
 - the word of the same start of that agent, over a new connection, that nothing of earlier ones is under way.
 
-For the last two, whoever dials must have renewed the arena's ends before (``is_stranded``): what those had
-received and not dealt with could land still.
+For the last two, whoever dials must have renewed the arena's ends before (``is_stranded``), or cut off those
+that the lost connection had offered: what they had received and not dealt with could land still.
 
-Requests are known by ids that are never used twice in a client's life. Not thread-safe: the arena holds the
-lock.
+Requests are known by ids that are never used twice in a client's life, and belong to the connection that they
+were sent on, which may be any object. Not thread-safe: the arena holds the lock.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Entry:
     mine: NDArray[np.int64]
     agent: str
     start_id: bytes
+    connection: object
     is_held: bool = True
     is_answered: bool = False
     is_settled: bool = True
@@ -74,10 +75,12 @@ class Ledger:
         """Bytes under transfers that are not known to have ended."""
         return self._pool.quarantined_bytes
 
-    @property
-    def is_due(self) -> bool:
-        """Whether any agent that can still be heard owes word about slots."""
-        return any(not entry.is_stranded and entry.is_awaited for entry in self._entries.values())
+    def is_due(self, connection: object = None) -> bool:
+        """Tell whether the agent at the other end of a live connection owes word about slots."""
+        return any(
+            entry.connection is connection and not entry.is_stranded and entry.is_awaited
+            for entry in self._entries.values()
+        )
 
     @property
     def owing(self) -> frozenset[str]:
@@ -99,12 +102,20 @@ class Ledger:
         """Give back slots that no request ever named."""
         self._pool.give(offsets)
 
-    def sent(self, request: int, offsets: NDArray[np.int64], *, agent: str, start_id: bytes) -> None:
+    def sent(
+        self,
+        request: int,
+        offsets: NDArray[np.int64],
+        *,
+        agent: str,
+        start_id: bytes,
+        connection: object = None,
+    ) -> None:
         """A request naming these slots is about to be sent.
 
         The caller must say ``left`` when it no longer looks at them.
         """
-        self._entries[request] = _Entry(offsets, agent, start_id)
+        self._entries[request] = _Entry(offsets, agent, start_id, connection)
 
     def slots(self, request: int) -> NDArray[np.int64]:
         """Return the slots that a request's answer may name; none once it came, or without slots."""
@@ -153,9 +164,11 @@ class Ledger:
         if entry.is_settled:
             del self._entries[request]
 
-    def lost(self, *, is_drained: bool) -> None:
-        """The connection is gone. With *is_drained*, nothing can land any more that was asked for on it."""
+    def lost(self, *, is_drained: bool, connection: object = None) -> None:
+        """A connection is gone. With *is_drained*, nothing can land any more that was asked for on it."""
         for request, entry in list(self._entries.items()):
+            if entry.connection is not connection or entry.is_stranded:
+                continue
             entry.is_stranded = True
             if is_drained:
                 self._ended(request)

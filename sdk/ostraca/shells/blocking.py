@@ -34,7 +34,11 @@ def run(client: Client, job: Job[_Result]) -> _Result:
         raise
     if target is None:
         return job.skipped(job.unreachable(client.reach.unreachable_because))
-    batch = job.begin(target)
+    try:
+        batch = job.begin(target)
+    except BaseException:
+        target.session.put_down()
+        raise
     try:
         batch.advance()
         while not batch.is_over:

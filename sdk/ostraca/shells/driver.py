@@ -187,8 +187,7 @@ class Driver:
     def _next(self) -> _Item | None:
         """Wait for something, at most until something is due; None when that is so."""
         waits = [self._deadlines[0][0] - time.monotonic()] if self._deadlines else []
-        session = self._client.reach.live if self._carried else None
-        step_s = None if session is None else session.progress_s
+        step_s = self._client.reach.progress_s if self._carried else None
         if step_s is not None:
             waits.append(step_s)
         if self._starved:
@@ -196,8 +195,8 @@ class Driver:
         try:
             return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
         except Empty:
-            if session is not None and step_s is not None:
-                session.progress()
+            if step_s is not None:
+                self._client.reach.progress()
             return None
 
     def _take(self, item: _Item) -> _Carried | None:
@@ -237,6 +236,8 @@ class Driver:
         self, carried: _Carried | None, target: Target | None, error: BaseException | None
     ) -> _Carried | None:
         if carried is None:
+            if target is not None:
+                target.session.put_down()
             return None
         if error is not None:
             self._deliver(carried, None, error)

@@ -39,6 +39,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Explain(1, 0.5, "volume", SPANS),
     m.Explained(1, b"body"),
     m.EndSession(2, SPANS),
+    m.Leaving(),
     m.Resolve(1, 0.5, 1.0, (m.ShardKeys("e/d/0", bytes(16)),)),
     m.Resolved(1, (m.ShardExtents("e/d/0", is_owner=True, owner_epoch=1),)),
     m.Reserve(1, 0.5, 1.0, (m.ShardWants("e/d/0", bytes(16), bytes(4), bytes(4)),), ttl_s=60.0),

@@ -27,12 +27,13 @@ from ostraca_fabric.connection import ClientConnection, Server, ServerConnection
 from ostraca_fabric.errors import AuthenticationError, ConnectError, UsageError, VersionError
 from ostraca_fabric.ids import TenantId
 from ostraca_fabric.wire.frames import encode
-from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, WorkerHandshake
+from ostraca_fabric.wire.handshake import AGENT, LEAVING, OPERATOR, WORKER, WorkerHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
     Damage,
     Failed,
     Hello,
+    Leaving,
     Ping,
     Pong,
     Release,
@@ -411,3 +412,46 @@ async def test_who_is_being_let_in_while_the_rules_change_is_put_out_too() -> No
     with pytest.raises(AuthenticationError, match="was taken back"):
         await asyncio.wait_for(opening, 5)
     assert await server.close()
+
+
+class TestLeaving:
+    """A server whose agent ends in order."""
+
+    @pytest.fixture
+    async def leaving(self, tmp_path: Path) -> AsyncIterator[Server]:
+        handshake = dataclasses.replace(HANDSHAKE, features=(LEAVING,))
+        server = await serve(f"unix://{tmp_path}/s", Answering(), handshake, SETTINGS)
+        yield server
+        assert await server.close()
+
+    async def test_workers_that_know_another_agent_are_told_and_waited_for(self, leaving: Server) -> None:
+        told: list[object] = []
+        knows = msgspec.structs.replace(HELLO, features=(LEAVING,))
+        before = await connect(leaving.address, knows, on_aside=told.append)
+        leaving.announce_leaving()
+        later = await connect(leaving.address, knows, on_aside=told.append)
+        for connection in (before, later):
+            assert await connection.ask(open_volume(1, "served"), 5.0) == VolumeOpened(1, 1, 1)
+        assert told == [Leaving(), Leaving()]
+        released = asyncio.ensure_future(leaving.release(within_s=60.0))
+        before.close()
+        await before.wait_closed()
+        assert await later.ask(Ping(2), 5.0) == Pong(2)
+        assert not released.done()
+        later.close()
+        await released
+
+    async def test_others_are_neither_told_nor_waited_for(self, leaving: Server) -> None:
+        told: list[object] = []
+        connection = await connect(leaving.address, HELLO, on_aside=told.append)
+        leaving.announce_leaving()
+        await leaving.release(within_s=60.0)
+        assert await connection.ask(Ping(1), 5.0) == Pong(1)
+        assert told == []
+        connection.close()
+
+    async def test_who_does_not_go_is_waited_for_no_longer_than_said(self, leaving: Server) -> None:
+        connection = await connect(leaving.address, msgspec.structs.replace(HELLO, features=(LEAVING,)))
+        leaving.announce_leaving()
+        await leaving.release(within_s=0.01)
+        connection.close()

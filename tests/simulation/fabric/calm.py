@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tests.simulation.fabric.process import REQUESTS_MAX
 from tests.simulation.fabric.resting import excuse
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
@@ -137,6 +138,8 @@ class Calm:
         faults = {
             "its worker has no agent, or no slot": state < 0,
             "too late": is_late and (self._stalls or not has_time),
+            "an agent has as much to do as it may": reason == Reason.OVERLOADED
+            and setup.requests_max < REQUESTS_MAX,
             "a transfer failed": reason == Reason.TRANSFER_FAILED and setup.transfer_faults.failures > 0,
             "a drive was silent": reason == Reason.DRIVE_SUSPECT and setup.drive_faults.stalls > 0,
             "a lie": reason == Reason.DAMAGED and setup.lies > 0,

@@ -13,20 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.fabric.process import Lateness
+from tests.simulation.fabric.drawn import STRIKES_IN_CALM, drawn_setup
 from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
-from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH, BadDrives, Enclosures, HarshOutages
+from tests.simulation.fabric.strikes import BadDrives, Enclosures, HarshOutages
 from tests.simulation.fabric.watched import Watched
-from tests.simulation.fabric.world import STRIKES, Setup, World
+from tests.simulation.fabric.world import Setup, World
 
 from ostraca_fabric import memory
 from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.drive_faults import DriveFaults
-from ostraca_fabric.testing.simulated_membership import StoreFaults
-from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
-from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.process import AgentProcess
@@ -36,14 +33,8 @@ if TYPE_CHECKING:
 
 STEPS = 60
 STORY_LINES = 120
-STRIKES_IN_CALM = ("store_goes_down",)
-"""What ends no calm."""
-
-_CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
-"""Of histories: those in which these things go wrong."""
-
-_CLOSE, _TOO_LATE = 0.3, 0.1
-"""Of histories: those in which writes land just in time, and too late."""
+_BY_CHAINS, _LOOK_UPS_BY_CHAINS = 0.3, 0.6
+"""Of puts and gets, and of look-ups: those for a part of a chain, of one rank or of all."""
 
 _OF_SUMMARY = 0.5
 """Of the writes that an agent stands still before: those of which only summaries count."""
@@ -67,86 +58,6 @@ class Told:
     """Its end, word for word."""
 
 
-def drawn_setup(dice: random.Random) -> Setup:
-    """Draw what a history is played on."""
-    setup = Setup(
-        hosts=dice.choice([2, 2, 3]),
-        enclosures=dice.choice([1, 1, 2]),
-        drives=dice.choice([1, 2]),
-        segments=dice.choice([3, 4, 6]),
-        numbers=dice.choice([32, 64, 128]),
-        blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
-        drive_faults=DriveFaults(
-            stalls=dice.choice([0.0, 0.0, 0.02]),
-            stall_s=0.8,
-            late=dice.choice([0.0, 0.5, 1.0]),
-            late_s=4.0,
-            service_s=dice.choice([0.0001, 0.001, 0.003]),
-        ),
-        transfer_faults=TransferFaults(
-            failures=dice.choice([0.0, 0.0, 0.05]),
-            stalls=dice.choice([0.0, 0.0, 0.05]),
-            late=dice.choice([0.0, 0.5, 1.0]),
-        ),
-        lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
-        has_cache=dice.random() < 0.5,
-        drift=dice.choice([0.0, 0.001]),
-        reach=StoreFaults(
-            twice=dice.choice([0.0, 0.0, 0.2]),
-            lost_requests=dice.choice([0.0, 0.0, 0.05]),
-            lost_answers=dice.choice([0.0, 0.0, 0.05]),
-            late_requests=dice.choice([0.0, 0.0, 0.05]),
-        ),
-        inline=dice.choice([0.0, 0.0, 0.5]),
-        wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
-        silence=dice.choice([0.0, 0.5]),
-        strikes=drawn_strikes(dice),
-    )
-    roll = dice.random()
-    if roll < _CLOSE:
-        return close(setup, dice)
-    return too_late(setup) if roll < _CLOSE + _TOO_LATE else setup
-
-
-def close(setup: Setup, dice: random.Random) -> Setup:
-    """Let what owners wait for a write be next to no more than how late it may be.
-
-    It stands still for ``pause_max_s`` twice at most, before it is submitted and once it is decided on, and
-    its drive delays it; ``late_write_s`` has half a second more.
-    """
-    pause_s, late_s = dice.choice([1.0, 3.0, 8.0]), dice.choice([1.0, 8.0])
-    faults = replace(
-        setup.drive_faults,
-        service_s=dice.choice([0.003, 0.06]),
-        late_from_s=0.8 * late_s,
-        late_s=late_s,
-        late=1.0,
-    )
-    lateness = Lateness(
-        hold_s=dice.choice([0.5, 2.0]),
-        pause_max_s=pause_s,
-        late_write_s=2 * pause_s + faults.stall_s + late_s + 0.5,
-        adopt_every_s=dice.choice([10.0, 60.0]),
-    )
-    strikes = tuple(name for name in setup.strikes if name != "drive_is_slow")  # slower than that
-    return replace(setup, drive_faults=faults, lateness=lateness, strikes=strikes)
-
-
-def too_late(setup: Setup) -> Setup:
-    """Let writes land later than owners wait for them."""
-    faults = replace(setup.drive_faults, service_s=0.06, late=1.0, late_s=40.0)
-    lateness = Lateness(hold_s=2.0, late_write_s=5.0, pause_max_s=4.0)
-    return replace(setup, drive_faults=faults, lateness=lateness, expects_all=False)
-
-
-def drawn_strikes(dice: random.Random) -> tuple[str, ...]:
-    """Draw what may go wrong in a history: in some nothing but that the store is down, and gets go on."""
-    if dice.random() < _CALM:
-        return STRIKES_IN_CALM
-    kinds = ((_WITH_BAD_DRIVES, BAD_DRIVES), (_WITH_ENCLOSURES, ENCLOSURES), (_WITH_HARSH, HARSH))
-    return (*STRIKES, *(name for chance, names in kinds if dice.random() < chance for name in names))
-
-
 class History(BadDrives, Enclosures, HarshOutages):
     """Steps of one world."""
 
@@ -162,11 +73,12 @@ class History(BadDrives, Enclosures, HarshOutages):
         deadline_s = dice.choice(_DEADLINES_S)
         if roll < 0.42:
             ack = dice.choice([Ack.STAGED, Ack.COMMITTED, Ack.COMMITTED])
-            world.begin_put(name, self._numbers(), deadline_s, ack)
+            world.begin_put(name, self._numbers(name), deadline_s, ack)
         elif roll < 0.66:
-            world.begin_get(name, self._numbers(), deadline_s)
+            world.begin_get(name, self._numbers(name), deadline_s)
         elif roll < 0.74:
-            world.begin_lookup(name, self._numbers(), deadline_s, pin_s=dice.choice(_PINS_S))
+            numbers = self._numbers(name, by_chains=_LOOK_UPS_BY_CHAINS)
+            world.begin_lookup(name, numbers, deadline_s, pin_s=dice.choice(_PINS_S))
         elif roll < 0.84:
             await asyncio.sleep(dice.choice([0.001, 0.01, 0.1, 0.5, 2.0]))
         elif roll < 0.86:
@@ -178,9 +90,26 @@ class History(BadDrives, Enclosures, HarshOutages):
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.0005, 0.002, 0.02]))
         world.check()
 
-    def _numbers(self) -> list[int]:
-        dice, numbers = self._dice, self.world.setup.numbers
-        return dice.sample(range(numbers), dice.choice(self.world.setup.blocks))
+    def _numbers(self, name: str, by_chains: float = _BY_CHAINS) -> list[int]:
+        """Draw what a worker asks for: blocks of one volume of its tenant."""
+        dice, world = self._dice, self.world
+        tenant = world.workers[name].worker.tenant
+        volumes = [volume for volume in world.blocks.volumes if volume.tenant == tenant]
+        volume = volumes[0] if len(volumes) == 1 else dice.choice(volumes)
+        chains = world.blocks.chains(volume)
+        if chains and dice.random() < by_chains:
+            return self._part(chains)
+        numbers = world.blocks.of_volume(volume)
+        return dice.sample(numbers, min(len(numbers), dice.choice(world.setup.blocks)))
+
+    def _part(self, chains: list[range]) -> list[int]:
+        """Draw a part of a chain, often from its first block on, or to its end; of one rank, or of all."""
+        dice, blocks_max, length = self._dice, max(self.world.setup.blocks), len(chains[0])
+        begin = dice.choice([0, 0, dice.randrange(length)])
+        end = dice.choice([length, dice.randrange(begin, length) + 1])
+        ranks = dice.choice([chains, [dice.choice(chains)]])
+        end = min(end, begin + blocks_max // len(ranks))
+        return [number for chain in ranks for number in chain[begin:end]]
 
     async def strike(self) -> None:
         """Let something go wrong."""

@@ -24,6 +24,8 @@ from ostraca_fabric.testing.simulated_transport import SimulatedArenaEnd
 from ostraca_fabric.wire.messages import ArenaOffer, Hello, OpenVolume, PastSettled, SettlePast, VolumeOpened
 
 if TYPE_CHECKING:
+    from tests.simulation.fabric.blocks import Volume
+
     from ostraca_fabric.connection.client import Aside
 
 _HANDSHAKE_S = 1.0
@@ -38,10 +40,10 @@ CONNECTIONS = ConnectionSettings(handshake_s=_HANDSHAKE_S, drain_s=1.0)
 
 @dataclass
 class Link:
-    """A connection to an agent, and the volume open on it."""
+    """A connection to an agent, and the volumes open on it."""
 
     connection: ClientConnection
-    handle: int
+    handles: dict[Volume, int]
     is_lost: bool = False
 
     @property
@@ -54,12 +56,16 @@ class Link:
 
 
 class Links:
-    """One worker's. *hello* is said to every agent, with the arena where that is offered."""
+    """One worker's. *hello* is said to every agent, with the arena where that is offered.
+
+    Of the agent that it keeps to, *volumes* are opened.
+    """
 
     def __init__(
         self,
         hello: Hello,
         addresses: list[str],
+        volumes: list[Volume],
         *,
         network: Network,
         arena: InlineEnd | SimulatedArenaEnd,
@@ -70,6 +76,7 @@ class Links:
     ) -> None:
         self._hello = hello
         self._addresses = addresses
+        self._volumes = volumes
         self._network = network
         self._arena = arena
         self._ledger = ledger
@@ -125,33 +132,38 @@ class Links:
 
     async def _dial_one(self, address: str) -> Link:
         connection = await self._connected(address, (self._arena.offer(),))
-        link, opened = Link(connection, 0), None
+        link, opened = Link(connection, {}), None
         try:
             past = self._ledger.met(link.agent, link.start_id)
             if past:
                 self._spawn(self._settle_past(link, past))
-            opened = await connection.ask(
-                OpenVolume(
-                    self._next_request(), blocks.VOLUME, blocks.LAYOUT, blocks.BLOCK_BYTES, create=True
-                ),
-                _HANDSHAKE_S,
-            )
-        except TimeoutError:
-            opened = None
+            opened = await self._opened(connection)
         finally:
             if opened is None:
                 connection.abort()
-        if not isinstance(opened, VolumeOpened):
-            connection.abort()
-            message = f"no volume: {opened}"
-            raise ConnectError(message)
-        link.handle = opened.handle
+        link.handles = opened
         self._link, self._unanswered = link, 0
         self._spawn(self._watch(link))
         if not self._is_settling and self._owing():
             self._is_settling = True
             self._spawn(self._settle_elsewhere())
         return link
+
+    async def _opened(self, connection: ClientConnection) -> dict[Volume, int]:
+        """Open the volumes. Raises ConnectError."""
+        handles = {}
+        for volume in self._volumes:
+            asked = OpenVolume(
+                self._next_request(), volume.name, blocks.LAYOUT, blocks.BLOCK_BYTES, create=True
+            )
+            try:
+                opened = await connection.ask(asked, _HANDSHAKE_S)
+            except TimeoutError as error:
+                raise ConnectError(f"no volume {volume}: no answer") from error
+            if not isinstance(opened, VolumeOpened):
+                raise ConnectError(f"no volume {volume}: {opened}")
+            handles[volume] = opened.handle
+        return handles
 
     async def _connected(self, address: str, arenas: tuple[ArenaOffer, ...]) -> ClientConnection:
         hello = msgspec.structs.replace(self._hello, arenas=arenas)

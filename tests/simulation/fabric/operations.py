@@ -62,6 +62,8 @@ async def look_up(world: World, name: str, numbers: list[int], deadline_s: float
     world.told(name, "pinned lookup" if pin_s else "lookup", numbers, end)
     world.oracle.ended("lookup", world.loop.time() - asked_s - deadline_s)
     world.oracle.looked_up(numbers, end, seen.had())
+    if end.agent and world.oracle.found_prefix(numbers, end):
+        world.story.happened["prefixes found"] += 1
     found = [number for number, state in zip(numbers, end.states, strict=True) if state == BlockState.HIT]
     if not pin_s:
         calm.answered(asked, numbers, end, deadline_s, "lookup")  # an owner need not promise what it has

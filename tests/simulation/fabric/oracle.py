@@ -2,8 +2,10 @@
 
 Invariants, by their numbers in the architecture:
 
-1. What a get hands over is exactly the bytes of one put of that block, of which an owner was told that all
-   are on flash.
+1. What a get hands over is exactly the bytes of one put of that block, in that volume of that tenant, of
+   which an owner was told that all are on flash.
+2. No answer tells of a block that only another tenant, or another volume, has put: neither its state nor its
+   reason; and no owner lists one under another one's key.
 3. Every operation ends by its deadline, give or take 100 ms.
 4. Nothing lands in a slot of an arena that is another operation's by then (the worker watches that).
 5. Of puts of one block, one is committed under an owner epoch, until it leaves the index.
@@ -11,7 +13,8 @@ Invariants, by their numbers in the architecture:
    its drive is gone.
 8. With the store down, what was found before is found.
 
-And a look-up finds what some agent has, and nothing else; what EXISTS is listed; a put is COMMITTED once its
+And a look-up finds what some agent has, and nothing else, and the prefix that it tells of ends with the first
+block that some rank's chain lacks; what EXISTS is listed; a put is COMMITTED once its
 owner has listed it on flash, and not STAGED where more was asked for.
 
 What owners do knowingly is observed in process, by their events. Where writes may land later than
@@ -26,18 +29,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.simulation.fabric import blocks
-from tests.simulation.fabric.blocks import Version
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
+from ostraca.results import BlockOutcomes, LookupResult
 from ostraca_fabric.explain import EventKind
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 
 if TYPE_CHECKING:
+    from tests.simulation.fabric.blocks import Blocks, Version
+
     from ostraca_fabric.ids import ShardId
 
 OVERRUN_S = 0.1
+_TELLING = frozenset({Reason.DAMAGED, Reason.WRONG_LENGTH})
+"""Reasons that a block has only where some put of it was listed."""
+
+_NO_KEY = bytes(16)
 
 
 @dataclass
@@ -77,19 +85,20 @@ class _Known:
 class Oracle:
     """One history's."""
 
-    def __init__(self, numbers: int, *, is_lied_to: bool) -> None:
+    def __init__(self, blocks: Blocks, *, is_lied_to: bool) -> None:
         self.is_lied_to = is_lied_to
         """Whether transfers may scribble over an agent's cache, which is not looked at again."""
 
         self.excused: Counter[str] = Counter()
-        self._numbers = blocks.keys_of(list(range(numbers)))
+        self._blocks = blocks
+        self._numbers = blocks.keys()
         self._keys = {number: key for key, number in self._numbers.items()}
         self._known: defaultdict[int, _Known] = defaultdict(_Known)
         self._versions = 0
 
     def new_version(self, number: int) -> Version:
         self._versions += 1
-        made = Version(number, self._versions)
+        made = self._blocks.version(number, self._versions)
         self._known[number].puts[made.tag] = made
         return made
 
@@ -117,7 +126,9 @@ class Oracle:
             raise ViolationError(f"a {what} ended {late_s:.3f} s after its deadline")
 
     def got(self, numbers: list[int], end: Ended) -> None:
-        for number, state in zip(numbers, end.states, strict=True):
+        for number, state, reason in zip(numbers, end.states, end.reasons, strict=True):
+            if reason in _TELLING:
+                self._tells(number, Reason(reason).name)
             if state != BlockState.HIT:
                 continue
             data = end.handed.get(number)
@@ -127,8 +138,12 @@ class Oracle:
 
     def put(self, versions: list[Version], end: Ended, ack: Ack, known: set[int]) -> None:
         """*known*: what some agent has listed since it was asked, or may have: nothing else EXISTS."""
-        for version, state in zip(versions, end.states, strict=True):
+        for version, state, reason in zip(versions, end.states, end.reasons, strict=True):
             number = version.number
+            if reason == Reason.IN_FLIGHT and len(self._known[number].puts) == 1:
+                raise ViolationError(f"{self._named(number)} is IN_FLIGHT, and nobody else has ever put it")
+            if state == PutState.EXISTS:
+                self._tells(number, "EXISTS")
             if state == PutState.COMMITTED and version.tag not in self._known[number].listed:
                 raise ViolationError(
                     f"block {number} is called COMMITTED, and no owner has listed this put of it"
@@ -142,18 +157,52 @@ class Oracle:
 
     def looked_up(self, numbers: list[int], end: Ended, known: set[int]) -> None:
         """*known*: what some agent has had meanwhile, or may have: nothing else may be found."""
-        for number, state in zip(numbers, end.states, strict=True):
+        for number, state, reason in zip(numbers, end.states, end.reasons, strict=True):
+            if reason in _TELLING:
+                self._tells(number, Reason(reason).name)
             if state != BlockState.HIT:
                 continue
-            if not self._known[number].offered:
-                raise ViolationError(f"block {number} is found, and nobody was ever asked to list it")
+            self._tells(number, "found")
             if number not in known:
                 raise ViolationError(f"block {number} is found, and no agent has it")
 
+    def found_prefix(self, numbers: list[int], end: Ended) -> int:
+        """Hear of a look-up as its caller does: how much of all of its chains is there. Return that."""
+        chains: list[tuple[list[int], list[int]]] = []
+        first = 0
+        for span in self._blocks.spans(numbers):
+            last = first + len(span)
+            chains.append((numbers[first:last], end.states[first:last]))
+            first = last
+        said = LookupResult(tuple(BlockOutcomes(bytes(s), bytes(len(s))) for _, s in chains)).prefix
+        for chain, states in chains:
+            for number, state in zip(chain[:said], states, strict=False):
+                if state != BlockState.HIT:
+                    raise ViolationError(f"a prefix of {said} blocks has a hole: {self._named(number)}")
+        if all(states[said : said + 1] == [BlockState.HIT] for _, states in chains):
+            raise ViolationError(f"a prefix of {said} blocks of {numbers} goes on")
+        return said
+
     def _handed(self, number: int, data: bytes) -> None:
+        if not self._is_put_of(number, data):
+            others = [twin for twin in self._blocks.twins(number) if self._is_put_of(twin, data)]
+            whose = "".join(f": those of {self._named(twin)}" for twin in others)
+            raise ViolationError(f"WRONG BYTES of {self._named(number)} were handed over{whose}")
+
+    def _is_put_of(self, number: int, data: bytes) -> bool:
         known = self._known[number]
-        if not any(data == known.puts[tag].data.tobytes() for tag in known.offered):
-            raise ViolationError(f"WRONG BYTES of block {number} were handed over")
+        return any(data == known.puts[tag].data.tobytes() for tag in known.offered)
+
+    def _tells(self, number: int, what: str) -> None:
+        """Hear of an answer that only a block has of which an owner was asked to list some put."""
+        if self._known[number].offered:
+            return
+        twins = [self._named(twin) for twin in self._blocks.twins(number) if self._known[twin].offered]
+        whose = f"; of those with its hash, {' and '.join(twins)} were" if twins else ""
+        raise ViolationError(f"{self._named(number)} is {what}, and nobody was ever asked to list it{whose}")
+
+    def _named(self, number: int) -> str:
+        return f"block {number} of {self._blocks.volume_of(number)}"
 
     def must_be_found(self, number: int, state: int, reason: int, excuse: str) -> None:
         """A get of a block when all is at rest. *excuse*: why it may be gone, nothing if it may not."""
@@ -189,7 +238,10 @@ class Oracle:
     def _puts(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> list[tuple[int, bytes]]:
         """Return numbers and tags; without those whose reservation has ended, as their keys are unknown."""
         pairs = ((key.tobytes(), tag.tobytes()) for key, tag in zip(keys, tags, strict=False))
-        return [(self._numbers[key], tag) for key, tag in pairs if key in self._numbers]
+        known = [(key, tag) for key, tag in pairs if key != _NO_KEY]
+        if not all(key in self._numbers for key, _ in known):
+            raise ViolationError("a put is listed under the key of no block of any volume")
+        return [(self._numbers[key], tag) for key, tag in known]
 
     def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
         """An owner has listed a block; it is in its index."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.fabric import blocks
-
 from ostraca_fabric.fabric_map import PlacementRecord, weights_of
 from ostraca_fabric.placement import Placement
 
 if TYPE_CHECKING:
+    from tests.simulation.fabric.blocks import Blocks
+
     from ostraca_fabric.fabric_map import FabricMap
     from ostraca_fabric.ids import ShardId
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Placed:
     """The blocks of one history, by number."""
 
-    def __init__(self, numbers: int) -> None:
-        self._span = blocks.chain_of(list(range(numbers))).span()
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
         self._made: list[tuple[PlacementRecord, list[ShardId | None]]] = []
 
     def shards(self, fabric_map: FabricMap, number: int) -> list[ShardId]:
@@ -34,7 +34,11 @@ class Placed:
             if made.weights == record.weights:
                 return chosen
         placement = Placement.recorded(record)
-        indexes = placement.shards(blocks.PLACEMENT_SECRET, [self._span]).tolist()
-        chosen = [placement.shard_ids[index] if index >= 0 else None for index in indexes]
-        self._made.append((record, chosen))
-        return chosen
+        placed: list[ShardId | None] = [None] * self._blocks.numbers
+        for volume in self._blocks.volumes:
+            numbers = self._blocks.of_volume(volume)
+            indexes = placement.shards(volume.placement_secret, self._blocks.spans(numbers)).tolist()
+            for number, index in zip(numbers, indexes, strict=True):
+                placed[number] = placement.shard_ids[index] if index >= 0 else None
+        self._made.append((record, placed))
+        return placed

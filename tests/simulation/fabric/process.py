@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
 from tests.simulation.fabric.links import CONNECTIONS
 from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.worker import MIB, TOKEN
+from tests.simulation.fabric.worker import MIB, token_of
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
@@ -38,7 +38,7 @@ from ostraca_fabric.wire.handshake import Access
 if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.fabric_map import DriveRecord
-    from ostraca_fabric.ids import ShardId
+    from ostraca_fabric.ids import ShardId, TenantId
     from ostraca_fabric.ports.drive import Drive, Pieces
     from ostraca_fabric.ports.transport import Transport
 
@@ -67,6 +67,7 @@ SETTINGS = AgentSettings(
     placement_turn_s=5.0,
     drain_s=2.0,
 )
+REQUESTS_MAX = SETTINGS.flow.requests_max
 
 
 @dataclass
@@ -85,6 +86,8 @@ class Outside:
     """The share of transfers that are not what they are said to be."""
 
     settings: AgentSettings = SETTINGS
+    tenants: tuple[TenantId, ...] = ()
+    """Those whose workers agents let in."""
 
 
 class AgentProcess:
@@ -122,7 +125,7 @@ class AgentProcess:
                 addresses=(address_of(name),),
                 access=Access(
                     own_uid=1000,
-                    tenant_tokens={blocks.TENANT: (TOKEN,)},
+                    tenant_tokens={tenant: (token_of(tenant),) for tenant in outside.tenants},
                     fabric_tokens=(FABRIC_TOKEN,),
                 ),
                 fabric_key=blocks.FABRIC_KEY,
@@ -221,7 +224,7 @@ class Lateness:
     adopt_every_s: float = 10.0
 
 
-def settings_with(lateness: Lateness, *, cache: bool) -> AgentSettings:
+def settings_with(lateness: Lateness, *, cache: bool, requests_max: int) -> AgentSettings:
     memory = SETTINGS.memory if cache else replace(SETTINGS.memory, cache_bytes=0)
     owner = replace(
         SETTINGS.owner,
@@ -230,4 +233,5 @@ def settings_with(lateness: Lateness, *, cache: bool) -> AgentSettings:
         late_write_s=lateness.late_write_s,
         adopt_every_s=lateness.adopt_every_s,
     )
-    return replace(SETTINGS, memory=memory, owner=owner)
+    flow = replace(SETTINGS.flow, requests_max=requests_max)
+    return replace(SETTINGS, memory=memory, flow=flow, owner=owner)

@@ -75,16 +75,24 @@ async def everything_is_found(world: World) -> None:
     can't be read are read with it in one I/O, and are misses then. A transfer that failed says nothing of a
     block: what was said of it before counts.
     """
-    listed = world.oracle.listed if world.setup.expects_all else []
-    for begin in range(0, len(listed), _GET_BLOCKS):
-        left, said = listed[begin : begin + _GET_BLOCKS], dict[int, int]()
-        for attempt in range(_GET_TRIES):
-            is_last = attempt == _GET_TRIES - 1
-            at_once = len(left) if attempt < _GET_TRIES - _TRIES_ALONE else 1
-            some = [left[first : first + at_once] for first in range(0, len(left), at_once)]
-            left = [number for each in some for number in await _left(world, each, said, is_last=is_last)]
-            if not left:
-                break
+    if not world.setup.expects_all:
+        return
+    for volume in world.blocks.volumes:
+        listed = [number for number in world.oracle.listed if world.blocks.volume_of(number) == volume]
+        for begin in range(0, len(listed), _GET_BLOCKS):
+            await _are_found(world, listed[begin : begin + _GET_BLOCKS])
+
+
+async def _are_found(world: World, left: list[int]) -> None:
+    """Get blocks of one volume that must be there."""
+    said = dict[int, int]()
+    for attempt in range(_GET_TRIES):
+        is_last = attempt == _GET_TRIES - 1
+        at_once = len(left) if attempt < _GET_TRIES - _TRIES_ALONE else 1
+        some = [left[first : first + at_once] for first in range(0, len(left), at_once)]
+        left = [number for each in some for number in await _left(world, each, said, is_last=is_last)]
+        if not left:
+            break
 
 
 async def _left(world: World, numbers: list[int], said: dict[int, int], *, is_last: bool) -> list[int]:
@@ -104,9 +112,9 @@ async def _left(world: World, numbers: list[int], said: dict[int, int], *, is_la
 
 
 async def _missing(world: World, numbers: list[int]) -> list[tuple[int, int, int]]:
-    """Get blocks by any worker; return those that were no HITs, with state and reason."""
+    """Get blocks by any worker of their tenant; return those that were no HITs, with state and reason."""
     ends: list[Ended] = []
-    name = world.dice.choice(sorted(world.workers))
+    name = world.dice.choice(world.workers_of(world.blocks.volume_of_all(numbers).tenant))
     world.begin_get(name, numbers, 5.0, lambda _, end: ends.append(end))
     await world.settle()
     world.check()

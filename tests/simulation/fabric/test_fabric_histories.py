@@ -8,7 +8,8 @@ import random
 
 import numpy as np
 import pytest
-from tests.simulation.fabric.history import History, drawn_strikes, play
+from tests.simulation.fabric.drawn import drawn_strikes
+from tests.simulation.fabric.history import History, play
 from tests.simulation.fabric.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric import blocks
-from tests.simulation.fabric.blocks import Version
+from tests.simulation.fabric.blocks import Blocks, Version
 from tests.simulation.fabric.inline import InlineEnd
 from tests.simulation.fabric.links import FOREVER_S, Link, Links
 from tests.simulation.model import ViolationError
@@ -52,15 +52,23 @@ from ostraca_fabric.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from tests.simulation.fabric.blocks import Volume
+
     from ostraca.core.events import Effect
+    from ostraca_fabric.chain import Span
     from ostraca_fabric.connection.client import Aside, Request
+    from ostraca_fabric.ids import TenantId
 
 MIB = 1 << 20
-TOKEN = "token"
 SLOT_BYTES = blocks.BLOCK_BYTES
 _ARENA_BYTES = 4 * MIB
 
 Handed = dict[int, bytes]
+
+
+def token_of(tenant: TenantId) -> str:
+    """Return what a tenant's workers show."""
+    return f"token of {tenant}"
 
 
 @dataclass
@@ -74,13 +82,17 @@ class Ended:
 
 
 class Worker:
-    """One process. All methods are called in it."""
+    """One process of one tenant, with that one's volumes open. All methods are called in it, each with blocks
+    of one volume.
+    """
 
     def __init__(
         self,
         name: str,
         addresses: list[str],
         *,
+        tenant: TenantId,
+        its: Blocks,
         network: Network,
         plane: SimulatedPlane,
         dice: random.Random,
@@ -88,6 +100,8 @@ class Worker:
         wire_newest: int = WIRE_VERSION,
     ) -> None:
         self.name = name
+        self.tenant = tenant
+        self._blocks = its
         client = dice.randbytes(16)
         self._memory = bytearray(_ARENA_BYTES)
         slots = SlotPool(_ARENA_BYTES, MIB)
@@ -108,12 +122,13 @@ class Worker:
                 version_oldest=WIRE_VERSION_OLDEST,
                 version_newest=wire_newest,
                 role="worker",
-                tenant=blocks.TENANT,
-                token=TOKEN,
+                tenant=tenant,
+                token=token_of(tenant),
                 name=name,
                 client=client,
             ),
             addresses,
+            [volume for volume in its.volumes if volume.tenant == tenant],
             network=network,
             arena=self.arena,
             ledger=self.ledger,
@@ -140,11 +155,12 @@ class Worker:
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
-        lengths, spans = blocks.lengths_of(numbers), (blocks.chain_of(numbers).span(),)
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
         message = get_message(
             request=request,
-            handle=link.handle,
+            handle=link.handles[volume],
             deadline_s=until_s - self._now_s,
             spans=spans,
             lengths=lengths,
@@ -152,7 +168,7 @@ class Worker:
             slot_bytes=SLOT_BYTES,
             recompute_s=0.0,
         )
-        seeds, handed = tag_seeds(blocks.IDENTITY, spans, lengths), dict[int, bytes]()
+        handed = dict[int, bytes]()
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
 
@@ -179,18 +195,17 @@ class Worker:
         for version, at in zip(versions, slots.tolist(), strict=True):
             data = version.data
             self.arena.array[at : at + len(data)] = data
-        lengths, spans = blocks.lengths_of(numbers), (blocks.chain_of(numbers).span(),)
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
         message = put_message(
             request=request,
-            handle=link.handle,
+            handle=link.handles[volume],
             deadline_s=until_s - self._now_s,
             ack=ack,
             spans=spans,
             lengths=lengths,
-            tags=tags_of(
-                self.arena.array, slots, lengths, tag_seeds(blocks.IDENTITY, spans, lengths)
-            ).tobytes(),
+            tags=tags_of(self.arena.array, slots, lengths, seeds).tobytes(),
             slots=slots,
             slot_bytes=SLOT_BYTES,
             ttl_s=0.0,
@@ -204,10 +219,16 @@ class Worker:
         if link is None:
             return self._declined(numbers)
         request = self._next_request()
-        spans = (blocks.chain_of(numbers).span(),)
-        message = Lookup(request, link.handle, until_s - self._now_s, spans, pin_s)
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        message = Lookup(request, link.handles[volume], until_s - self._now_s, spans, pin_s)
         end = await self._operate(link, LookupOperation(message, until_s=until_s), until_s, None, None)
         return self._ended(link, end, {})
+
+    def _lengths_and_seeds(
+        self, volume: Volume, numbers: list[int], spans: tuple[Span, ...]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+        lengths = self._blocks.lengths(numbers)
+        return lengths, tag_seeds(volume.identity, spans, lengths)
 
     def _declined(self, numbers: list[int]) -> Ended:
         return Ended([-1] * len(numbers), [-1] * len(numbers), {}, "")

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.simulation.fabric import blocks
+from tests.simulation.fabric.blocks import VOLUMES, Blocks, Volume
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
+from tests.simulation.fabric.limits import check_limits
 from tests.simulation.fabric.margins import Margins
 from tests.simulation.fabric.operations import get, look_up, put
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.placed import Placed
-from tests.simulation.fabric.process import AgentProcess, Lateness, Outside, address_of, settings_with
+from tests.simulation.fabric.process import (
+    REQUESTS_MAX,
+    AgentProcess,
+    Lateness,
+    Outside,
+    address_of,
+    settings_with,
+)
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
@@ -37,7 +45,7 @@ from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:
     from ostraca_fabric.fabric_map import FabricMap
-    from ostraca_fabric.ids import EnclosureId
+    from ostraca_fabric.ids import EnclosureId, TenantId
 
 _CHECKS = 12
 STRIKES = (
@@ -66,6 +74,14 @@ class Setup:
 
     segments: int = 4
     numbers: int = 64
+    """Of blocks, in all volumes together."""
+
+    volumes: tuple[Volume, ...] = VOLUMES[:1]
+    """Beside each agent there is a worker of each of their tenants."""
+
+    chained: float = 0.0
+    """The share of each volume's blocks that are in chains."""
+
     blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Of an operation."""
 
@@ -82,6 +98,9 @@ class Setup:
 
     silence: float = 0.0
     """Of processes that die: their connections are not ended, and seem to live for a while."""
+
+    requests_max: int = REQUESTS_MAX
+    """Under way at an agent."""
 
     has_cache: bool = True
     drift: float = 0.0
@@ -112,9 +131,10 @@ class World:
         self.dice = dice
         self.story = story
         self.loop = loop
-        self.oracle = Oracle(setup.numbers, is_lied_to=setup.lies > 0)
+        self.blocks = Blocks(setup.numbers, setup.volumes, setup.chained)
+        self.oracle = Oracle(self.blocks, is_lied_to=setup.lies > 0)
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
-        self.placed = Placed(setup.numbers)
+        self.placed = Placed(self.blocks)
         self.calm = Calm(self)
         self.margins = Margins(self)
         self.outside = Outside(
@@ -127,7 +147,8 @@ class World:
             flashes=self.drives.flashes,
             reach=setup.reach,
             lies=setup.lies,
-            settings=settings_with(setup.lateness, cache=setup.has_cache),
+            settings=settings_with(setup.lateness, cache=setup.has_cache, requests_max=setup.requests_max),
+            tenants=tuple(self.blocks.tenants),
         )
         self.agents: dict[str, AgentProcess] = {}
         self.workers: dict[str, WorkerProcess] = {}
@@ -149,7 +170,7 @@ class World:
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
         for number in range(setup.hosts):
             self.start_agent(f"h{number}")
-        for number in range(setup.hosts):
+        for number in range(setup.hosts * len(self.blocks.tenants)):
             self.start_worker(f"w{number}")
 
     # ------------------------------------------------------------------------------------------ the parts
@@ -180,8 +201,11 @@ class World:
         self.outside.network.crash(name, silently=self.dice.random() < self.setup.silence)
 
     def start_worker(self, name: str) -> None:
-        """Start a worker, beside the agent of the same number."""
+        """Start a worker, beside the agent of the same number, and once there is one beside each, of the next
+        tenant, again.
+        """
         number = int(name[1:])
+        tenant = self.blocks.tenants[number // self.setup.hosts]
         host = VirtualHost(name, self.loop)
         others = sorted(self.agents, key=lambda agent: (int(agent[1:]) - number) % len(self.agents))
         network = HostedNetwork(self.outside.network.host(name), host)
@@ -190,6 +214,8 @@ class World:
             lambda: Worker(
                 name,
                 [address_of(each) for each in others],
+                tenant=tenant,
+                its=self.blocks,
                 network=network,
                 plane=self.outside.plane,
                 dice=self.dice,
@@ -209,6 +235,10 @@ class World:
         self.outside.network.crash(name, silently=self.dice.random() < self.setup.silence)
 
     # ------------------------------------------------------------------------------------------ traffic
+
+    def workers_of(self, tenant: TenantId) -> list[str]:
+        """Return the names of a tenant's workers."""
+        return sorted(name for name, process in self.workers.items() if process.worker.tenant == tenant)
 
     def begin_put(self, name: str, numbers: list[int], deadline_s: float, ack: Ack) -> None:
         self._begin(name, put(self, name, numbers, deadline_s, ack))
@@ -316,7 +346,7 @@ class World:
 
     def found_damaged(self, owned: OwnedShard, offset: int) -> None:
         """Hear of damage that an owner has found: of the block it has just dropped, or of a summary."""
-        length = blocks.length_of(self._dropped) if self._dropped is not None else 0
+        length = self.blocks.length(self._dropped) if self._dropped is not None else 0
         self._dropped = None
         if self.setup.expects_all and not self.setup.lies and self._is_last_owner(owned):
             self.drives.check_damage(owned, offset, length)
@@ -343,6 +373,9 @@ class World:
         if self.setup.expects_all:
             self.oracle.excused["late volume records"] += self.drives.check_writes()
         self.margins.check()
+        for agent in self.agents.values():
+            if agent.is_alive:
+                check_limits(agent, self.outside.settings)
         if not self._checks % _CHECKS:
             self.check_closely()
 

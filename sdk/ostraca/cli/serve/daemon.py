@@ -201,7 +201,7 @@ class AgentDaemon:
             self._membership.hurry()
         await self._tasks.stop()
         if agent is not None:
-            self._say("I leave the shards to other agents.")
+            self._say("I leave shards and workers to other agents.")
             await agent.hand_over()
             self._say("I end what is under way.")
             drained = await agent.drain()

@@ -1,0 +1,112 @@
+"""What the oracle of a fabric says of tenants and volumes that share engine hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
+from tests.simulation.fabric.oracle import Oracle
+from tests.simulation.fabric.worker import Ended
+from tests.simulation.model import ViolationError
+
+from ostraca_fabric.chain import DEPTH_UNKNOWN
+from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+
+OTHER_VOLUME, OTHER_TENANT = 1, 2
+"""Twins of block 0."""
+
+
+def rows(values: Iterable[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
+
+
+def listed(oracle: Oracle, number: int, under: int | None = None) -> Version:
+    """Have a put of a block listed, under another block's key if so asked."""
+    made = oracle.new_version(number)
+    keys = rows([oracle.key_of(number if under is None else under)])
+    oracle.offered(keys, rows([made.tag]))
+    oracle.answered(keys, rows([made.tag]))
+    return made
+
+
+def ended(state: int, reason: Reason = Reason.NONE, handed: dict[int, bytes] | None = None) -> Ended:
+    return Ended([state], [reason], handed or {}, "h0")
+
+
+@pytest.fixture
+def oracle() -> Oracle:
+    return Oracle(Blocks(6, VOLUMES), is_lied_to=False)
+
+
+def test_blocks_of_one_hash_are_in_all_volumes() -> None:
+    blocks = Blocks(6, VOLUMES)
+    assert blocks.twins(0) == [OTHER_VOLUME, OTHER_TENANT]
+    assert [str(blocks.volume_of(number)) for number in range(3)] == [
+        "tenant/volume",
+        "tenant/ntvolume",
+        "tena/ntvolume",
+    ]
+    assert len({blocks.spans([number])[0].hashes for number in range(3)}) == 1
+    assert len({blocks.length(number) for number in range(3)}) == 1
+
+
+def test_a_volume_has_a_chain_for_each_rank_on_both_sides_of_a_stripe_units_end() -> None:
+    blocks = Blocks(48, VOLUMES, chained=0.5)
+    one, other = blocks.chains(VOLUMES[0])
+    assert (one, other) == (range(0, 24, 6), range(3, 24, 6))
+    (span,) = blocks.spans(one)
+    assert (span.rank, span.depth, span.unit_blocks, span.chain_blocks) == (0, 30, (2, 2), 34)
+    assert [(each.rank, each.depth, len(each)) for each in blocks.spans([6, 9, 15, 24, 27])] == [
+        (0, 31, 1),
+        (1, 31, 2),
+        (0, DEPTH_UNKNOWN, 2),
+    ]
+    assert blocks.twins(6) == [7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(("states", "prefix"), [([1, 1, 1, 0], 1), ([0, 1, 1, 1], 0), ([1, 1, 1, 1], 2)])
+def test_a_prefix_is_what_the_chains_of_all_ranks_have(states: list[int], prefix: int) -> None:
+    oracle = Oracle(Blocks(48, VOLUMES, chained=0.5), is_lied_to=False)
+    assert oracle.found_prefix([6, 12, 9, 15], Ended(states, [0] * 4, {}, "h0")) == prefix
+
+
+@pytest.mark.parametrize("other", [OTHER_VOLUME, OTHER_TENANT])
+def test_a_get_hands_over_the_bytes_of_its_own_volume_only(oracle: Oracle, other: int) -> None:
+    own, theirs = listed(oracle, 0), listed(oracle, other)
+    oracle.got([0], ended(BlockState.HIT, handed={0: own.data.tobytes()}))
+    with pytest.raises(ViolationError, match=r"WRONG BYTES of block 0 .* those of block"):
+        oracle.got([0], ended(BlockState.HIT, handed={0: theirs.data.tobytes()}))
+
+
+@pytest.mark.parametrize("other", [OTHER_VOLUME, OTHER_TENANT])
+def test_no_answer_tells_of_what_only_another_volume_has(oracle: Oracle, other: int) -> None:
+    listed(oracle, other)
+    mine = oracle.new_version(0)
+    known = {0, other}
+    with pytest.raises(ViolationError, match=rf"is found, .* block {other} of .* were"):
+        oracle.looked_up([0], ended(BlockState.HIT), known)
+    with pytest.raises(ViolationError, match="is EXISTS"):
+        oracle.put([mine], ended(PutState.EXISTS), Ack.COMMITTED, known)
+    with pytest.raises(ViolationError, match="is DAMAGED"):
+        oracle.got([0], ended(BlockState.MISS, Reason.DAMAGED))
+    with pytest.raises(ViolationError, match="is IN_FLIGHT"):
+        oracle.put([mine], ended(PutState.DECLINED, Reason.IN_FLIGHT), Ack.COMMITTED, known)
+    oracle.looked_up([0], ended(BlockState.MISS, Reason.NOT_FOUND), known)
+
+
+def test_what_has_been_put_here_may_be_told(oracle: Oracle) -> None:
+    listed(oracle, 0)
+    mine = oracle.new_version(0)
+    oracle.looked_up([0], ended(BlockState.HIT), {0})
+    oracle.put([mine], ended(PutState.EXISTS), Ack.COMMITTED, {0})
+    oracle.put([mine], ended(PutState.DECLINED, Reason.IN_FLIGHT), Ack.COMMITTED, {0})
+
+
+def test_no_owner_lists_a_block_under_another_ones_key(oracle: Oracle) -> None:
+    with pytest.raises(ViolationError, match="a tag that no worker has made"):
+        listed(oracle, 0, under=OTHER_TENANT)
+    with pytest.raises(ViolationError, match="the key of no block"):
+        oracle.offered(rows([b"k" * 16]), rows([oracle.new_version(0).tag]))
