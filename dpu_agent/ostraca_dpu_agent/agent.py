@@ -43,7 +43,7 @@ from ostraca_fabric.explain import EventKind
 from ostraca_fabric.fabric_map import AgentRecord
 from ostraca_fabric.ids import ID_BYTES, StartId
 from ostraca_fabric.rulings import Switch
-from ostraca_fabric.status import AgentStatus, RulingsStatus
+from ostraca_fabric.status import AgentCounters, AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.wire.handshake import LEAVING, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
@@ -296,14 +296,14 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """Return what this agent believes."""
-        return self._seen(has_pools=True)
+        return self._seen(is_whole=True)
 
     async def _look(self) -> None:
         """See every turn how conditions are, so that it is known since when they are so; and whether this
         agent stood still for longer than its claims stand unasked.
         """
         while True:
-            self._seen(has_pools=False)
+            self._seen(is_whole=False)
             slept_s = self._clock()
             await asyncio.sleep(self._settings.turn_s)
             stood_s = self._clock() - slept_s - self._settings.turn_s
@@ -315,7 +315,8 @@ class Agent:
                     stood_s,
                 )
 
-    def _seen(self, *, has_pools: bool) -> AgentStatus:
+    def _seen(self, *, is_whole: bool) -> AgentStatus:
+        """Look at everything, or only at what conditions are judged by, which is a third less work."""
         memory, standing = self._settings.memory, self._steward.standing
         membership = standing.status()
         status = AgentStatus(
@@ -333,7 +334,7 @@ class Agent:
             cache_used_bytes=self._staging.cache.used_bytes,
             quarantined_cached_blocks=self._staging.quarantined_cached_blocks,
             quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
-            counters=self._mover.counters.snapshot(),
+            counters=self._mover.counters.snapshot() if is_whole else AgentCounters(),
             shards=tuple(
                 shard_status(
                     owned,
@@ -341,7 +342,7 @@ class Agent:
                     membership,
                     retires_in_s=self._steward.retires_in_s(shard),
                     now_s=self._clock(),
-                    has_pools=has_pools,
+                    has_pools=is_whole,
                 )
                 for shard, owned in sorted(self._owner.shards.items())
             ),
@@ -350,7 +351,7 @@ class Agent:
                 for agent in self._membership.map.agents.values()
                 if agent.addresses
             ),
-            operations=self._mover.counters.operations(),
+            operations=self._mover.counters.operations() if is_whole else (),
             drives=tuple(
                 msgspec.structs.replace(drive.status(), hits=self._mover.counters.hits_on[name])
                 for name, drive in sorted(self._drives.items())
@@ -359,11 +360,11 @@ class Agent:
             membership=membership,
             claims=msgspec.structs.replace(standing.counts),
             paths=() if self._keeper is None else self._keeper.status(self._reserved()),
-            tenants=tenant_statuses(self._staging),
+            tenants=tenant_statuses(self._staging) if is_whole else (),
             purged=self._incarnations.purged,
             rulings=_status_of(self._membership.rulings),
             unserved=self._steward.unserved(),
-            owners=owners_of(self._membership.map),
+            owners=owners_of(self._membership.map) if is_whole else (),
         )
         return self._life.judged(status)
 

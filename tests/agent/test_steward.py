@@ -351,10 +351,10 @@ async def test_an_agent_that_was_stopped_for_long_says_so(
         agent, clock, turns = fabric.agent, fabric.agent._clock, 0
         agent._clock = lambda: clock() + stopped_s  # as after a pause of its process, which stops no clock
 
-        def seen(*, has_pools: bool) -> AgentStatus:
+        def seen(*, is_whole: bool) -> AgentStatus:
             nonlocal turns
             turns += 1
-            return status(has_pools=has_pools)
+            return status(is_whole=is_whole)
 
         status, agent._seen = agent._seen, seen  # type: ignore[method-assign]  # counts
         await until(lambda: turns == 2)

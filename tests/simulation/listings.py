@@ -80,7 +80,8 @@ class Listings:
 
     def misread(self, mishaps: int) -> set[int]:
         """Return the segments whose summary area could not be read as often as that takes, or had a
-        bit changed on the way, since there were so many mishaps.
+        bit changed on the way, since there were so many mishaps; and those of which a drive has lost what its
+        cache had shown.
         """
         lately = self.flash.mishaps[mishaps:]
         kinds = (Befell.READ_ERROR, Befell.POWER_CUT, Befell.ROT_ON_READ)
@@ -105,7 +106,8 @@ class Listings:
             here = (begin, begin + self.geometry.summary_bytes)
             befell = Counter(each.kind for each in mishaps if each.touches(*here))
             unread = befell[Befell.READ_ERROR] + befell[Befell.POWER_CUT]
-            if unread >= _READS_OF_AN_AREA or befell[Befell.ROT_ON_READ]:
+            has_changed = befell[Befell.POWER_CUT] and self.flash.has_volatile_cache
+            if unread >= _READS_OF_AN_AREA or befell[Befell.ROT_ON_READ] or has_changed:
                 found.add(segment)
         return found
 

@@ -344,12 +344,15 @@ def a_claim_stands_whatever_the_store_says() -> None:
         def __init__(self, membership: Any) -> None:
             self._membership = membership
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._membership, name)
+
         async def confirm(self, *who: Any) -> bool:
             await self._membership.confirm(*who)
             return True
 
     def trusting(self: Standing, agent: Any, membership: Any, **named: Any) -> None:
-        begin_standing(self, agent, Yes(membership), **named)  # type: ignore[arg-type]  # as far as it is asked
+        begin_standing(self, agent, Yes(membership), **named)
 
     _change(Standing, "__init__", trusting)
 

@@ -44,7 +44,7 @@ class HostedDrive:
         self.on_write: Callable[[Pieces], None] | None = None
         """Called in the process when it has decided on a write."""
 
-        self.before_write: Callable[[], None] | None = None
+        self.before_write: Callable[[Pieces], None] | None = None
         """Called in the process just before a write leaves it; may pause it."""
 
         self._submitted = 0
@@ -91,7 +91,7 @@ class HostedDrive:
         if self.on_write is not None:
             self.on_write(pieces)
         if self.before_write is not None:
-            self.before_write()
+            self.before_write(pieces)
         return self._submit(len(pieces), partial(self.path.submit_write, pieces, decided=decided))
 
     def submit_flush(self) -> asyncio.Future[bool]:

@@ -30,7 +30,8 @@ class _Jumping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise StandstillError("nothing is scheduled any more, and something is awaited")
-        self.now_s += max(0.0, timeout)
+        if timeout > 0.0:
+            self.now_s += timeout
         return []
 
 

@@ -133,6 +133,21 @@ def test_a_dead_process_does_nothing_more_not_even_at_its_end(bench: Bench) -> N
     assert bench.run(scenario()) == [(0.0, "tick 0")]
 
 
+def test_nobody_hears_of_what_one_that_dies_had_not_begun(bench: Bench) -> None:
+    host = VirtualHost("a", bench.loop)
+
+    async def doing(coroutine: Coroutine[Any, Any, None]) -> None:
+        await asyncio.sleep(1.0)
+        await coroutine
+
+    async def scenario() -> None:
+        host.spawn(doing(bench.ticking()))
+        await asyncio.sleep(0.5)
+        host.forget()
+
+    assert bench.run(scenario()) == []
+
+
 def test_one_that_dies_while_it_is_paused_has_not_acted(bench: Bench) -> None:
     host = VirtualHost("a", bench.loop)
 

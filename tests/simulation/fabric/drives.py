@@ -32,6 +32,7 @@ from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.ids import DriveId, ShardId
+    from ostraca_fabric.ports.drive import Pieces
 
 FABRIC = FabricId(bytes(16))
 ILLS = ("read_errors", "write_errors", "no_space", "rot", "rot_on_read", "unreadable", "misdirected")
@@ -149,6 +150,13 @@ class Drives:
     def have_unreadable(self, shards: Iterable[ShardId]) -> bool:
         """Say whether a page of one of these shards can't be read."""
         return any(self._listings[shard].flash.unreadable for shard in shards)
+
+    def are_of_summaries(self, drive: DriveId, pieces: Pieces) -> bool:
+        """Say whether a write to a drive is of summaries, rather than of blocks or of what is for all."""
+        superblock = next(each for each in self.superblocks.values() if each.drive == drive)
+        geometry, at = superblock.geometry, int(pieces.drive_offsets[0]) - superblock.drive_offset
+        within = at - geometry.first_segment_offset
+        return within >= 0 and within % geometry.segment_bytes < geometry.summary_bytes
 
     def may_hide_owners(self, shard: ShardId, mishaps: int) -> bool:
         """Say whether what has befallen a shard since there were so many *mishaps* may hide from its next

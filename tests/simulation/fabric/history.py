@@ -28,10 +28,16 @@ from ostraca_fabric.testing.virtual_hosts import HostsLoop
 if TYPE_CHECKING:
     from tests.simulation.fabric.process import AgentProcess
 
+    from ostraca_fabric.ids import DriveId
+    from ostraca_fabric.ports.drive import Pieces
+
 STEPS = 60
 STORY_LINES = 120
 _BY_CHAINS, _LOOK_UPS_BY_CHAINS = 0.3, 0.6
 """Of puts and gets, and of look-ups: those for a part of a chain, of one rank or of all."""
+
+_OF_SUMMARY = 0.5
+"""Of the writes that an agent stands still before: those of which only summaries count."""
 
 _LEASE_S = 5.0
 _DEADLINES_S = (0.05, 0.5, 0.5, 2.0, 2.0, 5.0)
@@ -189,15 +195,19 @@ class History(BadDrives, Enclosures, HarshOutages):
         return min(self._dice.choice(_PAUSES_BEFORE_S), at_most_s)
 
     def agent_stops_before_it_writes(self) -> None:
-        """An agent stands still just before a write to flash: the mover's, of data, or an owner's."""
+        """An agent stands still just before a write to flash: any, or an owner's of a summary, which then
+        lands when another one may have read it.
+        """
         name = self._living()
         if name is None:
             return
         process, after = self.world.agents[name], self._dice.randrange(1, 4)
-        for_s = self._pause_before_s()
+        for_s, is_of_summary = self._pause_before_s(), self._dice.random() < _OF_SUMMARY
 
-        def count() -> None:
+        def count(drive: DriveId, pieces: Pieces) -> None:
             nonlocal after
+            if is_of_summary and not self.world.drives.are_of_summaries(drive, pieces):
+                return
             after -= 1
             if not after:
                 self._let_it_write(process)
@@ -206,7 +216,7 @@ class History(BadDrives, Enclosures, HarshOutages):
                 self._stand_still(process, for_s)
 
         for drive in process.drives:
-            drive.before_write = count
+            drive.before_write = partial(count, drive.id)
 
     def _let_it_write(self, process: AgentProcess) -> None:
         for drive in process.drives:

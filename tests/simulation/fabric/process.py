@@ -64,6 +64,7 @@ SETTINGS = AgentSettings(
     connections=CONNECTIONS,
     events_max=256,
     open_again_s=2.0,
+    placement_turn_s=5.0,
     drain_s=2.0,
 )
 REQUESTS_MAX = SETTINGS.flow.requests_max

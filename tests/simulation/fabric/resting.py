@@ -10,7 +10,7 @@ from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
 from ostraca_fabric.ids import drive_of, enclosure_of
-from ostraca_fabric.outcome import BlockState
+from ostraca_fabric.outcome import BlockState, Reason
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.oracle import Place
@@ -72,7 +72,8 @@ async def everything_is_found(world: World) -> None:
     """Get every block that must be there, when the fabric is at rest.
 
     What is missing and not excused is asked for again, at last one by one: blocks that lie beside a page that
-    can't be read are read with it in one I/O, and are misses then.
+    can't be read are read with it in one I/O, and are misses then. A transfer that failed says nothing of a
+    block: what was said of it before counts.
     """
     if not world.setup.expects_all:
         return
@@ -84,22 +85,25 @@ async def everything_is_found(world: World) -> None:
 
 async def _are_found(world: World, left: list[int]) -> None:
     """Get blocks of one volume that must be there."""
+    said = dict[int, int]()
     for attempt in range(_GET_TRIES):
         is_last = attempt == _GET_TRIES - 1
         at_once = len(left) if attempt < _GET_TRIES - _TRIES_ALONE else 1
         some = [left[first : first + at_once] for first in range(0, len(left), at_once)]
-        left = [number for each in some for number in await _left(world, each, is_last=is_last)]
+        left = [number for each in some for number in await _left(world, each, said, is_last=is_last)]
         if not left:
             break
 
 
-async def _left(world: World, numbers: list[int], *, is_last: bool) -> list[int]:
-    """Get blocks; return those that were missing, and must be there."""
+async def _left(world: World, numbers: list[int], said: dict[int, int], *, is_last: bool) -> list[int]:
+    """Get blocks; return those that were missing, and must be there. *said*: why each was missing so far."""
     left = []
     for number, state, reason in await _missing(world, numbers):
         why = excuse(world, number)
+        if reason != Reason.TRANSFER_FAILED:
+            said[number] = reason
         if why or is_last:
-            world.oracle.must_be_found(number, state, reason, why)
+            world.oracle.must_be_found(number, state, said.get(number, reason), why)
         else:
             left.append(number)
     if left:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.simulation.fabric.drawn import drawn_strikes
 from tests.simulation.fabric.history import History, play
-from tests.simulation.fabric.resting import excuse, rest
+from tests.simulation.fabric.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
 from tests.simulation.fabric.watched import Watched
@@ -19,6 +19,7 @@ from tests.simulation.model import ViolationError
 
 from ostraca_fabric.ids import EnclosureId, drive_id
 from ostraca_fabric.outcome import Ack
+from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
 BATCH = 10
@@ -99,6 +100,36 @@ def test_what_an_owner_drops_that_is_not_sure_of_its_shard_is_gone_unless_anothe
                 await asyncio.sleep(1.0)
                 assert any(line.endswith("DROPPED [1]") for line in world.story.lines)
                 assert world.oracle.listed == [1] * has_successor
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_what_a_lie_has_spoilt_is_excused_where_the_last_transfer_of_it_fails() -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(hosts=1, drives=1, lies=1e-9), dice, Story(loop))
+        (process,) = world.agents.values()
+        try:
+            with Watched(world):
+                await rest(world)
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                process.agent._staging.memory.array[:] ^= 255
+
+                def fail() -> None:
+                    world.outside.plane.faults = TransferFaults(failures=1.0)
+
+                began_s = loop.now_s
+                loop.call_later((_GET_TRIES - 1.5) * _AGAIN_S, fail)
+                await everything_is_found(world)
+                assert loop.now_s - began_s > (_GET_TRIES - 1.5) * _AGAIN_S
+                said = [line for line in world.story.lines if "get [1]" in line]
+                assert ["DAMAGED" in line for line in said] == [True] * (len(said) - 1) + [False]
+                assert "TRANSFER_FAILED" in said[-1]
+                assert world.oracle.excused["what a lie left in an agent's memory"] == 1
         finally:
             world.end()
 
