@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import secrets
@@ -375,6 +376,7 @@ def play(seed: int, steps: int = STEPS, setup: Setup | None = None) -> Told:
         raise FailedHistoryError(f"{story.text(STORY_LINES)}\n{type(error).__name__}: {error}") from error
     finally:
         loop.close()
+        gc.collect()  # tens of megabytes; what is said of what was never heard of is said now, not later
         log.removeHandler(overheard)
         for each, level in zip(quiet, levels, strict=True):
             each.setLevel(level)

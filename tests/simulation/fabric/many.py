@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 
 from tests.simulation.fabric.history import FailedHistoryError, play
@@ -12,7 +11,6 @@ from tests.simulation.many import Tally
 def played(seeds: list[int], steps: int) -> Tally:
     tally = Tally()
     for seed in seeds:
-        gc.collect()  # tens of megabytes of the one before, which only refer to each other
         tally.histories += 1
         try:
             told = play(seed, steps)
