@@ -37,12 +37,9 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     settings.load_profile("ostraca")
 
 _ROOT = Path(__file__).parent
-_APART = ("contract", "e2e", "etcd", "pod")
-"""Folders in which processes are killed and stopped by the dozen, and times are looked at."""
-
-_LONG = ("benchmarks", "soak_pod", "simulation", "demo", "docs", "soak_flash")
-"""Folders with files that take longest after those: they begin before the others, so that none is waited for
-alone at the end.
+_LONG = ("pod", "e2e", "benchmarks", "soak_pod", "simulation", "demo", "docs", "etcd", "soak_flash")
+"""Folders with the files that take longest: they begin before the others, so that none is waited for alone at
+the end.
 """
 
 
@@ -58,20 +55,11 @@ def levels_of_logs() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes (`make test`), never have two of the demanding ones run at once.
-    The others stay together by file, but where a file says otherwise: with whom it shares something dear.
-    """
-    ours = [item for item in items if item.path.is_relative_to(_ROOT)]
-    for item in ours:
-        if item.get_closest_marker("xdist_group") is None:
-            path = item.path.relative_to(_ROOT)
-            item.add_marker(pytest.mark.xdist_group("apart" if path.parts[0] in _APART else str(path)))
-    if len(ours) == len(items):
+    """Have the files that take longest begin first where several processes share the files (`make test`)."""
+    if all(item.path.is_relative_to(_ROOT) for item in items):
         items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(_ROOT).parts[0]
-    if folder in _APART:
-        return 0
-    return 1 + _LONG.index(folder) if folder in _LONG else 1 + len(_LONG)
+    return _LONG.index(folder) if folder in _LONG else len(_LONG)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.demo.whole_demo import SHARED, whole_demo
+from tests.demo.whole_demo import whole_demo
+from tests.docs.shown import assert_shown, blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "demo.run", "--quick"]
 
-pytestmark = [pytest.mark.slow, SHARED]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -73,6 +74,14 @@ def test_every_check_passes_and_nothing_is_left_behind() -> None:
     lost, put_back = map(int, counts)
     assert 64 >= put_back >= lost >= 32, "the half that holds more of the document was destroyed"
     assert demo.left == ("out", "out/demo.png", "out/demo.svg")
+
+
+@pytest.mark.nixl
+def test_it_shows_what_the_tutorial_shows() -> None:
+    assert blocks()[0].commands() == [("make demo", [])]
+    demo = whole_demo()
+    assert (demo.returncode, demo.errors) == (0, ""), demo.shown
+    assert_shown(demo.shown, [line for block in blocks() if block.language == "text" for line in block.lines])
 
 
 def test_a_terminated_demo_ends_all_its_processes_and_removes_its_directory(

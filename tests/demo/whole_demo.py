@@ -11,11 +11,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-SHARED = pytest.mark.xdist_group("whole demo")
-"""For files that look at it: they run in one process, so that it is run once."""
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

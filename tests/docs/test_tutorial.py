@@ -1,6 +1,7 @@
 """The tutorial, word for word: what it says to type is typed, and what it says will be shown is shown.
 
-Numbers may differ, and the fabric's directory is another one. Everything else has to match.
+Numbers may differ, and the fabric's directory is another one. Everything else has to match. What it says of
+the demo is looked at where that is run, in ``tests/demo``.
 """
 
 import os
@@ -13,58 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.demo.whole_demo import SHARED, whole_demo
+from tests.docs.shown import assert_shown, blocks, masked
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "README.md"
 FABRIC = "/tmp/fabric"
 
-pytestmark = [pytest.mark.slow, pytest.mark.nixl, SHARED]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A code block: its language, its lines, and the line of prose before it."""
-
-    language: str
-    lines: tuple[str, ...]
-    before: str
-
-    def commands(self) -> list[tuple[str, list[str]]]:
-        """Return each command of a console, with what it shows."""
-        found: list[tuple[str, list[str]]] = []
-        for line in self.lines:
-            if line.startswith("$ "):
-                found.append((line.removeprefix("$ "), []))
-            else:
-                found[-1][1].append(line)
-        return found
-
-
-def blocks() -> list[Block]:
-    text = TUTORIAL.read_text()
-    fences = re.finditer(r"([^\n]*)\n\n```(\w+)\n(.*?)```\n", text, re.DOTALL)
-    found = [Block(fence[2], tuple(fence[3].splitlines()), fence[1]) for fence in fences]
-    assert text.count("```") == 2 * len(found), "a code block names its language, after a line of prose"
-    return found
-
-
-def masked(lines: list[str]) -> list[str]:
-    """Return what does not change from run to run: numbers, times and the width of columns do, and what one
-    of two shards has got.
-    """
-    found = []
-    for line in lines:
-        timeless = re.sub(r"\d[\d,.]* m?s\b", "TIME", line)
-        timeless = re.sub(r"\d[\d,.]* [KMG]iB\b", "SIZE", timeless)
-        found.append(" ".join(re.sub(r"─+", "─", re.sub(r"\d[\d,.]*", "N", timeless)).split()))
-    return [line for line in found if line]
-
-
-def assert_shown(shown: str, documented: list[str]) -> None:
-    """Assert that all documented lines are shown, in this order."""
-    lines = iter(masked(shown.splitlines()))
-    for line in masked(documented):
-        assert line in lines, f"{line!r} is in the tutorial, and what was shown is:\n{shown}"
+pytestmark = [pytest.mark.slow, pytest.mark.nixl]
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -159,10 +113,3 @@ def test_everything_after_the_demo_works_as_written(terminals: Terminals) -> Non
     assert terminals.typed.count("python pages.py") == 3
     assert terminals.fabric is None
     assert not (terminals.directory / "fabric").exists()
-
-
-def test_the_demo_shows_what_the_tutorial_shows() -> None:
-    assert blocks()[0].commands() == [("make demo", [])]
-    demo = whole_demo()
-    assert (demo.returncode, demo.errors) == (0, ""), demo.shown
-    assert_shown(demo.shown, [line for block in blocks() if block.language == "text" for line in block.lines])
