@@ -38,7 +38,7 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
 
 _ROOT = Path(__file__).parent
 _LONG = ("pod", "e2e", "benchmarks", "soak_pod", "simulation", "demo", "docs", "etcd", "soak_flash")
-"""Folders with the files that take longest: they begin before the others, so that none is waited for alone at
+"""Folders with the tests that take longest: they begin before the others, so that none is waited for alone at
 the end.
 """
 
@@ -55,7 +55,7 @@ def levels_of_logs() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the files that take longest begin first where several processes share the files (`make test`)."""
+    """Have what takes longest begin first where several processes share the tests (`make test`)."""
     if all(item.path.is_relative_to(_ROOT) for item in items):
         items.sort(key=_turn)
 

@@ -54,7 +54,8 @@ def running(directory: Path) -> Iterator[subprocess.Popen[str]]:
             demo.kill()
 
 
-def test_every_check_passes_and_nothing_is_left_behind() -> None:
+@pytest.mark.nixl
+def test_every_check_passes_and_is_shown_as_the_tutorial_shows_it_and_nothing_is_left_behind() -> None:
     demo = whole_demo()
     shown = demo.shown
     assert (demo.returncode, demo.errors) == (0, ""), shown
@@ -73,15 +74,9 @@ def test_every_check_passes_and_nothing_is_left_behind() -> None:
     counts = re.findall(r"✓ (\d+) (?:of 64 blocks are lost|blocks are computed again)", shown)
     lost, put_back = map(int, counts)
     assert 64 >= put_back >= lost >= 32, "the half that holds more of the document was destroyed"
-    assert demo.left == ("out", "out/demo.png", "out/demo.svg")
-
-
-@pytest.mark.nixl
-def test_it_shows_what_the_tutorial_shows() -> None:
     assert blocks()[0].commands() == [("make demo", [])]
-    demo = whole_demo()
-    assert (demo.returncode, demo.errors) == (0, ""), demo.shown
-    assert_shown(demo.shown, [line for block in blocks() if block.language == "text" for line in block.lines])
+    assert_shown(shown, [line for block in blocks() if block.language == "text" for line in block.lines])
+    assert demo.left == ("out", "out/demo.png", "out/demo.svg")
 
 
 def test_a_terminated_demo_ends_all_its_processes_and_removes_its_directory(

@@ -1,8 +1,7 @@
-"""`make demo` with a toy for a model, from beginning to end: run once, for all who look at what it shows."""
+"""`make demo` with a toy for a model, from beginning to end."""
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -25,9 +24,8 @@ class WholeDemo:
     """In the directory for temporary files, which is what it was to write its pictures to as well."""
 
 
-@functools.cache
 def whole_demo() -> WholeDemo:
-    """Run it, the first time."""
+    """Run it."""
     with tempfile.TemporaryDirectory(prefix="d") as directory:
         # Not .venv, which may not be there, but this interpreter.
         variables = [

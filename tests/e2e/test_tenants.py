@@ -93,7 +93,7 @@ def test_how_long_an_answer_takes_does_not_tell_what_another_tenant_has(
     gets = {client: _longer(_get(client), there, nowhere) for client in (ours, theirs)}
     lookups = _longer(_lookup(theirs), there, nowhere)
     print(f"gets: {gets[theirs]:.3f}, of who has them {gets[ours]:.3f}; look-ups: {lookups:.3f}")
-    assert gets[ours] > 0.9, "times are measured well enough to see what is there"
+    assert gets[ours] > 0.8, "times are measured well enough to see what is there"
     # Of 96 and 96 times that are alike the figure has a deviation of 0.04.
     assert abs(gets[theirs] - 0.5) < 0.2
     assert abs(lookups - 0.5) < 0.2

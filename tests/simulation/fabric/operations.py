@@ -87,6 +87,7 @@ class Seen:
 
     def __init__(self, world: World, numbers: list[int], *, in_memory: bool) -> None:
         self.departures = {number: world.oracle.departures(number) for number in numbers}
+        self._arrivals = {number: world.oracle.arrivals(number) for number in numbers}
         self._world = world
         self._in_memory = in_memory
         self._deaths = world.deaths
@@ -98,7 +99,9 @@ class Seen:
         if self._deaths != world.deaths:  # nobody can ask who is gone
             return set(numbers)
         gone = {number for number in numbers if self.departures[number] != world.oracle.departures(number)}
-        return self._had | gone | _known(world, numbers, in_memory=self._in_memory)
+        # An owner says that it has evicted some when it does the next thing, which may be a while later.
+        came = {number for number in numbers if self._arrivals[number] != world.oracle.arrivals(number)}
+        return self._had | gone | came | _known(world, numbers, in_memory=self._in_memory)
 
 
 def _known(world: World, numbers: list[int], *, in_memory: bool) -> set[int]:

@@ -81,6 +81,9 @@ class _Known:
     departures: Counter[EventKind] = field(default_factory=Counter)
     """How often an owner has let go of it: as it was old, or damaged."""
 
+    arrivals: int = 0
+    """How often an owner has committed it."""
+
 
 class Oracle:
     """One history's."""
@@ -115,6 +118,10 @@ class Oracle:
         """Count how often an owner has let go of a block as it was old, and as it found it damaged."""
         counted = self._known[number].departures
         return counted[EventKind.EVICTED], counted[EventKind.DROPPED]
+
+    def arrivals(self, number: int) -> int:
+        """Count how often owners have committed a block."""
+        return self._known[number].arrivals
 
     def key_of(self, number: int) -> bytes:
         return self._keys[number]
@@ -245,6 +252,7 @@ class Oracle:
 
     def committed(self, shard: ShardId, epoch: int, number: int, *, mishaps: int, is_current: bool) -> None:
         """An owner has listed a block; it is in its index."""
+        self._known[number].arrivals += 1
         places = self._known[number].places
         place = places.setdefault(shard, Place(mishaps, is_current))
         place.epochs[epoch] += 1

@@ -22,8 +22,8 @@ from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
-BATCH = 10
-BATCHES = 9
+BATCH = 6
+BATCHES = 10
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
