@@ -17,7 +17,7 @@ from ostraca_dpu_agent.conditions import Phase
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.gate import Gate
 from ostraca_dpu_agent.incarnations import Incarnations
-from ostraca_dpu_agent.life import VERSION, Life
+from ostraca_dpu_agent.life import Life
 from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_dpu_agent.mover.mover import Mover
 from ostraca_dpu_agent.mover.routes import Routes
@@ -45,6 +45,7 @@ from ostraca_fabric.ids import ID_BYTES, StartId
 from ostraca_fabric.rulings import Switch
 from ostraca_fabric.status import AgentCounters, AgentStatus, RulingsStatus
 from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.version import VERSION
 from ostraca_fabric.wire.handshake import LEAVING, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
 from ostraca_fabric.wire.placing import PLACING

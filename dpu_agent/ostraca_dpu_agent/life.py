@@ -6,7 +6,6 @@ membership store is said before there is a map to make the agent with.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,14 +13,13 @@ import msgspec
 from ostraca_dpu_agent.conditions import Phase, observe
 from ostraca_fabric.conditions import Conditions
 from ostraca_fabric.status import AgentCounters, AgentStatus, MembershipStatus
+from ostraca_fabric.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.ids import AgentId
-
-VERSION = version("ostraca")
 
 
 class Life:

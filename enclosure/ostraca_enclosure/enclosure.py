@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import Reports
@@ -21,10 +20,9 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.inventory import EnclosureReport
 from ostraca_fabric.status import EnclosureStatus
 from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.version import VERSION
 
 log = logging.getLogger(__name__)
-
-_VERSION = version("ostraca")
 
 
 class Enclosure:
@@ -97,7 +95,7 @@ class Enclosure:
         return EnclosureStatus(
             enclosure=report.id,
             start_id=report.start.hex(),
-            version=_VERSION,
+            version=VERSION,
             nqn=report.nqn,
             controllers=tuple(map(str, report.controllers)),
             hosts=report.hosts,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ostraca.cli import bench, doctor, explain, fabric, metrics, replay, status, up
@@ -18,6 +17,7 @@ from ostraca.cli.admin.errors import NotNowError
 from ostraca.cli.logs import last_words
 from ostraca.cli.serve import command as serve
 from ostraca_fabric.errors import OstracaError, UsageError
+from ostraca_fabric.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"ostraca {version('ostraca')}")
+    parser.add_argument("--version", action="version", version=f"ostraca {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in _COMMANDS:
         added = commands.add_parser(

@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,7 @@ from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.ids import ID_BYTES, EnclosureId
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.tls import Tls, TlsFiles
+from ostraca_fabric.version import VERSION
 from ostraca_fabric.wire.address import TcpAddress, is_loopback, parse_address
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class AdminDaemon:
         settings, tls = self._settings, self._settings.tls
         scheme = "https" if tls.cert else "http"
         self.url = str(real_address(self._address, listening)).replace("tcp://", f"{scheme}://", 1)
-        app = made_app(context, version=version("ostraca"))
+        app = made_app(context, version=VERSION)
         self._server = LoopServer(
             BodyLimit(app, body_bytes_max=settings.limits.body_bytes_max),  # type: ignore[arg-type]  # starlette's ASGI
             connections_max=settings.limits.connections_max,
