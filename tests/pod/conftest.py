@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.etcd.nodes import Cluster, must_run, program
 
+_HERE = Path(__file__).parent
 _HAS_GRPC = all(map(find_spec, ("grpc", "google")))
 if must_run():
     assert _HAS_GRPC, "grpcio and protobuf are missing: they are in requirements.lock"
@@ -31,13 +32,31 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
+_idle: list[Pod] = []
+"""The fabric that scenarios share, once there is one."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the agents that scenarios share when other tests come next: each looks at its fabric four times a
+    second. A scenario that comes later all the same starts them again.
+    """
+    if nextitem is None or not nextitem.path.is_relative_to(_HERE):
+        for pod in _idle:
+            for agent in pod.agents:
+                if agent.runs:
+                    agent.kill()
+
+
 @pytest.fixture(scope="session")
 def shared(etcd: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     with Pod(tmp_path_factory.mktemp("pod"), etcd, prefix="/ostraca/shared/") as pod:
         pod.create()
         for number in range(3):
             pod.agent(f"agent-{number}")
+        _idle.append(pod)
         yield pod
+        _idle.remove(pod)
 
 
 @pytest.fixture
