@@ -80,6 +80,9 @@ class Ledger:
     damaged: set[int] = field(default_factory=set)
     """Blocks whose bytes somebody damaged on flash. They are listed, and nothing is asked of them."""
 
+    _damaged_at: set[tuple[int, Place]] = field(default_factory=set)
+    """Where such blocks were listed, ever."""
+
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     _seen: Seen = field(default_factory=lambda: Seen({}, {}))
@@ -105,6 +108,24 @@ class Ledger:
     def listed(self) -> dict[int, Place]:
         """What flash listed when it was last seen."""
         return self._seen.places
+
+    def see_damaged(self, places: Mapping[int, Place], *, by_us: bool) -> set[int]:
+        """Note where flash lists blocks whose bytes are wrong; return those of which nobody has damaged the
+        bytes. *by_us*: somebody has damaged flash since it was last seen.
+
+        A block that was put again, and whose newer bytes were evicted, is listed once more where its bytes
+        were damaged before: its owner has dropped it from memory alone.
+        """
+        fresh: set[int] = set()
+        if not by_us:
+            fresh = {
+                number
+                for number, place in places.items()
+                if number not in self.damaged and (number, place) not in self._damaged_at
+            }
+        self.damaged = places.keys() - fresh
+        self._damaged_at |= {(number, places[number]) for number in self.damaged}
+        return fresh
 
     def trying(self, numbers: Iterable[int]) -> None:
         """Note that a put of these begins."""

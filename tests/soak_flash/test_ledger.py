@@ -177,6 +177,21 @@ def test_nothing_is_asked_of_a_block_that_was_damaged_until_it_is_put_again() ->
     assert lost(ledger)
 
 
+def test_a_block_is_damaged_without_a_cause_unless_it_was_damaged_where_it_is_listed() -> None:
+    ledger = ledger_of({1: 8, 2: 8})
+    damaged = seen({1: 8}).places
+    assert ledger.see_damaged(damaged, by_us=False) == {1}
+    assert ledger.see_damaged(damaged, by_us=True) == set()
+    assert ledger.damaged == {1}
+    ledger.trying([1])
+    ledger.committed(1)
+    assert ledger.see_damaged(seen({1: 7}).places, by_us=False) == {1}, "its newer bytes"
+    assert ledger.see_damaged({}, by_us=False) == ledger.damaged == set()
+    assert ledger.see_damaged(damaged, by_us=False) == set(), "those of before, as the newer ones are gone"
+    assert ledger.damaged == {1}
+    assert ledger.see_damaged(seen({1: 8, 2: 8}).places, by_us=False) == {2}
+
+
 def test_without_a_promise_nothing_is_lost() -> None:
     ledger = Ledger(is_strict=False)
     ledger.trying([1])

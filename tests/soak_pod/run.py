@@ -260,12 +260,9 @@ class Soak:
         self.story.tell("all agents are killed")
         reader.know(worker.put_ever)
         seen, _ = reader.look()
-        fresh = reader.damaged.keys() - self.ledger.damaged
-        if self.ledger.is_strict:
-            self.ledger.damaged &= reader.damaged.keys()
-            self._add([f"DAMAGED WITHOUT A CAUSE: {reader.damaged[number]}" for number in sorted(fresh)[:8]])
-        else:
-            self.ledger.damaged = set(reader.damaged)
+        damaged = {number: seen.places[number] for number in reader.damaged}
+        fresh = self.ledger.see_damaged(damaged, by_us=not self.ledger.is_strict)
+        self._add([f"DAMAGED WITHOUT A CAUSE: {reader.damaged[number]}" for number in sorted(fresh)[:8]])
         whole = {number: at for number, at in seen.places.items() if number not in self.ledger.damaged}
         self._withheld.append(self._pod.pod.withheld())
         shards = {name: self._with_withheld(name, shard) for name, shard in seen.shards.items()}
