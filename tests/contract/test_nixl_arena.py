@@ -34,6 +34,10 @@ def end() -> Iterator[NixlArenaEnd]:
     memory.close()
 
 
+FEW = 5
+"""A NIXL agent opens ten files; what else goes on in this process may open one or two meanwhile."""
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -72,12 +76,12 @@ def test_a_successor_takes_what_was_prepared_and_goes_on_when_the_end_before_is_
     end.prepare_renewal()
     prepared = open_files()
     second = end.successor()
-    assert open_files() == prepared
+    assert open_files() < prepared + FEW
     offers = {end.offer().metadata, second.offer().metadata}
     end.cut_off()
     assert (cut_off := open_files()) < prepared
     end.prepare_renewal()
-    assert open_files() == cut_off
+    assert open_files() < cut_off + FEW
     for each in (end, second):
         each.progress()
     third = second.successor()

@@ -13,7 +13,7 @@ from tests.pod.work import CHAINS, await_puts, missing, put
 
 pytestmark = pytest.mark.slow
 
-FLAPS_S = 10.0
+FLAPS_S = 5.0
 TURNS_LEAST = 4
 BACK_WITHIN_S = GRANT_S + HOLD_S + LATE_WRITE_S + 10.0
 """What all grants of before are waited for, and some time to claim, on a machine that does other things."""
