@@ -399,6 +399,32 @@ async def test_a_shard_that_the_store_can_not_let_be_claimed_keeps_no_other_from
     assert "its record is no JSON" in told[0]
 
 
+async def test_what_others_own_is_seen_at_once_also_while_a_turn_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim, asked, may_answer = MemoryMembership.claim, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: MemoryMembership, *claimed: Any, **more: Any) -> Claimed | None:
+        asked.set()
+        await may_answer.wait()
+        return await claim(self, *claimed, **more)
+
+    first, *others = several(2)
+    async with assembled(replace(SETTINGS, turn_s=0.02), drive=first, others=others) as fabric:
+        monkeypatch.setattr(MemoryMembership, "claim", slow)
+        owned, store = fabric.service.shards[first.shard], fabric.membership.store
+        store.leave(fabric.agent.id, fabric.agent.start_id)
+        fabric.membership._say_changed()
+        await asked.wait()
+        other = AgentRecord(AgentId("agent-1"), StartId(b"1" * 16), ())
+        store.join(other)
+        assert store.claim(first.shard, other.id, other.start, epoch_at_least=OwnerEpoch(1)) is not None
+        fabric.membership._say_changed()
+        await until(lambda: fabric.mover.routes().map.owner(first.shard) == other.id)
+        assert owned.core.grants.is_fenced
+        may_answer.set()
+
+
 async def test_a_store_that_is_away_when_an_agent_starts_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -125,29 +125,36 @@ class Steward:
         )
 
     async def run(self, on_map: Callable[[FabricMap], None]) -> None:
-        """Take turns until cancelled: at every change of the map, and every ``turn_s``."""
+        """Take turns until cancelled: at every change of the map, and every ``turn_s``. *on_map* is told of
+        each map at once, also while a turn is under way: one that takes many shards over is long.
+        """
         self._loops.spawn(self.standing.run())
-        changes = self._membership.changes()
-        change = asyncio.ensure_future(anext(changes))
+        changed = asyncio.Event()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._follow(on_map, changed))
+            both.create_task(self._take_turns(changed))
+
+    async def _follow(self, on_map: Callable[[FabricMap], None], changed: asyncio.Event) -> None:
+        async for fabric_map in self._membership.changes():
+            self._see_owners(fabric_map)
+            on_map(fabric_map)
+            changed.set()
+
+    async def _take_turns(self, changed: asyncio.Event) -> None:
         soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
-        try:
-            while True:
-                await asyncio.wait([change], timeout=max(0.0, due_s - self._clock()))
-                if change.done():
-                    self._see_owners(change.result())
-                    on_map(change.result())
-                    change = asyncio.ensure_future(anext(changes))
-                    due_s = min(due_s, soonest_s)
-                    if self._clock() < due_s:
-                        continue
-                await self.turn()
-                self._owner.prune()
-                soonest_s = self._clock() + _TURNS_APART_S
-                due_s = self._clock() + self._until_next_turn_s()
-        finally:
-            change.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await change
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due_s - self._clock())):
+                    await changed.wait()
+            if changed.is_set():
+                changed.clear()
+                due_s = min(due_s, soonest_s)
+                if self._clock() < due_s:
+                    continue
+            await self.turn()
+            self._owner.prune()
+            soonest_s = self._clock() + _TURNS_APART_S
+            due_s = self._clock() + self._until_next_turn_s()
 
     async def turn(self) -> None:
         """Observe, plan, apply. What can't be done is told, and looked at again in the next turn."""
