@@ -97,7 +97,10 @@ class Reach:
 
     @property
     def progress_s(self) -> float | None:
-        """How often who waits for several sessions' first messages must call ``progress``; None for never."""
+        """How often who waits for several sessions' first messages must call ``progress``; None for never.
+
+        It changes as slots are taken and given back.
+        """
         paces_s = [each.progress_s for each in self._sessions() if each.is_alive]
         return min((each for each in paces_s if each is not None), default=None)
 

@@ -259,12 +259,16 @@ class Session:
 
     @property
     def progress_s(self) -> float | None:
-        """How often whoever waits for a request's first message must call ``progress``; None for never.
+        """How often whoever waits for a request's first message must call ``progress``; None for never, which
+        is so while no slots are in use.
 
         The pump sleeps until something comes from the agent, and takes part from then on: waking it for each
         request would cost more than a small request takes.
         """
-        return self._settings.progress_s if self._end.needs_progress else None
+        if not self._end.needs_progress:
+            return None
+        with self._arena.changed:
+            return self._settings.progress_s if self._arena.ledger.is_due(self) else None
 
     def progress(self) -> None:
         """Let the transport make progress."""

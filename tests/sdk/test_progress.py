@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.sdk.conftest import SETTINGS
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 from tests.sdk.test_faults import somewhere, stored
 
@@ -14,6 +15,8 @@ from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
 from ostraca_fabric.wire.messages import Get, Lookup
 
 FAR_S = 10.0
+PACES = 20
+"""How often who waits would take part meanwhile."""
 
 
 class Progress:
@@ -34,10 +37,17 @@ def progress(client: ostraca.Client, monkeypatch: pytest.MonkeyPatch) -> Progres
     return Progress(monkeypatch)
 
 
-def test_a_look_up_takes_no_part_in_transfers(volume: ostraca.Volume, progress: Progress) -> None:
+def test_a_look_up_takes_no_part_in_transfers(
+    agent: ScriptedAgent, volume: ostraca.Volume, progress: Progress
+) -> None:
     chain, _ = stored(volume, 2)
     while progress.has_been():
         pass
+
+    def take_a_while(connection: AgentConnection, message: Lookup) -> None:
+        threading.Timer(PACES * SETTINGS.progress_s, ScriptedAgent.usual, (connection, message)).start()
+
+    agent.script = {Lookup: take_a_while}
     assert volume.lookup(chain, deadline_s=FAR_S).hits == 2
     assert not progress.has_been()
 
