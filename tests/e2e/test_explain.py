@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.fabric_host import MIB, SMALL, FabricThread, content, empty, hashes, small_plan, volume_of
 
 import ostraca
-from ostraca import Ack
+from ostraca import Ack, PutState
 from ostraca.cli.program import main
 from ostraca_fabric.explain import BlockExplanation, verdict
 
@@ -41,7 +41,8 @@ def test_every_agent_tells_what_the_owner_knows_and_what_happened_at_both(
     writer, reader = map(volume_of, clients)
     for seed in range(4):  # chains of both owners
         chain = writer.chain(hashes(BLOCKS, seed))
-        writer.put(chain, source=content(BLOCKS, seed), deadline_s=10, ack=Ack.COMMITTED)
+        stored = writer.put(chain, source=content(BLOCKS, seed), deadline_s=10, ack=Ack.COMMITTED)
+        assert stored.states == (PutState.COMMITTED,) * BLOCKS, stored
         reader.get(chain, into=empty(BLOCKS), deadline_s=10)
         one = chain[3:4]
         told = [volume.explain(one) for volume in (writer, reader)]

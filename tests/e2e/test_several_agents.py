@@ -49,6 +49,14 @@ def test_the_shards_are_shared_out_among_the_agents(host: FabricThread) -> None:
     assert len(served[0] | served[1]) == 8
 
 
+def test_a_fabric_that_has_started_serves_every_shard(tmp_path: Path) -> None:
+    plan = replace(small_plan(tmp_path / "fabric"), agents=4, drives=8, capacity_bytes=8 * 65 * MIB)
+    host = FabricThread(plan)
+    for _ in range(3):
+        with host:
+            assert len({shard.shard for agent in host.status() for shard in agent.shards}) == 8
+
+
 def test_what_a_worker_of_one_agent_put_a_worker_of_the_other_gets(host: FabricThread) -> None:
     with (
         ostraca.connect(host.addresses[0], settings=SMALL) as writer,

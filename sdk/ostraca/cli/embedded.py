@@ -22,7 +22,7 @@ from ostraca_fabric.adapters.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.adapters.loopback_owners import LoopbackOwners
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.ids import AgentId, EnclosureId, TenantId
+from ostraca_fabric.ids import AgentId, EnclosureId, ShardId, TenantId
 from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.wire.handshake import Access
 
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 _TENANT = "default"
+
+_SERVED_WITHIN_S = 3.0
+"""How long a start waits for every shard to be served by an agent."""
+
+_LOOK_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +241,20 @@ class EmbeddedFabric:
             await agent.join()
         for agent in self._agents:
             await agent.start()
+        await self._all_served({shard.id for shard in membership.map.shards()})
+
+    async def _all_served(self, shards: set[ShardId]) -> None:
+        """Wait until agents have shared the shards out among them: what is put before is declined. One that
+        nobody can serve is not waited for.
+        """
+        until_s = time.monotonic() + _SERVED_WITHIN_S
+        while time.monotonic() < until_s:
+            told = self.status()
+            served = {shard.shard for agent in told for shard in agent.shards}
+            in_vain = {ShardId(shard.shard) for agent in told for shard in agent.unserved.shards if shard.why}
+            if shards <= served | in_vain:
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _access(self, state: FabricState) -> Access:
         tokens = {TenantId(_TENANT): (state.worker_token(),)} if self._plan.addresses else {}
