@@ -26,6 +26,10 @@ NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch])
 # Keeps the list of fonts that matplotlib makes in .venv, and out of the home directory.
 export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib
 
+# Tests start hundreds of processes: each would compile all modules again where the environment, as in many containers, says
+# that none may be kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
