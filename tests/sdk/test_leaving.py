@@ -22,7 +22,9 @@ from tests.stalls import Stopwatch
 import ostraca
 from ostraca import BlockState, PutState
 from ostraca.core.ledger import Ledger
+from ostraca.session import Session
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.errors import TransportError
 from ostraca_fabric.wire.address import parse_address
 from ostraca_fabric.wire.messages import Get, Leaving, OpenVolume, Put
 
@@ -87,6 +89,29 @@ def two(tmp_path: Path) -> Iterator[Two]:
         second.blocks = first.blocks
         with ostraca.connect([first.address, second.address], settings=SETTINGS) as client:
             yield Two(first, second, client)
+
+
+class Made:
+    """The ends that were made to be offered to another agent, and those that were cut off."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ends: list[InlineArenaEnd] = []
+        self.cut_off: list[InlineArenaEnd] = []
+        self.is_any = threading.Event()
+        make = InlineArenaEnd.successor
+
+        def successor(end: InlineArenaEnd) -> InlineArenaEnd:
+            self.ends.append(make(end))
+            self.is_any.set()
+            return self.ends[-1]
+
+        monkeypatch.setattr(InlineArenaEnd, "successor", successor)
+        monkeypatch.setattr(InlineArenaEnd, "cut_off", lambda end: self.cut_off.append(end))  # noqa: PLW0108 (a method)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    return Made(monkeypatch)
 
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))
@@ -238,9 +263,44 @@ def test_who_knows_one_agent_does_not_ask_to_be_told(tmp_path: Path) -> None:
         assert only.connections.get(timeout=FAR_S).features == ()
 
 
-def test_a_client_that_is_closed_looks_for_no_other_agent(tmp_path: Path) -> None:
+def test_a_client_that_is_closed_looks_for_no_other_agent_and_keeps_nothing_that_it_was_to_offer(
+    tmp_path: Path, made: Made
+) -> None:
     with agent_at(tmp_path / "1") as first:
         client = ostraca.connect([first.address, f"unix://{tmp_path}/2"], settings=SETTINGS)
         first.connections.get(timeout=FAR_S).send(Leaving())
+        assert made.is_any.wait(FAR_S)
         client.close()
     assert not [each for each in threading.enumerate() if each.name == "ostraca-change"]
+    assert made.cut_off == made.ends
+
+
+def test_an_end_is_not_kept_where_another_that_belongs_to_it_can_not_be_made(two: Two, made: Made) -> None:
+    class NotAgain(InlineArenaEnd):
+        def successor(self) -> InlineArenaEnd:
+            raise TransportError("no memory can be registered")
+
+    (end,) = two.client.arena.ends.values()
+    assert isinstance(end, InlineArenaEnd)
+    two.client.arena.ends = {"inline": end, "other": NotAgain(end._arena, end._slots)}
+    with pytest.raises(TransportError, match="no memory"):
+        two.client.arena.successors()
+    assert made.cut_off == made.ends
+
+
+def test_what_was_offered_to_an_agent_that_is_lost_while_it_is_left_is_cut_off(
+    two: Two, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retire = Session.retire
+
+    def lose_and_retire(session: Session) -> None:
+        two.connection.hang_up()
+        with two.client.arena.changed:
+            assert two.client.arena.changed.wait_for(lambda: session._is_over, timeout=FAR_S)
+        retire(session)
+
+    monkeypatch.setattr(Session, "retire", lose_and_retire)
+    ends = list(two.client.arena.ends.values())
+    two.leave()
+    two.await_agent("agent-2")
+    assert made.cut_off == ends
