@@ -30,6 +30,10 @@ class FlashReader:
         self.damaged: dict[int, str] = {}
         """Blocks of which the newest place does not hold their bytes, when last looked, and which place."""
 
+        self.damaged_anywhere: set[tuple[int, Place]] = set()
+        """All places of blocks that did not hold their bytes, when last looked: also those that a newer place
+        of the same block makes up for."""
+
         self._directory = directory
         self._is_alone = is_alone
         self._secret = volume_secret((directory / "fabric.key").read_bytes(), tenant, volume, incarnation)
@@ -45,7 +49,7 @@ class FlashReader:
         shards: dict[str, ShardSeen] = {}
         places: dict[int, Place] = {}
         wrong: list[str] = []
-        self.damaged = {}
+        self.damaged, self.damaged_anywhere = {}, set()
         for path in drive_files(self._directory):
             with _mapped(path) as image:
                 shard = small_reader.superblock(image)
@@ -58,16 +62,18 @@ class FlashReader:
                                 f"a block never put, listed in segment {block.segment} of {shard.shard}"
                             )
                         continue
-                    place = f"block {number}, listed in segment {block.segment} of {shard.shard}"
+                    words = f"block {number}, listed in segment {block.segment} of {shard.shard}"
+                    place = Place(shard.shard, block.segment, block.generation)
                     is_right = _is_right(number, block.data)
                     if not is_right:
-                        wrong.append(place)
+                        wrong.append(words)
+                        self.damaged_anywhere.add((number, place))
                     before = places.get(number)
                     if before is None or before.generation < block.generation:
-                        places[number] = Place(shard.shard, block.segment, block.generation)
+                        places[number] = place
                         self.damaged.pop(number, None)
                         if not is_right:
-                            self.damaged[number] = place
+                            self.damaged[number] = words
         return Seen(shards, places), wrong
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 COUNT_BITS = 32
@@ -109,12 +109,16 @@ class Ledger:
         """What flash listed when it was last seen."""
         return self._seen.places
 
-    def see_damaged(self, places: Mapping[int, Place], *, by_us: bool) -> set[int]:
-        """Note where flash lists blocks whose bytes are wrong; return those of which nobody has damaged the
-        bytes. *by_us*: somebody has damaged flash since it was last seen.
+    def see_damaged(
+        self, places: Mapping[int, Place], anywhere: Collection[tuple[int, Place]] = (), *, by_us: bool
+    ) -> set[int]:
+        """Note where flash lists blocks whose bytes are wrong, at their newest *places* and *anywhere*;
+        return those of which nobody has damaged the bytes. *by_us*: somebody has damaged flash since it was
+        last seen.
 
-        A block that was put again, and whose newer bytes were evicted, is listed once more where its bytes
-        were damaged before: its owner has dropped it from memory alone.
+        A block that was put again or carried forward, and whose newer bytes were evicted first, is listed
+        once more where its bytes were damaged before: its owner has dropped it from memory alone, or nobody
+        has seen it.
         """
         fresh: set[int] = set()
         if not by_us:
@@ -125,6 +129,8 @@ class Ledger:
             }
         self.damaged = places.keys() - fresh
         self._damaged_at |= {(number, places[number]) for number in self.damaged}
+        if by_us:
+            self._damaged_at.update(anywhere)
         return fresh
 
     def trying(self, numbers: Iterable[int]) -> None:

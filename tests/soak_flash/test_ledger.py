@@ -192,6 +192,18 @@ def test_a_block_is_damaged_without_a_cause_unless_it_was_damaged_where_it_is_li
     assert ledger.see_damaged(seen({1: 8, 2: 8}).places, by_us=False) == {2}
 
 
+def test_nor_is_it_where_a_newer_place_made_up_for_it_when_flash_was_damaged() -> None:
+    ledger = ledger_of({1: 8})
+    older, other = seen({1: 7}).places, seen({1: 6}).places
+    assert ledger.see_damaged({}, older.items(), by_us=True) == set()
+    assert ledger.damaged == set()
+    assert ledger.see_damaged({}, other.items(), by_us=False) == set()
+    assert ledger.see_damaged(older, by_us=False) == set()
+    assert ledger.damaged == {1}
+    ledger.damaged.clear()
+    assert ledger.see_damaged(other, by_us=False) == {1}, "nobody had damaged flash"
+
+
 def test_without_a_promise_nothing_is_lost() -> None:
     ledger = Ledger(is_strict=False)
     ledger.trying([1])

@@ -261,7 +261,7 @@ class Soak:
         reader.know(worker.put_ever)
         seen, _ = reader.look()
         damaged = {number: seen.places[number] for number in reader.damaged}
-        fresh = self.ledger.see_damaged(damaged, by_us=not self.ledger.is_strict)
+        fresh = self.ledger.see_damaged(damaged, reader.damaged_anywhere, by_us=not self.ledger.is_strict)
         self._add([f"DAMAGED WITHOUT A CAUSE: {reader.damaged[number]}" for number in sorted(fresh)[:8]])
         whole = {number: at for number, at in seen.places.items() if number not in self.ledger.damaged}
         self._withheld.append(self._pod.pod.withheld())
