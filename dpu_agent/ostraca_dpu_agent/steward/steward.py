@@ -130,31 +130,30 @@ class Steward:
         """
         self._loops.spawn(self.standing.run())
         changed = asyncio.Event()
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._follow(on_map, changed))
-            both.create_task(self._take_turns(changed))
+        following = self._loops.spawn(self._follow(on_map, changed))
+        soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
+        try:
+            while not following.done():  # or it has crashed, which was logged
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, due_s - self._clock())):
+                        await changed.wait()
+                if changed.is_set():
+                    changed.clear()
+                    due_s = min(due_s, soonest_s)
+                    if self._clock() < due_s:
+                        continue
+                await self.turn()
+                self._owner.prune()
+                soonest_s = self._clock() + _TURNS_APART_S
+                due_s = self._clock() + self._until_next_turn_s()
+        finally:
+            following.cancel()
 
     async def _follow(self, on_map: Callable[[FabricMap], None], changed: asyncio.Event) -> None:
         async for fabric_map in self._membership.changes():
             self._see_owners(fabric_map)
             on_map(fabric_map)
             changed.set()
-
-    async def _take_turns(self, changed: asyncio.Event) -> None:
-        soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due_s - self._clock())):
-                    await changed.wait()
-            if changed.is_set():
-                changed.clear()
-                due_s = min(due_s, soonest_s)
-                if self._clock() < due_s:
-                    continue
-            await self.turn()
-            self._owner.prune()
-            soonest_s = self._clock() + _TURNS_APART_S
-            due_s = self._clock() + self._until_next_turn_s()
 
     async def turn(self) -> None:
         """Observe, plan, apply. What can't be done is told, and looked at again in the next turn."""
