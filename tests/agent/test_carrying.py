@@ -154,6 +154,7 @@ async def test_what_can_not_be_copied_is_evicted_and_puts_go_on(
         fabric.drive.mend()
         await put_until_evicted(fabric, worker, number)
         assert get_states(await fabric.get(worker, FIRST)) == [BlockState.MISS] * 4
+        assert all(map(len, fabric.drive.writes)), "a drive is asked to write something"
         await fabric.at_rest()
     assert "crashed" not in caplog.text
 

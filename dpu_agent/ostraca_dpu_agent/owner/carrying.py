@@ -117,6 +117,8 @@ class Carrier:
         has_space = made.states == PutState.STAGED
         good, offsets, numbers = good[has_space], made.offsets[has_space], made.reservations[has_space]
         target = Pieces(memory, places[good], base + offsets.astype(np.int64), stored[good])
+        if not len(good):
+            return
         if self._clock() >= until_s:  # this agent was stopped, and the space may be others' by now
             return
         written = await self._drive.submit_write(target)
