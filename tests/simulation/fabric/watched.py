@@ -89,12 +89,13 @@ class Watched:
             owned = service.shards.get(ShardId(part.shard))
             keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
             world.judge(world.oracle.offered, keys, tags)
+            mishaps = 0 if owned is None else world.drives.mishaps(owned.record.id)
             done: ShardCommitted = await commit(service, part, numbers, tags, seeds)
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
             if is_done.any():
                 world.judge(world.oracle.answered, keys[is_done], tags[is_done])
                 agent, shard = service.events.agent, ShardId(part.shard)
-                world.judge(world.committed, agent, shard, keys[is_done], tags[is_done])
+                world.judge(world.committed, agent, shard, keys[is_done], tags[is_done], mishaps)
             return done
 
         return committing

@@ -305,8 +305,19 @@ class World:
             left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
             self.oracle.gone(kind, left)
 
-    def committed(self, agent: str, shard: ShardId, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
-        """Hear of blocks that an owner has committed; those that have left its index since are none."""
+    def committed(
+        self,
+        agent: str,
+        shard: ShardId,
+        keys: NDArray[np.uint8],
+        tags: NDArray[np.uint8],
+        mishaps: int,
+    ) -> None:
+        """Hear of blocks that an owner has committed; those that have left its index since are none.
+
+        So many *mishaps* had befallen the shard's drive when the owner was asked for it: where it stands
+        still meanwhile, what it has written may be damaged before it says that it has.
+        """
         process = self.agents.get(agent)
         owned = process.shards.get(shard) if process is not None and process.is_alive else None
         if owned is None or not len(keys):
@@ -317,7 +328,6 @@ class World:
             self.drives.check_listed(shard, np.hstack([keys, tags])[is_there])
         self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
         self.calm.committed(numbers)
-        mishaps = self.drives.mishaps(shard)
         for number in numbers:
             earlier = self.oracle.places(number).get(shard)
             if earlier and self.has_forgotten_owners and self.drives.may_hide_owners(shard, earlier.mishaps):
