@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import time
 
@@ -30,6 +31,7 @@ def main() -> None:
             loop = HostsLoop()
             loop.run_until_complete(_played(scenario, size, asked.seed))
             loop.close()
+            gc.collect()  # a pod is gigabytes, and in circles
 
 
 async def _played(scenario: Scenario, size: Size, seed: int) -> None:
