@@ -196,9 +196,13 @@ class Cluster:
             node.await_health()
 
     def launch(self) -> None:
-        """Begin to start every member that is not running."""
+        """Begin to start every member that is not running.
+
+        One may have ended by itself: 3.5.1 does where a client goes in the midst of a read, by etcd's issue
+        14110.
+        """
         for node in self.nodes:
-            if node.process is None:
+            if node.process is None or node.process.poll() is not None:
                 node.start(self._members)
 
     def kill(self) -> None:
