@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import resource
-import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
-from tests.simulation.scale.pod import Pod, Size
-from tests.simulation.scale.scenarios import SCENARIOS, Scenario
-
-from ostraca_dpu_agent.steward.plan import plan
-from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from tests.simulation.scale.played import play
+from tests.simulation.scale.pod import Size
+from tests.simulation.scale.scenarios import SCENARIOS
 
 
 def main() -> None:
@@ -26,39 +23,13 @@ def main() -> None:
     parser.add_argument("scenario", nargs="*", default=[each.__name__ for each in SCENARIOS])
     asked = parser.parse_args()
     size = Size(asked.agents, asked.enclosures, asked.drives)
-    for scenario in SCENARIOS:
-        if scenario.__name__ in asked.scenario:
-            loop = HostsLoop()
-            loop.run_until_complete(_played(scenario, size, asked.seed))
-            loop.close()
-            gc.collect()  # a pod is gigabytes, and in circles
-
-
-async def _played(scenario: Scenario, size: Size, seed: int) -> None:
-    begun_s = time.process_time()
-    pod = Pod(size, seed)
-    await scenario(pod)
-    owned = sorted(pod.owned().values())
-    memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(
-        f"{scenario.__name__}: {pod.loop.now_s:.1f} s of the pod in {time.process_time() - begun_s:.0f} s; "
-        f"an agent owns {owned[0]} to {owned[-1]}; "
-        f"without an owner for {max(pod.unowned_s.values(), default=0.0):.1f} s at most; "
-        f"a shard is claimed {max(pod.claims_asked.values())} times at most; "
-        f"the store is asked {pod.calls_per_s(0)} times in a second at most; "
-        f"a turn takes {_turn_s(pod) * 1e3:.2f} ms; {memory_mib} MiB in all",
-        flush=True,
-    )
-    pod.end()
-
-
-def _turn_s(pod: Pod) -> float:
-    """Measure what it costs one agent to look and find nothing to do."""
-    steward = next(iter(pod.agents.values())).steward
-    rounds, begun_s = 20, time.process_time()
-    for _ in range(rounds):
-        plan(steward.observe())
-    return (time.process_time() - begun_s) / rounds
+    known = {each.__name__: each for each in SCENARIOS}
+    if unknown := [each for each in asked.scenario if each not in known]:
+        parser.error(f"no scenario is called {unknown[0]!r}: there are {', '.join(known)}")
+    # Each in a process of its own: a pod is gigabytes.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+        for name in asked.scenario:
+            processes.submit(play, known[name], size, asked.seed).result()
 
 
 if __name__ == "__main__":
