@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.agent.assembly import (
     BLOCK_BYTES,
@@ -32,7 +35,31 @@ from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.outcome import PutState
 from ostraca_fabric.volume import VolumeRecord
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.ports.drive import Pieces
+
 FAST = replace(SETTINGS, turn_s=0.02)
+
+
+class LateDrive(HeldDrive):
+    """One on which writes that have failed land when it is let go."""
+
+    fails_writes = False
+
+    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
+        if not self.fails_writes:
+            return super().submit_write(pieces)
+        copied, write = replace(pieces, memory=pieces.memory.copy()), super().submit_write
+
+        def land() -> None:
+            write(copied)
+
+        self.held.append(land)
+        failed: asyncio.Future[NDArray[np.bool_]] = asyncio.get_running_loop().create_future()
+        failed.set_result(np.zeros(len(pieces), np.bool_))
+        return failed
 
 
 def named(name: str) -> VolumeRecord:
@@ -116,6 +143,25 @@ async def test_a_drive_that_does_not_take_them_fails_its_shard_and_no_put() -> N
         await until(lambda: fabric.shard.is_failing)
         assert names_on(fabric.drive) == ["v"]
         assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+
+
+async def test_what_has_failed_and_lands_late_is_made_good_by_the_same_owner() -> None:
+    drive = LateDrive()
+    quick = replace(FAST, owner=replace(FAST.owner, late_write_s=0.3, pause_max_s=0.1))
+    async with assembled(quick, drive=drive) as fabric:
+        await until(lambda: names_on(drive) == ["v"])
+        drive.fails_writes = True
+        await fabric.membership.create_volume(named("w"))
+        await until(lambda: len(drive.held) == 1)
+        drive.fails_writes = False
+        await fabric.membership.create_volume(named("x"))
+        copy = fabric.agent._volume_copies.of(drive.shard)
+        assert copy is not None
+        await until(lambda: copy._wanted is not None and len(copy._wanted.volumes) == 3)
+        await until(lambda: not copy._is_writing)
+        drive.let_go()
+        assert names_on(drive) == ["v", "w"]
+        await until(lambda: names_on(drive) == ["v", "w", "x"])
 
 
 async def test_they_are_flushed_where_the_drive_s_cache_is_volatile() -> None:

@@ -106,6 +106,7 @@ class OwnedShard:
 
         self._asked_at = 0
         self._is_stilling = False
+        self._outside_quiet_at_s = -math.inf
 
         self._tickets = Tickets(self.core.settings.reservations_max)
         self._commits_due = asyncio.Event()
@@ -139,6 +140,15 @@ class OwnedShard:
         """Whether this owner may write now what lies in no segment; ask right before it is submitted."""
         grants = self.core.grants
         return bool(grants.own) and grants.may_write(self._clock())
+
+    def doubt_outside(self) -> None:
+        """Hear that a write of what lies in no segment has failed: it may land within ``late_write_s``."""
+        self._outside_quiet_at_s = self._clock() + self._settings.late_write_s
+
+    @property
+    def is_outside_in_doubt(self) -> bool:
+        """Whether such a write may land yet."""
+        return self._clock() < self._outside_quiet_at_s
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside on the shard's drive; ``close`` waits for its end."""
@@ -218,8 +228,14 @@ class OwnedShard:
         return not len(self.core.reservations)
 
     def in_doubt(self) -> tuple[int, ...]:
-        """Return the granted segments that a write may reach yet, once this is closed and all has ended."""
-        return self.core.grants.in_doubt(self._clock())
+        """Return the granted segments that a write may reach yet, once this is closed and all has ended.
+
+        Where only one of what lies in no segment may, one segment stands for it: that goes with the grant.
+        """
+        segments = self.core.grants.in_doubt(self._clock())
+        if self.is_outside_in_doubt and not segments:
+            return tuple(sorted(self.core.grants.own))[:1]
+        return segments
 
     async def reserve(
         self,

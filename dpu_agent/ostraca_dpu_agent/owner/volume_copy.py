@@ -1,8 +1,8 @@
 """The copy of the fabric's volumes on one owned shard: see ``flash.volume_records``.
 
 It is written beside all else, by the shard's owner alone, one write at a time; no request waits for it. When
-it can't be written the shard says that it is failing, and goes on: blocks need no volume records. It is tried
-again when the volumes change, and by the next owner.
+it can't be written the shard says that it is failing, and goes on: blocks need no volume records. It is read
+and tried again once nothing of that write can land any more, by this owner or the next.
 
 No grant says who may write it, so it goes with all of them: an owner writes it only while it is granted
 something and its fence has not passed, and reads it again once the earlier grants are retired. What an
@@ -85,7 +85,7 @@ class VolumeCopy:
     def want(self, volumes: tuple[VolumeRecord, ...]) -> None:
         """See to it that flash says *volumes*; the newest call counts. Call it now and then.
 
-        What failed is not tried again. What this owner may not write now is, with the next call.
+        What can't be read is not tried again. What this owner may not write now is, with the next call.
         """
         wish, is_alone = self._wanted, not self.owned.withheld
         if wish is None or wish.volumes is not volumes or wish.is_alone != is_alone:
@@ -103,6 +103,8 @@ class VolumeCopy:
                     self._tried = None
                     break
         except OstracaError as error:
+            if self.owned.is_outside_in_doubt:
+                self._superblock = self._tried = None
             self.owned.is_failing = True
             log.warning("the volumes can't be recorded on shard %s: %s", self.owned.record.id, error)
         finally:
@@ -110,6 +112,8 @@ class VolumeCopy:
 
     async def _record(self, wish: _Wish) -> bool:
         """Write what is wanted where flash says something else; say whether this owner may."""
+        if self.owned.is_outside_in_doubt:
+            return False
         if self._superblock is None or wish.is_alone != self._is_read_alone:
             self._superblock = await self._read_superblock()
             self._number, self._copy = await self._found(self._superblock)
@@ -172,4 +176,5 @@ class VolumeCopy:
         finally:
             memory.close()
         if not is_ok or (self._drive.has_volatile_cache and not await self._drive.submit_flush()):
+            self.owned.doubt_outside()
             raise DriveError(f"{self._drive.id} did not write them")
