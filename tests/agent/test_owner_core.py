@@ -293,6 +293,24 @@ def test_a_promised_block_is_found_again_while_others_are_evicted_in_its_place()
     assert shard.found([1]) == []
 
 
+def test_an_owner_with_a_successor_promises_nothing_beyond_what_that_one_waits_for() -> None:
+    shard = OwnedShard(segments=4)
+    shard.put([1])
+    longest_s = shard.settings.pin_max_s
+    shard.core.fence(shard.now_s)
+
+    def promised(pin_s: float) -> bool:
+        said = shard.core.resolve(shard.now_s, keys_of([1]), pin_s=pin_s, promises=True)
+        return bool(said.found.all())
+
+    assert promised(longest_s)
+    shard.pass_time(1.0)
+    shard.core.fence(shard.now_s)
+    assert not promised(longest_s)
+    assert promised(longest_s - 1.0)
+    assert shard.found([1]) == [1], "it is still there for who asks for no promise"
+
+
 def test_promises_one_after_the_other_hold_a_segment_up_no_longer_than_one_pin() -> None:
     shard = OwnedShard(segments=2)
     shard.put([1])

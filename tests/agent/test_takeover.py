@@ -29,7 +29,7 @@ from tests.agent.assembly import (
     until,
 )
 from tests.agent.owned_shard import keys_of
-from tests.agent.test_volume_copies import named, names_on
+from tests.agent.test_volume_copies import LateDrive, named, names_on
 
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.adapters.membership_rules import GRANTS_LOST
@@ -45,6 +45,8 @@ from ostraca_fabric.wire.messages import Explain, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tests.agent.assembly import HeldDrive
 
     from ostraca_dpu_agent.agent import Agent
     from ostraca_dpu_agent.owner.shard import OwnedShard
@@ -171,7 +173,9 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(settings: AgentSettings = QUICK, *, segments: int = 12) -> AsyncIterator[Pair]:
+async def pair(
+    settings: AgentSettings = QUICK, *, segments: int = 12, drive: HeldDrive | None = None
+) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as both:
         cut_off: list[CutOff] = []
 
@@ -179,7 +183,9 @@ async def pair(settings: AgentSettings = QUICK, *, segments: int = 12) -> AsyncI
             cut_off.append(CutOff(membership))
             return cut_off[0]
 
-        fabric = await both.enter_async_context(assembled(settings, segments=segments, behind=behind))
+        fabric = await both.enter_async_context(
+            assembled(settings, segments=segments, drive=drive, behind=behind)
+        )
         second = another_agent(1, settings, (), fabric.membership, fabric.owners, (fabric.drive,))
         await second.join()
         await second.start()
@@ -321,6 +327,27 @@ async def test_what_lands_late_over_the_volume_records_is_made_good_when_grants_
         assert agents.second_shard.withheld
         await until(lambda: names_on(drive) == ["v", "w", "x"])
         assert not agents.second_shard.withheld
+
+
+async def test_an_owner_that_ends_in_order_tells_of_volume_records_that_may_land_late() -> None:
+    drive = LateDrive(segments=12)
+    async with pair(drive=drive) as agents:
+        membership = agents.fabric.membership
+        await until(lambda: names_on(drive) == ["v"] and bool(agents.first_shard.core.ring.ready))
+        drive.fails_writes = True
+        await membership.create_volume(named("w"))
+        await until(lambda: len(drive.held) == 1)
+        drive.fails_writes = False
+        leaving = asyncio.create_task(agents.fabric.agent.hand_over())
+        await until(lambda: membership.map.owner(THE_SHARD) == SECOND)
+        await membership.create_volume(named("x"))
+        await until(lambda: names_on(drive) == ["v", "w", "x"])
+        assert len(agents.second_shard.withheld) == 1
+        drive.let_go()
+        assert names_on(drive) == ["v", "w"]
+        await until(lambda: names_on(drive) == ["v", "w", "x"])
+        assert not agents.second_shard.withheld
+        await leaving
 
 
 async def test_an_owner_records_no_volumes_after_its_fence_and_does_when_it_hears_from_the_store() -> None:
@@ -537,7 +564,8 @@ async def test_a_fence_is_put_off_from_when_the_store_was_asked_and_not_from_its
 async def test_where_the_store_has_lost_what_was_granted_all_is_read_at_once_and_written_when_it_may_be() -> (
     None
 ):
-    async with pair() as agents:
+    owner = replace(QUICK.owner, grant_s=1.5, hold_s=1.5)  # in which the first one commits below
+    async with pair(replace(QUICK, owner=owner)) as agents:
         first, clock = agents.first_shard, agents.fabric.agent._clock
         worker = agents.fabric.worker()
         assert set(put_states(await agents.fabric.put(worker, range(20)))) == {PutState.COMMITTED}
@@ -558,7 +586,6 @@ async def test_where_the_store_has_lost_what_was_granted_all_is_read_at_once_and
         )
         await until(lambda: found(other, [40]) == [True])
         await until(lambda: second.withheld == frozenset())
-        owner = QUICK.owner
         assert clock() - begun_s >= owner.grant_s + owner.hold_s + owner.late_write_s
         assert [grant.epoch for grant in agents.grants] == [second.epoch]
         await until(lambda: bool(second.core.ring.ready))

@@ -84,16 +84,17 @@ class Promises:
     """Until when blocks of each segment were promised to be found, and how late such a promise may end.
 
     A segment that is wanted for new blocks makes no promise beyond the longest pin from then on, so that it
-    can be evicted in the end.
+    can be evicted in the end. An owner that has a successor makes none that the successor does not know of.
     """
 
     def __init__(self, segments: int) -> None:
         self._until_s = np.full(segments, -np.inf)
         self._at_most_s = np.full(segments, np.inf)
+        self._last_s = np.inf
 
     def may_last(self, segments: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
         """Tell of each of these segments whether it may be promised until then."""
-        return end_s <= self._at_most_s[segments]
+        return (end_s <= self._last_s) & (end_s <= self._at_most_s[segments])
 
     def make(self, segments: NDArray[np.intp], end_s: float) -> None:
         """Promise the blocks of these segments until then."""
@@ -112,6 +113,10 @@ class Promises:
             return False
         self._at_most_s[segment] = min(self._at_most_s[segment], at_most_s)
         return True
+
+    def end(self, at_most_s: float) -> None:
+        """Make no promise beyond *at_most_s* any more. The first time counts."""
+        self._last_s = min(self._last_s, at_most_s)
 
     def lift(self) -> None:
         """No segment is wanted any more."""

@@ -156,8 +156,11 @@ class ShardCore:
         self.grants.confirm(until_s, asked_s)
 
     def fence(self, now_s: float) -> None:
-        """Hand out and write nothing any more: another owner has a higher epoch. Goes on resolving."""
+        """Hand out and write nothing any more: another owner has a higher epoch, or will have one. Goes on
+        resolving, and promises nothing beyond what that one leaves alone for an earlier owner's readers.
+        """
         self.grants.fence()
+        self.promises.end(now_s + self.settings.pin_max_s)
         self._advance(now_s)
 
     def grant_wanted(self, now_s: float) -> tuple[int, ...] | None:
