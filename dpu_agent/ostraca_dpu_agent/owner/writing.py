@@ -105,6 +105,7 @@ class SummaryWriter:
                 self._pause_max_s,
             )
             shard.answer(shard.core.dropped(now_s, write))
+            shard.wake()
             return
         if not is_ok:
             shard.is_failing = True
@@ -112,6 +113,7 @@ class SummaryWriter:
                 "shard %s could not write its summary; the blocks in it are declined", shard.record.id
             )
         shard.answer(shard.core.written(now_s, write, is_ok=is_ok))
+        shard.wake()
 
 
 def _batches(pieces: list[tuple[int, int, bytes]], room: int) -> Iterator[list[tuple[int, int, bytes]]]:
