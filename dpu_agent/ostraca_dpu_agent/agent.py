@@ -101,6 +101,9 @@ class Agent:
         """
         self.id = agent
         self.start_id = StartId(secrets.token_bytes(ID_BYTES))
+        self.crashed = asyncio.Event()
+        """Set when something in it has ended that must not, which is a bug: it is to be started anew."""
+
         self._settings = settings
         self._addresses = tuple(addresses)
         self._access = access
@@ -170,6 +173,7 @@ class Agent:
                 bar_nobody if self._reserving is None else self._reserving.bar,
             ),
             clock=clock,
+            on_crash=self.crashed.set,
         )
         self._keeper = keeper
         self._retiring = Retiring(
@@ -184,7 +188,7 @@ class Agent:
             membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
         )
         self._servers: list[Server] = []
-        self._loops = Tasks(f"agent {agent}")
+        self._loops = Tasks(f"agent {agent}", on_crash=self.crashed.set)
 
     async def join(self) -> None:
         """Announce this agent. Raises MembershipError.

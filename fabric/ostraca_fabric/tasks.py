@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 _T = TypeVar("_T")
 
@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 class Tasks:
     """The background tasks of one owner, which must call ``finish`` or ``stop`` before it goes away."""
 
-    def __init__(self, name: str) -> None:
-        """Begin with none; *name* says in logs whose they are."""
+    def __init__(self, name: str, *, on_crash: Callable[[], None] | None = None) -> None:
+        """Begin with none; *name* says in logs whose they are. *on_crash* is called whenever one crashes."""
         self._name = name
+        self._on_crash = on_crash
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -58,3 +59,5 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of %s crashed; this is a bug in Ostraca", self._name, exc_info=task.exception())
+            if self._on_crash is not None:
+                self._on_crash()

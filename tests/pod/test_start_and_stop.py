@@ -18,6 +18,21 @@ from tests.pod.processes import AgentProcess, Pod, command, until
 
 pytestmark = pytest.mark.slow
 
+PLANTED = """\
+import os
+from ostraca_dpu_agent.steward.steward import Steward
+
+observe = Steward.observe
+
+def crash_where_asked(self):
+    if os.path.exists(os.environ["PLANTED_CRASH"]):
+        raise RuntimeError("planted")
+    return observe(self)
+
+Steward.observe = crash_where_asked
+"""
+"""What has an agent's steward crash once there is a file."""
+
 
 @pytest.fixture
 def begun(own: Pod) -> Pod:
@@ -167,3 +182,26 @@ def test_commands_that_ask_agents_over_tcp_say_that_they_want_a_token_and_take_t
     explain = ("explain", "ab" * 32, "--volume", "none", "--agent", second.reached_at)
     assert "without a token" in command(*explain).stderr
     assert "token" not in command(*explain, *tokens).stderr
+
+
+def test_an_agent_of_which_a_part_has_crashed_ends_in_order_and_is_started_anew(
+    begun: Pod, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLANTED)
+    asked = tmp_path / "crash"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    agent = begun.agent(
+        "agent-0", environment={**os.environ, "PYTHONPATH": path, "PLANTED_CRASH": str(asked)}
+    )
+    agent.launch()
+    agent.await_ready()
+    asked.touch()
+    assert agent.ended() == 1
+    said = agent.log.read_text()
+    assert "a task of agent agent-0 crashed; this is a bug in Ostraca" in said
+    assert "it ends in order, and is to be started anew" in said
+    assert "Stopped." in said
+    asked.unlink()
+    agent.launch()
+    agent.await_ready()
+    agent.stop()

@@ -72,8 +72,9 @@ class Steward:
         drives: dict[DriveId, GuardedDrive],
         opening: Opening,
         clock: Callable[[], float],
+        on_crash: Callable[[], None] | None = None,
     ) -> None:
-        """Fill *drives* and ``owner.shards``."""
+        """Fill *drives* and ``owner.shards``. *on_crash* is called when something has ended that must not."""
         self._agent = agent
         self._settings = settings
         self._membership = membership
@@ -81,7 +82,7 @@ class Steward:
         self._drives = drives
         self._attaching = Attaching(agent.id, drives, opening, clock=clock, again_s=settings.open_again_s)
         self._clock = clock
-        self._loops = Tasks(f"standing of {agent.id}")
+        self._loops = Tasks(f"steward of {agent.id}", on_crash=on_crash)
         self.shards = ServedShards(
             agent,
             settings,
@@ -133,7 +134,7 @@ class Steward:
         following = self._loops.spawn(self._follow(on_map, changed))
         soonest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
         try:
-            while not following.done():  # or it has crashed, which was logged
+            while not following.done():  # or it has crashed
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, due_s - self._clock())):
                         await changed.wait()

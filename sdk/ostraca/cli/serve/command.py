@@ -2,7 +2,8 @@
 modules of their own.
 
 Exactly one line goes to stdout, when the agent is ready. Logs go to stderr. The first Ctrl-C or SIGTERM
-leaves the shards to other agents and ends in order; a second one leaves at once.
+leaves the shards to other agents and ends in order; a second one leaves at once. An agent of which a part has
+crashed ends in order, too, with 1, so that whoever keeps it starts it anew.
 """
 
 from __future__ import annotations
@@ -93,15 +94,12 @@ def _run_agent(options: argparse.Namespace) -> int:
     log_to_stderr(options, agent=loaded.settings.agent_id(), is_daemon=True)
     check_place(loaded.settings.etcd)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        if not runner.run(_serve(loaded.settings)):
-            log.warning(
-                "A transfer is not known to have ended; its memory stays mapped until the process is gone."
-            )
+        code = runner.run(_serve(loaded.settings))
         # All is closed that others could miss. Not through the interpreter's shutdown: it closes the loop and
         # unmaps memory while threads of grpc and NIXL still run, and use them.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def _loaded(options: argparse.Namespace) -> Loaded[DaemonSettings]:
@@ -115,8 +113,8 @@ def _loaded(options: argparse.Namespace) -> Loaded[DaemonSettings]:
     return load(DaemonSettings, sources_of(options, also), prefix=AGENT_PREFIX)
 
 
-async def _serve(settings: DaemonSettings) -> bool:
-    """Run the agent until a signal; return whether every transfer has ended.
+async def _serve(settings: DaemonSettings) -> int:
+    """Run the agent until a signal, or until a part of it crashes; return what the process ends with.
 
     Its pages are there, and the service manager hears of it, from before it joins until after it has left.
     """
@@ -127,7 +125,7 @@ async def _serve(settings: DaemonSettings) -> bool:
     from ostraca.cli.serve.signals import started, stop_on_signals
     from ostraca.cli.serve.state_directory import StateDirectory
 
-    where, notifier = settings.http_listen or None, Notifier(os.environ)
+    where, notifier, has_crashed = settings.http_listen or None, Notifier(os.environ), False
     async with AsyncExitStack() as stack:
         state = stack.enter_context(StateDirectory(Path(settings.state_dir), f"agent {settings.agent_id()}"))
         daemon = AgentDaemon(settings, state)
@@ -142,17 +140,23 @@ async def _serve(settings: DaemonSettings) -> bool:
             async with notifier.busy(lambda: daemon.life.sentence):
                 is_up = await started(daemon.start(), stop)
             if is_up:
-                await _until(stop, daemon, notifier, reloading)
+                has_crashed = await _until(stop, daemon, notifier, reloading)
         finally:
             notifier.stopping("the shards go to other agents")
             async with notifier.busy(lambda: daemon.life.sentence, within_s=daemon.stops_within_s):
                 has_ended = await daemon.stop()
+    if not has_ended:
+        log.warning(
+            "A transfer is not known to have ended; its memory stays mapped until the process is gone."
+        )
     log.info("Stopped.")
-    return has_ended
+    return int(has_crashed)
 
 
-async def _until(stop: asyncio.Event, daemon: AgentDaemon, notifier: Notifier, reloading: Reloading) -> None:
-    """Say that the agent is ready, and read changed secrets, until *stop*."""
+async def _until(stop: asyncio.Event, daemon: AgentDaemon, notifier: Notifier, reloading: Reloading) -> bool:
+    """Say that the agent is ready, and read changed secrets, until *stop*, or until a part of it crashes; say
+    whether one did.
+    """
     from ostraca.cli.up import READY
     from ostraca_fabric.tasks import Tasks
 
@@ -163,8 +167,12 @@ async def _until(stop: asyncio.Event, daemon: AgentDaemon, notifier: Notifier, r
         ready = f"{READY}{ready_words(agent.status(), agent.addresses)}"
         print(ready, flush=True)
         notifier.ready(ready.removeprefix(READY))
-        await stop.wait()
+        waiting = [looking.spawn(event.wait()) for event in (stop, agent.crashed)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            log.error("A part of this agent has crashed: it ends in order, and is to be started anew.")
         log.info("Stopping: the shards go to other agents. Another signal leaves at once.")
+        return not stop.is_set()
     finally:
         await looking.stop()
 
