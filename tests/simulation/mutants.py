@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
+from tests.simulation import ending_mistakes, mistakes, sharing_mistakes
 from tests.simulation import history as shard_history
-from tests.simulation import mistakes, sharing_mistakes
 from tests.simulation import test_oracle as shard_scenes
 from tests.simulation.explore import explore
 from tests.simulation.explore_scope import Scope
@@ -86,6 +86,8 @@ CROWDED = Setup(
     strikes=("link_is_slow",),
 )
 CHAINED = Setup(chained=0.5, strikes=("link_is_slow",))
+ENDING = Setup(hosts=3, strikes=("agent_ends",))
+ENDING_SLOWLY = replace(ENDING, transfer_faults=TransferFaults(stalls=0.5, stall_s=1.0))
 
 
 def _last_line(found: Exception) -> str:
@@ -327,6 +329,17 @@ MUTANTS = (
         "one worker takes all of staging",
         sharing_mistakes.one_worker_takes_all_of_staging,
         (in_fabric(CROWDED),),
+    ),
+    Mutant(
+        "a shard that was left is answered for no longer",
+        ending_mistakes.a_shard_that_was_left_is_answered_for_no_longer,
+        (in_fabric(ENDING),),
+    ),
+    Mutant("who leaves tells nobody", ending_mistakes.who_leaves_tells_nobody, (in_fabric(ENDING),)),
+    Mutant(
+        "who leaves waits for no transfer",
+        ending_mistakes.who_leaves_waits_for_no_transfer,
+        (in_fabric(ENDING_SLOWLY),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

@@ -1,10 +1,12 @@
-"""Calm: nothing goes wrong but that the store is down. Then every get of what was committed is a HIT.
+"""Calm: nothing goes wrong but that the store is down, or that agents end in order. Then every get of what
+was committed is a HIT.
 
 Calm begins when the fabric has come to rest and all was found, and ends with the first thing that goes wrong
 elsewhere. Then a look-up finds what was committed, too; what it has found can be got right behind it, and
 what it has found with a pin at any time within that, whatever is put meanwhile. A store that is down does not
 end calm (invariant 8): gets go on under the last map for as long as that takes, and puts for no longer than
-an owner may write without having asked whether its claim stands.
+an owner may write without having asked whether its claim stands. Nor does an agent that ends in order, where
+another one takes its shards, for workers at other agents, and for those at it that take its word.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.fabric.process import REQUESTS_MAX
-from tests.simulation.fabric.resting import excuse
+from tests.simulation.fabric.resting import excuse, restlessness
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
@@ -38,8 +40,14 @@ class Asked:
     """By number: how often an owner had let go of it, as it was old, and as it was damaged."""
 
     was_down: bool
+    was_ending: bool
+    """Whether the store was down, and whether some agent was about to end in order."""
+
     was_linked: bool
     """Whether its worker had an agent: to find one, with the volume, takes a time of its own."""
+
+    is_told: bool
+    """Whether its worker takes an agent's word that it ends."""
 
     is_pinned: bool = False
     """Whether owners have promised the blocks: then none is evicted."""
@@ -87,6 +95,17 @@ class Calm:
 
     def store_went_down(self) -> None:
         self._down_since_s = self._world.loop.now_s
+        if restlessness(self._world):  # a shard may be between two owners
+            self.end()
+
+    def agent_ends(self, *, have_others: bool) -> None:
+        """An agent is about to end in order: what others can't take over will be gone for a while."""
+        reach = self._world.setup.reach
+        is_heard = self._down_since_s is None and not (
+            reach.lost_requests or reach.lost_answers or reach.late_requests
+        )
+        if not (have_others and is_heard):
+            self.end()
 
     def store_went_up(self) -> None:
         self._down_since_s = None
@@ -106,8 +125,14 @@ class Calm:
 
     def _asked(self, name: str, numbers: list[int]) -> Asked:
         departures = {number: self._world.oracle.departures(number) for number in numbers}
-        was_linked = self._world.workers[name].worker.linked_to is not None
-        return Asked(departures, was_down=self._down_since_s is not None, was_linked=was_linked)
+        worker = self._world.workers[name].worker
+        return Asked(
+            departures,
+            was_down=self._down_since_s is not None,
+            was_ending=any(process.is_ending for process in self._world.agents.values()),
+            was_linked=worker.linked_to is not None,
+            is_told=worker.is_told,
+        )
 
     def answered(
         self, asked: Asked | None, numbers: list[int], end: Ended, deadline_s: float, what: str = "get"
@@ -117,26 +142,28 @@ class Calm:
             return
         oracle, happened = self._world.oracle, self._world.story.happened
         kind = "calm HITs" if what == "get" else f"calm HITs of a {what}"
+        kind += ", the store down" * asked.was_down + ", an agent ending" * asked.was_ending
         for number, state, reason in zip(numbers, end.states, end.reasons, strict=True):
             if asked.is_gone(number, oracle.departures(number)):
                 continue
             if state == BlockState.HIT:
-                happened[f"{kind}{', the store down' if asked.was_down else ''}"] += 1
+                happened[kind] += 1
                 continue
             has_time = asked.was_linked and deadline_s >= _IN_TIME_S
-            why = self._excuse(number, state, reason, has_time=has_time)
+            why = self._excuse(number, state, reason, has_time=has_time, is_told=asked.is_told)
             if not why:
                 said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
                 where = "the store alone is down" if asked.was_down else "nothing is wrong"
                 raise ViolationError(f"block {number} was committed, {where}, and a {what} of it says {said}")
             happened[f"calm, and {why}"] += 1
 
-    def _excuse(self, number: int, state: int, reason: int, *, has_time: bool) -> str:
+    def _excuse(self, number: int, state: int, reason: int, *, has_time: bool, is_told: bool) -> str:
         """Say why a get may have found nothing though all is calm."""
         world, setup = self._world, self._world.setup
         is_late = state in (BlockState.LATE, BlockState.DECLINED)
         faults = {
             "its worker has no agent, or no slot": state < 0,
+            "its agent has ended, of which it takes no word": reason == Reason.DISCONNECTED and not is_told,
             "too late": is_late and (self._stalls or not has_time),
             "an agent has as much to do as it may": reason == Reason.OVERLOADED
             and setup.requests_max < REQUESTS_MAX,
@@ -150,7 +177,7 @@ class Calm:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong but that the store may be down."""
+        """Whether nothing goes wrong but what need not end a calm."""
         return self._is_calm
 
     @property

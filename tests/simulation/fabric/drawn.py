@@ -15,8 +15,8 @@ from ostraca_fabric.testing.simulated_membership import StoreFaults
 from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.wire.messages import WIRE_VERSION
 
-STRIKES_IN_CALM = ("store_goes_down",)
-"""What ends no calm."""
+STRIKES_IN_CALM = ("store_goes_down", "agent_ends")
+"""What need not end a calm."""
 
 _CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
 """Of histories: those in which these things go wrong."""
@@ -62,6 +62,7 @@ def drawn_setup(dice: random.Random) -> Setup:
         ),
         inline=dice.choice([0.0, 0.0, 0.5]),
         wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
+        told=dice.choice([1.0, 0.5]),
         silence=dice.choice([0.0, 0.5]),
         strikes=drawn_strikes(dice),
         requests_max=dice.choice([*[REQUESTS_MAX] * 8, 2, 6]),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.fabric.drawn import STRIKES_IN_CALM, drawn_setup
 from tests.simulation.fabric.resting import everything_is_found, rest
 from tests.simulation.fabric.story import Overheard, Story
-from tests.simulation.fabric.strikes import BadDrives, Enclosures, HarshOutages
+from tests.simulation.fabric.strikes import BadDrives, Enclosures, HarshOutages, OrderlyEnds
 from tests.simulation.fabric.watched import Watched
 from tests.simulation.fabric.world import Setup, World
 
@@ -59,7 +59,7 @@ class Told:
     """Its end, word for word."""
 
 
-class History(BadDrives, Enclosures, HarshOutages):
+class History(OrderlyEnds, BadDrives, Enclosures, HarshOutages):
     """Steps of one world."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
@@ -284,9 +284,10 @@ class History(BadDrives, Enclosures, HarshOutages):
             return
         world.story.happened["agents died"] += 1
         world.crash_agent(name)
-        world.loop.call_later(dice.choice([0.2, _LEASE_S + 1.0, 30.0]), self._restart, name)
+        world.loop.call_later(dice.choice([0.2, _LEASE_S + 1.0, 30.0]), self.restart, name)
 
-    def _restart(self, name: str) -> None:
+    def restart(self, name: str) -> None:
+        """Start an agent where it does not live."""
         if not self.world.agents[name].is_alive:
             self.world.start_agent(name)
 
@@ -317,7 +318,7 @@ class History(BadDrives, Enclosures, HarshOutages):
             if process.is_alive and process.has_given_up(world.drives.living):
                 self.tell(name, "is started anew, as it leaves a drive alone that works")
                 world.crash_agent(name)
-            self._restart(name)
+            self.restart(name)
             process = world.agents[name]  # noqa: PLW2901
             process.host.before_acting = None
             self._let_it_write(process)

@@ -1,6 +1,7 @@
 """A simulated worker's connections: the agent it keeps to, and those that still owe it slots.
 
-It dials another agent when the one it keeps to is lost, or leaves several operations in a row unanswered.
+It dials another agent when the one it keeps to is lost, or leaves several operations in a row unanswered, and
+once nothing is under way there any more where that one has said that it is about to end.
 Agents that were used before are asked for the slots that they have not given back.
 """
 
@@ -45,6 +46,11 @@ class Link:
     connection: ClientConnection
     handles: dict[Volume, int]
     is_lost: bool = False
+    is_leaving: bool = False
+    """Whether the agent has said that it is about to end."""
+
+    under_way: int = 0
+    """Requests that wait for their answers."""
 
     @property
     def agent(self) -> str:
@@ -93,17 +99,28 @@ class Links:
         """Count an operation that has ended, and whether the agent said anything meanwhile."""
         self._unanswered = 0 if is_heard else self._unanswered + 1
 
+    def leaving(self, made: list[ClientConnection]) -> None:
+        """Hear on a connection that its agent is about to end."""
+        if self._link is not None and self._link.connection in made:
+            self._link.is_leaving = True
+
     @property
     def linked_to(self) -> tuple[str, bytes] | None:
         """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
+        link = self._kept
+        return None if link is None else (link.agent, link.start_id)
+
+    @property
+    def _kept(self) -> Link | None:
         link = self._link
-        will_dial = link is None or link.is_lost or self._unanswered >= _GIVES_UP_AFTER
-        return None if link is None or will_dial else (link.agent, link.start_id)
+        if link is None or link.is_lost or self._unanswered >= _GIVES_UP_AFTER:
+            return None
+        return None if link.is_leaving and not link.under_way else link
 
     async def linked(self, until_s: float) -> Link | None:
         """Return a connection that seems to live; dial another where it does not."""
-        if self._link is not None and not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
-            return self._link
+        if (kept := self._kept) is not None:
+            return kept
         try:
             async with asyncio.timeout_at(until_s), self._linking:
                 return await self._dial()
@@ -111,9 +128,10 @@ class Links:
             return None
 
     async def _dial(self) -> Link | None:
+        if (kept := self._kept) is not None:
+            return kept
         if self._link is not None:
-            if not self._link.is_lost and self._unanswered < _GIVES_UP_AFTER:
-                return self._link
+            self._first += self._link.is_leaving
             self._link.connection.abort()
             self.lost(self._link)
             self._link = None

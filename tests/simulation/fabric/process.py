@@ -31,7 +31,7 @@ from ostraca_fabric.testing.simulated_flash import SimulatedFlash
 from ostraca_fabric.testing.simulated_membership import SimulatedMembership, SimulatedStore, StoreFaults
 from ostraca_fabric.testing.simulated_network import SimulatedNetwork
 from ostraca_fabric.testing.simulated_transport import SimulatedPlane, SimulatedTransport
-from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost
+from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost, outside
 from ostraca_fabric.testing.wrong_way import Harm, WrongWayTransport
 from ostraca_fabric.wire.handshake import Access
 
@@ -91,7 +91,7 @@ class Outside:
 
 
 class AgentProcess:
-    """One start of one agent. ``begin`` it; end it with ``crash``."""
+    """One start of one agent. ``begin`` it; end it with ``crash``, or in order."""
 
     def __init__(self, name: str, outside: Outside, *, rate: float) -> None:
         self.name = name
@@ -102,6 +102,9 @@ class AgentProcess:
         self.drives: list[HostedDrive] = []
         self.on_write: Callable[[DriveId, Pieces], None] = lambda _, __: None
         self.has_started = False
+        self.is_ending = False
+        """Whether it ends in order."""
+
         self._outside = outside
         transport: Transport = self.transport
         if outside.lies:
@@ -186,6 +189,23 @@ class AgentProcess:
                 self._outside.story.tell(self.name, f"can't start: {error}")
                 await asyncio.sleep(_RETRY_S)
         self.has_started = True
+
+    def begin_end(self, ended: Callable[[bool, int], None]) -> None:
+        """Have it end in order, as its daemon has it on SIGTERM; say whether it takes all I/O to have ended,
+        and how many transfers were under way then.
+        """
+        self.is_ending = True
+        self.host.spawn(self._end(ended))
+
+    async def _end(self, ended: Callable[[bool, int], None]) -> None:
+        await self.agent.hand_over()
+        has_drained = await self.agent.drain()
+        has_ended, under_way = await self.agent.leave() and has_drained, len(self.transport.under_way)
+        await self._others.close()
+        if has_ended:
+            await self.transport.close()
+            self.agent.unmap()
+        outside(ended, has_ended, under_way)
 
     def crash(self) -> None:
         """It ends here and now, with what it had under way left to the world."""

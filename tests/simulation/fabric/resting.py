@@ -30,7 +30,8 @@ def restlessness(world: World) -> str:
     """Say why the fabric is not at rest; nothing when it is."""
     truth = world.map
     for name, process in world.agents.items():
-        if not (process.is_alive and process.has_started) or process.host.is_paused:
+        is_up = process.is_alive and process.has_started and not process.is_ending
+        if not is_up or process.host.is_paused:
             return f"{name} is not up"
         known = process.agent._routes.map
         if (known.claims, known.placement_epoch) != (truth.claims, truth.placement_epoch):

@@ -1,4 +1,5 @@
-"""What may go wrong beside processes, links and the store's reach: drives, enclosures, and harsh outages.
+"""What may happen beside processes that die or stop, links and the store's reach: agents that end in order,
+drives, enclosures, and harsh outages.
 
 Each class is a part of ``History``; the names of its strikes are beside it.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tests.simulation.fabric.drives import FABRIC, ILLS
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.ids import DriveId, EnclosureId
 
 _ILL_FOR_S = 20.0
+_STARTS_AGAIN_S = 30.0
 _ENCLOSURES_MORE = 2
 _FORCED = 0.3
 
@@ -60,6 +63,27 @@ class Playing(Protocol):
 
     def later(self, at_most_s: float, act: Callable[..., object], *arguments: object) -> None:
         """Do something in a while."""
+
+    def restart(self, name: str) -> None:
+        """Start an agent where it does not live."""
+
+
+class OrderlyEnds(Playing):
+    """Agents that end in order, as for an upgrade."""
+
+    def agent_ends(self) -> None:
+        """An agent leaves its shards to the others, and ends; it is started again after a while."""
+        world = self.world
+        running = [
+            name
+            for name, process in sorted(world.agents.items())
+            if process.is_alive and process.has_started and not process.is_ending
+        ]
+        if running:
+            name = self.dice.choice(running)
+            world.calm.agent_ends(have_others=len(running) > 1)
+            self.tell(name, "is to end")
+            world.end_agent(name, partial(self.later, _STARTS_AGAIN_S, self.restart, name))
 
 
 class BadDrives(Playing):

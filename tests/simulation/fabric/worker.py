@@ -37,6 +37,7 @@ from ostraca_fabric.slots import SlotPool
 from ostraca_fabric.tags import are_good, tag_seeds, tags_of
 from ostraca_fabric.testing.simulated_transport import SimulatedArenaEnd, SimulatedPlane
 from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.handshake import LEAVING
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
@@ -46,6 +47,7 @@ from ostraca_fabric.wire.messages import (
     GetDone,
     GetProgress,
     Hello,
+    Leaving,
     Lookup,
     PutDone,
     Settled,
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
     from ostraca.core.events import Effect
     from ostraca_fabric.chain import Span
-    from ostraca_fabric.connection.client import Aside, Request
+    from ostraca_fabric.connection.client import Answer, Aside, Request
     from ostraca_fabric.ids import TenantId
 
 MIB = 1 << 20
@@ -98,9 +100,13 @@ class Worker:
         dice: random.Random,
         is_inline: bool = False,
         wire_newest: int = WIRE_VERSION,
+        is_told: bool = True,
     ) -> None:
         self.name = name
         self.tenant = tenant
+        self.is_told = is_told and len(addresses) > 1
+        """Whether agents that are about to end tell it."""
+
         self._blocks = its
         client = dice.randbytes(16)
         self._memory = bytearray(_ARENA_BYTES)
@@ -126,6 +132,7 @@ class Worker:
                 token=token_of(tenant),
                 name=name,
                 client=client,
+                features=(LEAVING,) if self.is_told else (),
             ),
             addresses,
             [volume for volume in its.volumes if volume.tenant == tenant],
@@ -280,6 +287,7 @@ class Worker:
                 if link.connection.is_open:
                     link.connection.send(cancel)
             case Send(message=message):
+                link.under_way += 1
                 self._spawn(self._asked(link, request, message))  # type: ignore[arg-type]  # of blocks
             case _:
                 raise ViolationError(f"an operation on blocks wants {effect}")
@@ -294,7 +302,7 @@ class Worker:
     async def _asked(self, link: Link, request: int, message: Request) -> None:
         """Wait for the final answer, however long that takes: slots hang on it."""
         try:
-            answer = await link.connection.ask(message, FOREVER_S)
+            answer = await self._answer(link, message)
         except RefusedError:  # as many are under way as the agent takes: nothing was sent
             self.ledger.answered(request, np.empty(0, np.uint32))
             self._deliver(request, Disconnected())
@@ -315,6 +323,12 @@ class Worker:
             unsettled = np.arange(len(slots), dtype=np.uint32)
         self.ledger.answered(request, unsettled)
         self._deliver(request, answer)  # type: ignore[arg-type]  # an agent's answer to a worker
+
+    async def _answer(self, link: Link, message: Request) -> Answer:
+        try:
+            return await link.connection.ask(message, FOREVER_S)
+        finally:
+            link.under_way -= 1
 
     def _deliver(self, request: int, event: Event) -> None:
         mail = self._mail.get(request)
@@ -337,6 +351,8 @@ class Worker:
                 self._inline.answer(made[0], aside)
             case Settled(request=request):
                 self.ledger.settled(request)
+            case Leaving() if self.is_told:
+                self._links.leaving(made)
             case _:
                 self.violations.append(f"worker {self.name} was sent {type(aside).__name__}")
 

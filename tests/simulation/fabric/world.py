@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _CHECKS = 12
 STRIKES = (
     "agent_dies",
+    "agent_ends",
     "worker_dies",
     "worker_is_reset",
     "agent_stops",
@@ -95,6 +96,9 @@ class Setup:
 
     wires: tuple[int, ...] = (WIRE_VERSION,)
     """The newest version of the wire that workers speak: agents speak one that is older, or the same."""
+
+    told: float = 1.0
+    """The share of workers that an agent tells when it is about to end."""
 
     silence: float = 0.0
     """Of processes that die: their connections are not ended, and seem to live for a while."""
@@ -200,6 +204,21 @@ class World:
         self.agents[name].crash()
         self.outside.network.crash(name, silently=self.dice.random() < self.setup.silence)
 
+    def end_agent(self, name: str, then: Callable[[], None]) -> None:
+        """Have an agent's process end in order."""
+        process = self.agents[name]
+
+        def ended(has_ended: bool, under_way: int) -> None:
+            self.story.tell(name, "has ended" if has_ended else "has ended, with I/O under way")
+            self.story.happened["agents ended"] += has_ended
+            if has_ended and under_way:
+                self.fail(ViolationError(f"{name} has ended, and {under_way} of its transfers have not"))
+            process.crash()
+            self.outside.network.crash(name)
+            then()
+
+        process.begin_end(ended)
+
     def start_worker(self, name: str) -> None:
         """Start a worker, beside the agent of the same number, and once there is one beside each, of the next
         tenant, again.
@@ -221,6 +240,7 @@ class World:
                 dice=self.dice,
                 is_inline=self.dice.random() < self.setup.inline,
                 wire_newest=self.dice.choice(self.setup.wires),
+                is_told=self.dice.random() < self.setup.told,
             )
         )
         self.workers[name] = WorkerProcess(host, worker)
