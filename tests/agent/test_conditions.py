@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from tests.fabric.metrics_samples import STATUS
@@ -18,6 +21,7 @@ from ostraca_fabric.status import (
 )
 from ostraca_fabric.unserved import UNOWNED_S, Unserved, UnservedShard, UnusedDrive
 
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 SHARD = msgspec.structs.replace(STATUS.shards[0], unreadable_segments=0)
 GOOD = msgspec.structs.replace(
     STATUS, unserved=Unserved(), drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=()
@@ -33,6 +37,13 @@ def untrue(status: AgentStatus, phase: Phase = Phase.SERVING) -> dict[str, str]:
 
 def with_shard(**fields: object) -> AgentStatus:
     return msgspec.structs.replace(GOOD, shards=(msgspec.structs.replace(SHARD, **fields),))
+
+
+def test_the_reference_page_lists_every_condition_and_no_other() -> None:
+    first = PAGE.split("| condition |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", first, re.MULTILINE) == [
+        each.name for each in observe(GOOD, Phase.SERVING)
+    ]
 
 
 def test_an_agent_in_order_has_nothing_untrue() -> None:
