@@ -44,6 +44,14 @@ class VolumeRecord:
         """Return what it is once it was erased: of the next incarnation."""
         return replace(self, incarnation=self.incarnation + 1)
 
+    def raised_to(self, incarnation: int) -> VolumeRecord:
+        """Return it in this incarnation where its own is lower. Then blocks of it were erased, so it is one
+        that can be.
+        """
+        if incarnation <= self.incarnation:
+            return self
+        return replace(self, incarnation=incarnation, is_erasable=True)
+
 
 def check_erasable(volume: VolumeRecord) -> None:
     """Raise UsageError for a volume that some agent may serve for ever."""

@@ -135,6 +135,19 @@ async def test_a_store_that_has_forgotten_a_volume_does_not_take_it_off_flash() 
         await until(lambda: set(names_on(drive)) == {"v", "w", "x"})
 
 
+async def test_a_store_that_has_forgotten_an_erasure_does_not_take_it_off_flash() -> None:
+    drive, erased = HeldDrive(), replace(named("w"), is_erasable=True).erased()
+    async with assembled(FAST, drive=drive) as fabric:
+        await fabric.membership.create_volume(erased)
+        await until(lambda: names_on(drive) == ["v", "w"])
+    async with assembled(FAST, drive=drive) as fabric:  # its store begins anew, and a worker makes it again
+        await fabric.membership.create_volume(named("w"))
+        await fabric.membership.create_volume(named("x"))
+        await until(lambda: set(names_on(drive)) == {"v", "w", "x"})
+        for copy in copies_on(drive):
+            assert erased in copy.volumes
+
+
 async def test_a_drive_that_does_not_take_them_fails_its_shard_and_no_put() -> None:
     async with assembled(FAST) as fabric:
         await until(lambda: names_on(fabric.drive) == ["v"])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.recorded import record_volumes
 from tests.fabric.flash.golden_volumes import FULL, PLAIN
 
+from ostraca.cli.fabric import rebuild
 from ostraca.cli.program import main
 from ostraca.cli.state import FabricShape, FabricState, locked
 from ostraca_enclosure.files import FileEnclosure
-from ostraca_fabric.errors import FormatError
-from ostraca_fabric.flash.superblock import decode_superblock
-from ostraca_fabric.flash.volume_records import copy_bytes, copy_offset, encode_volumes
-from ostraca_fabric.ids import EnclosureId, FabricId, OwnerEpoch
+from ostraca_fabric.errors import FormatError, MembershipError
+from ostraca_fabric.ids import EnclosureId, FabricId
 from ostraca_fabric.volume import VolumeRecord
 
 DRIVE_BYTES = 3 << 20
@@ -44,14 +45,6 @@ def fabric(tmp_path: Path) -> Path:
     record_volumes(directory / "enclosure-0" / "drive-0.img", PLAIN)
     record_volumes(directory / "enclosure-1" / "drive-1.img", PLAIN, FULL)
     return directory
-
-
-def record_volumes(path: Path, *volumes: VolumeRecord) -> None:
-    superblock = decode_superblock(path.read_bytes()[:8192])
-    room = copy_bytes(superblock.geometry)
-    with path.open("r+b") as file:
-        file.seek(copy_offset(superblock.geometry, 0))
-        file.write(encode_volumes(superblock.identity, room, volumes, epoch=OwnerEpoch(1), sequence=1))
 
 
 def opened(directory: Path) -> tuple[bytes, bytes, tuple[VolumeRecord, ...]]:
@@ -150,6 +143,55 @@ def test_a_record_that_is_there_is_replaced_only_when_told(
     assert Shown(capsys, fabric, "--force").code == 0
     assert opened(fabric) == before
     assert (fabric / "fabric.json.replaced").read_text() == "{"
+
+
+def test_what_the_record_alone_knows_of_volumes_stays_so_that_nothing_erased_comes_back(
+    fabric: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The owners had not yet written it to their drives."""
+    late = replace(PLAIN, name="late", is_erasable=True).erased()
+    state = FabricState(fabric, SHAPE)
+    state.keep_volumes((PLAIN, FULL.erased(), late))
+    state.close()
+    shown = Shown(capsys, fabric, "--force")
+    assert shown.code == 0
+    assert "volumes: 3" in shown.out
+    assert {(each.name, each.incarnation) for each in opened(fabric)[2]} == {
+        (PLAIN.name, 1),
+        (FULL.name, FULL.incarnation + 1),
+        ("late", 2),
+    }
+
+
+def test_what_the_record_of_another_fabric_says_of_volumes_counts_for_nothing(
+    fabric: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = opened(fabric)
+    other = FabricState(tmp_path / "other", SHAPE)
+    other.keep_volumes((PLAIN.erased(), replace(PLAIN, name="other")))
+    other.close()
+    (fabric / "fabric.json").write_bytes((tmp_path / "other" / "fabric.json").read_bytes())
+    assert Shown(capsys, fabric, "--force").code == 0
+    assert opened(fabric) == before
+
+
+def test_a_rebuild_that_dies_leaves_the_record_that_it_was_to_replace(
+    fabric: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = FabricState(fabric, SHAPE)
+    state.keep_volumes((PLAIN, FULL.erased()))
+    state.close()
+    before = (fabric / "fabric.json").read_bytes()
+
+    def fails(*_: object) -> None:
+        raise MembershipError("as if it had died")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(rebuild, "write_fabric", fails)
+        assert Shown(capsys, fabric, "--force").code == 1
+    assert (fabric / "fabric.json").read_bytes() == before
+    assert Shown(capsys, fabric, "--force").code == 0
+    assert {each.incarnation for each in opened(fabric)[2]} == {1, FULL.incarnation + 1}
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be_done(

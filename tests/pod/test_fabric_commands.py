@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 import shutil
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
 from tests.etcd.nodes import Cluster
 from tests.pod.processes import GRANT_S, HOLD_S, LATE_WRITE_S, Pod, command, until
-from tests.pod.work import CHAINS, await_puts, missing, put
+from tests.pod.work import BLOCK_BYTES, CHAINS, LAYOUT, await_puts, missing, put
+
+from ostraca.cli.fabric.rebuild import look
+from ostraca.cli.program import main
+from ostraca_fabric.adapters.etcd import rpc_pb2 as rpc
+from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.keys import Keys
+from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+from ostraca_fabric.adapters.etcd.settings import EtcdSettings
+from ostraca_fabric.ids import FabricId, TenantId
+from ostraca_fabric.volume import VolumeRecord
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +131,72 @@ def test_a_new_and_empty_etcd_is_filled_while_agents_run_and_none_of_them_writes
         assert lost == [], "what was not known is forgotten"
         assert all(epoch > before[shard] for shard, epoch in pod.epochs().items())
         pod.check_logs()
+
+
+ERASABLE = VolumeRecord(TenantId("default"), "v", LAYOUT, BLOCK_BYTES, is_erasable=True)
+"""The volume of these tests' workers, as it is where its tenant may have it erased."""
+
+
+def test_a_rebuild_that_dies_costs_agents_nothing_and_brings_nothing_back_that_was_erased(own: Pod) -> None:
+    own.create()
+    asyncio.run(told(own, lambda membership: membership.create_volume(ERASABLE)))
+    agent = own.agent("agent-0")
+    own.start()
+    erased, kept = CHAINS[::2], CHAINS[1::2]
+    with agent.connect() as client:
+        await_puts(client)
+        assert put(client, erased) == list(erased)
+        asyncio.run(told(own, lambda membership: membership.erase_volume(ERASABLE)))
+        until(lambda: missing(client, erased) == list(erased), "the agent hears of it")
+        assert put(client, kept) == list(kept)
+        until(lambda: look(own.files, is_of_up=False).volumes == (ERASABLE.erased(),), "drives say so")
+        own.etcd.ctl("del", "--prefix", own.prefix)
+        dies_at(own, "volumes/")
+        assert missing(client, kept) == [], "gets go on under the last map"
+        assert missing(client, erased) == list(erased)
+        assert command("fabric", "rebuild", *own.where, "--files", own.files).returncode == 0
+        own.await_settled()
+        until(lambda: not missing(client, kept), "every block can be got once agents have joined again")
+        assert missing(client, erased) == list(erased)
+        assert [each["incarnation"] for each in own.listed("volumes/")] == [2]
+    own.check_logs()
+
+
+async def told(pod: Pod, tell: Callable[[EtcdMembership], Awaitable[object]]) -> None:
+    """Have etcd told something, as an admin tells it."""
+    (meta,) = pod.listed("meta")
+    membership = await EtcdMembership.open(
+        FabricId(bytes.fromhex(meta["fabric"])),
+        EtcdSettings(pod.etcd.endpoints),
+        dice=random.Random(9),
+        keys=Keys(pod.prefix),
+    )
+    try:
+        await tell(membership)
+    finally:
+        await membership.close()
+
+
+def dies_at(pod: Pod, below: str) -> None:
+    """Rebuild it here, until that would write a record below a key."""
+    plain = EtcdClient.txn
+
+    async def txn(
+        self: EtcdClient,
+        compare: Iterable[rpc.Compare],
+        success: Iterable[rpc.RequestOp],
+        failure: Iterable[rpc.RequestOp] = (),
+    ) -> rpc.TxnResponse:
+        asked = list(success)
+        if any(each.request_put.key.startswith(f"{pod.prefix}{below}".encode()) for each in asked):
+            raise DiedError
+        return await plain(self, compare, asked, failure)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EtcdClient, "txn", txn)
+        with pytest.raises(DiedError):
+            main(["fabric", "rebuild", *pod.where, "--files", str(pod.files)])
+
+
+class DiedError(Exception):
+    """As if the process had ended here."""

@@ -12,7 +12,7 @@ import pytest
 from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import Pod, command, until
 from tests.pod.release_before import VARIABLE, NoReleaseBeforeError, Release, release_before
-from tests.pod.work import CHAINS, await_puts
+from tests.pod.work import CHAINS, await_puts, missing, put
 from tests.pod.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -169,4 +169,33 @@ def test_agents_upgraded_one_after_the_other_under_load_lose_no_block_nor_does_o
     for agent, release in zip(own.agents, (before, None, None), strict=True):
         with worker(own, agent, release=release) as reader:
             assert reader.missing(traffic.committed) == []
+    own.check_logs()
+
+
+def test_what_was_rebuilt_is_claimed_by_this_release_first_and_by_the_one_before_once_that_has_waited(
+    own: Pod, before: Release
+) -> None:
+    """Nobody knows what was granted, and the release before has no word for that: it claims nothing."""
+    own.create(environment=before.environment)
+    old = own.agent("of-before", environment=before.environment)
+    own.start()
+    with own.connect(old) as client:
+        await_puts(client)
+        assert put(client) == list(CHAINS)
+        own.etcd.ctl("del", "--prefix", own.prefix)
+        assert command("fabric", "rebuild", *own.where, "--files", own.files).returncode == 0
+        refuses = "a record in etcd has version 2, and this release reads 1 and older"
+        until(lambda: refuses in old.log.read_text(), "it says that it can't")
+        assert own.claims() == {}
+        new = own.agent("of-today")
+        new.launch()
+        new.await_ready()
+        until(lambda: list(own.claims().values()) == 4 * [new.name], "this release claims all of it")
+    with own.connect(new) as client:
+        until(lambda: not missing(client), "every block can be got again")
+        await_puts(client)
+    new.stop()
+    until(lambda: list(own.claims().values()) == 4 * [old.name], "the one before claims all of it again")
+    with own.connect(old) as client:
+        until(lambda: not missing(client), "its blocks are got there")
     own.check_logs()

@@ -164,13 +164,18 @@ def newest_copy(copies: tuple[VolumesCopy, VolumesCopy]) -> int | None:
 
 
 def merged(volumes: Sequence[VolumeRecord], recorded: Sequence[VolumeRecord]) -> tuple[VolumeRecord, ...]:
-    """Return the fabric's *volumes* and those that only a shard has *recorded*.
+    """Return the fabric's *volumes* and those that only a shard has *recorded*; none in a lower incarnation
+    than the shard has it.
 
-    Volumes are never taken back. A store that does not know one that is on flash has lost it, and the record
-    may be the last there is.
+    Volumes are never taken back, nor is an erasure. A store that does not know of one that is on flash has
+    lost it, and the record may be the last there is.
     """
     known = {(volume.tenant, volume.name) for volume in volumes}
-    return (*volumes, *(volume for volume in recorded if (volume.tenant, volume.name) not in known))
+    incarnations = {(volume.tenant, volume.name): volume.incarnation for volume in recorded}
+    return (
+        *(volume.raised_to(incarnations.get((volume.tenant, volume.name), 1)) for volume in volumes),
+        *(volume for volume in recorded if (volume.tenant, volume.name) not in known),
+    )
 
 
 def _record_of(volume: VolumeRecord) -> _Record:

@@ -138,6 +138,17 @@ def read_fabric(directory: Path) -> tuple[FabricId, FabricShape]:
     return FabricId(stored.fabric), stored.shape
 
 
+def recorded_volumes(directory: Path, fabric: FabricId) -> tuple[VolumeRecord, ...]:
+    """Return the volumes that the record says a fabric has; none where there is no record of that fabric that
+    can be read.
+    """
+    try:
+        stored = _decoded(directory / RECORD_FILE)
+    except (FormatError, OSError):
+        return ()
+    return stored.volumes if stored.fabric == fabric else ()
+
+
 def write_fabric(
     directory: Path, fabric: FabricId, shape: FabricShape, volumes: tuple[VolumeRecord, ...]
 ) -> None:

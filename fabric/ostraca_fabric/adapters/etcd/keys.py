@@ -41,6 +41,7 @@ class Kind(Enum):
     SWITCH = "switches"
     LIVE = "live"
     RULED = "ruled"
+    REBUILD = "rebuild"
 
 
 class Keys:
@@ -111,6 +112,10 @@ class Keys:
     def ruled(self) -> bytes:
         """Written with every ruling and erasure: its revision is that of the last one."""
         return self.record(record_keys.ruled())
+
+    def rebuild(self) -> bytes:
+        """Of which fabric a rebuild has not ended: until then there is no `meta`, and nobody else writes."""
+        return self._under(Kind.REBUILD)
 
     def record(self, key: str) -> bytes:
         """A record beside the map: ``ostraca_fabric.record_keys``."""

@@ -158,6 +158,12 @@ class _Volume(msgspec.Struct, frozen=True):
     erasable: bool = False
 
 
+class _Rebuild(msgspec.Struct, frozen=True):
+    version: int
+    fabric: str
+    start: str
+
+
 class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
@@ -403,6 +409,16 @@ def _volume_of(read: _Volume) -> VolumeRecord:
         read.incarnation,
         is_erasable=read.erasable,
     )
+
+
+def encode_rebuild(fabric: FabricId, start: StartId) -> bytes:
+    """Say which fabric is being made again, and by which try."""
+    return msgspec.json.encode(_Rebuild(VERSION, fabric.hex(), start.hex()))
+
+
+def decode_rebuild(data: bytes) -> tuple[FabricId, StartId]:
+    """Return which fabric is being made again, and by which try."""
+    return _decoded(data, _Rebuild, lambda read: (FabricId(_id_of(read.fabric)), _start_of(read.start)))
 
 
 def decode_readable(found: Iterable[Entry], decode: Callable[[bytes], _Type]) -> list[_Type]:

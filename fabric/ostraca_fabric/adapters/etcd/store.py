@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ostraca_fabric.adapters.etcd.client import range_end
 from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, encode_meta
 from ostraca_fabric.adapters.etcd.told import Entry
-from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_absent, is_unchanged, none_written, put
+from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_empty, is_unchanged, none_written, put
 from ostraca_fabric.adapters.etcd.watch import entry_of
 from ostraca_fabric.errors import MembershipError, WrongStoreError
 
@@ -84,9 +84,17 @@ class EtcdStore:
         """Whether this process has seen the fabric there."""
 
     async def begin(self) -> None:
-        """Begin the fabric, unless it lies there already."""
-        meta = self._keys.meta()
-        await self._client.txn([is_absent(meta)], [put(meta, encode_meta(self._fabric, self._key_check))])
+        """Begin the fabric where nothing lies, unless it lies there already: what others left would be its
+        map otherwise.
+        """
+        meta, prefix = self._keys.meta(), self._keys.prefix
+        value = encode_meta(self._fabric, self._key_check)
+        done = await self._client.txn([is_empty(prefix, range_end(prefix))], [put(meta, value)], [get(meta)])
+        if not done.succeeded and not done.responses[0].response_range.kvs:
+            raise WrongStoreError(
+                f"there is no fabric under {self._keys.text} of etcd at {self._client.endpoint}, and other "
+                "keys are, as a rebuild leaves them that did not end: repeat that, or take another prefix"
+            )
         await self.read()
 
     def check(self, meta: bytes | None) -> None:

@@ -33,6 +33,11 @@ def none_written(first: bytes, end: bytes, *, since: int) -> rpc.Compare:
     )
 
 
+def is_empty(first: bytes, end: bytes) -> rpc.Compare:
+    """Holds when no key lies from *first* to before *end*."""
+    return none_written(first, end, since=0)
+
+
 def put(key: bytes, value: bytes, lease: int = 0) -> rpc.RequestOp:
     """Write a key, bound to a lease unless that is 0."""
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))

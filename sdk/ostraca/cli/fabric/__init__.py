@@ -116,7 +116,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--force",
         action="store_true",
         help="replace the record that is there (it is kept beside the new one); with --etcd, add what is "
-        "missing to what is there",
+        "missing to what is there, and raise volumes that drives know to have been erased",
     )
     rebuild.add_argument(
         "--dry-run", action="store_true", help="say what was found and what would be done; write nothing"
@@ -166,7 +166,13 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _rebuild_in_etcd(options: argparse.Namespace) -> int:
-    from ostraca.cli.fabric.in_etcd import in_etcd_lines, look_in_etcd, rebuild_in_etcd, rebuilt_line
+    from ostraca.cli.fabric.in_etcd import (
+        in_etcd_lines,
+        look_in_etcd,
+        raised_lines,
+        rebuild_in_etcd,
+        rebuilt_line,
+    )
     from ostraca.cli.fabric.rebuild import Keys, look
     from ostraca.cli.fabric.report import found_lines
 
@@ -183,8 +189,8 @@ def _rebuild_in_etcd(options: argparse.Namespace) -> int:
         there = look_in_etcd(place, found.fabric)
         print("\n".join(in_etcd_lines(there, found, place, is_forced=options.force)))
         return 0
-    found = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)
-    print("\n".join(found_lines(found, fate)))
+    done = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)
+    print("\n".join([*found_lines(done.found, fate), *raised_lines(done.raised, done.found)]))
     print(rebuilt_line(place))
     return 0
 

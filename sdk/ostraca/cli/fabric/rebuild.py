@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,15 @@ from ostraca.cli.state import (
     FabricShape,
     locked,
     read_key,
+    recorded_volumes,
     write_fabric,
     write_key,
 )
-from ostraca_fabric.errors import DriveError, FormatError, UsageError
+from ostraca_fabric.adapters.whole_files import write_whole
+from ostraca_fabric.errors import DriveError, FormatError, MembershipError, UsageError
 from ostraca_fabric.flash.rebuild import FoundShard, RebuiltFabric, rebuilt
 from ostraca_fabric.flash.superblock import chosen_copy
+from ostraca_fabric.flash.volume_records import merged
 from ostraca_fabric.keys import FABRIC_KEY_BYTES
 
 if TYPE_CHECKING:
@@ -156,8 +159,9 @@ def rebuild(
 ) -> FoundFabric:
     """Write the record of the fabric in *directory*, and its key where that is lost.
 
-    With *is_forced* a record that is there is replaced; it is kept beside the new one. Raises UsageError when
-    one is there otherwise, or there are no drives; FormatError when drives contradict each other or the key
+    With *is_forced* a record that is there is replaced, and kept beside the new one. What it alone says of
+    volumes stays: else what was erased could be found again. Raises UsageError when one is there otherwise,
+    or there are no drives; FormatError when drives contradict each other or the key
     is lost; MembershipError while the fabric runs, and when the directory can't be written.
     """
     if not directory.is_dir():
@@ -173,12 +177,21 @@ def rebuild(
         if found.contradictions or found.fabric is None or found.shape is None:
             raise FormatError(f"nothing was rebuilt: {'; '.join(found.contradictions)}")
         key = keys.missing(directory)
+        volumes = merged(found.volumes, recorded_volumes(directory, found.fabric))
         if record.exists():
-            record.replace(record.with_name(record.name + _KEPT_SUFFIX))
+            _keep_beside(record)
         if key is not None:
             write_key(directory / KEY_FILE, key)
-        write_fabric(directory, found.fabric, found.shape, found.volumes)
-    return found
+        write_fabric(directory, found.fabric, found.shape, volumes)
+    return replace(found, volumes=volumes)
+
+
+def _keep_beside(record: Path) -> None:
+    """Raises MembershipError when it can't."""
+    try:
+        write_whole(record.with_name(record.name + _KEPT_SUFFIX), record.read_bytes())
+    except OSError as error:
+        raise MembershipError(f"{record} can't be kept, and is not replaced: {error}") from error
 
 
 def _shards(path: Path) -> Iterator[FoundShard]:
