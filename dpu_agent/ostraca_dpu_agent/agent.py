@@ -120,7 +120,7 @@ class Agent:
         self._staging = Staging(settings.memory)
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = Routes(membership.map)
-        self._handed_over = HandedOver(clock, lasts_s=settings.drain_s)
+        self._handed_over = HandedOver(agent, clock, lasts_s=settings.drain_s)
         self._mover = Mover(
             agent,
             settings,

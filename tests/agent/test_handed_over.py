@@ -9,7 +9,7 @@ from ostraca_dpu_agent.mover.handed_over import HandedOver
 from ostraca_fabric.fabric_map import AgentRecord, Claim, FabricMap
 from ostraca_fabric.ids import AgentId, FabricId, OwnerEpoch, PlacementEpoch, ShardId, StartId
 
-A, B, SHARD = AgentId("a"), AgentId("b"), ShardId("e/d/0")
+A, B, C, SHARD = AgentId("a"), AgentId("b"), AgentId("c"), ShardId("e/d/0")
 START = StartId(b"s" * 16)
 EMPTY = FabricMap(
     FabricId(bytes(16)),
@@ -25,9 +25,9 @@ def owned_by(agent: AgentId | None, *, without: AgentId | None = None) -> Fabric
     return replace(EMPTY, agents=agents, claims=claims)
 
 
-def after(*maps: FabricMap, now_s: list[float] | None = None) -> HandedOver:
+def after(*maps: FabricMap, now_s: list[float] | None = None, own: AgentId = C) -> HandedOver:
     clock = now_s or [0.0]
-    known = HandedOver(lambda: clock[0], lasts_s=10.0)
+    known = HandedOver(own, lambda: clock[0], lasts_s=10.0)
     for before, newer in pairwise(maps):
         known.on_map(before, newer)
     return known
@@ -50,6 +50,16 @@ def test_who_gave_a_shard_back_is_asked_until_another_has_had_it_for_a_while() -
 def test_who_has_left_the_fabric_is_not_asked() -> None:
     assert after(owned_by(A), owned_by(None, without=A)).owners == {}
     assert after(owned_by(A), owned_by(B, without=A)).owners == {}
+
+
+def test_an_agent_that_has_lost_its_own_lease_goes_on_until_another_has_had_the_shard_for_a_while() -> None:
+    now_s = [0.0]
+    known = after(owned_by(A), owned_by(None, without=A), now_s=now_s, own=A)
+    now_s[0] = 99.0
+    assert known.owners == {SHARD: A}
+    known.on_map(owned_by(None, without=A), owned_by(B, without=A))
+    now_s[0] = 109.0
+    assert known.owners == {}
 
 
 def test_who_has_the_shard_again_is_its_owner_and_nothing_else() -> None:

@@ -24,6 +24,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 PATIENCE = float(os.environ.get("OSTRACA_TEST_PATIENCE", "1"))
 """How many times as long as usual processes may take to start and to answer, as on an emulated processor."""
@@ -43,8 +46,15 @@ def program(name: str = "etcd") -> Path | None:
 
 
 def must_run() -> bool:
-    """Whether tests against etcd may not be skipped: in CI, where the lock brings one."""
+    """Whether no test may be skipped for what a machine lacks: in CI on x86-64, whose lock brings etcd."""
     return bool(os.environ.get("CI")) and platform.machine() == "x86_64"
+
+
+def skip(why: str) -> NoReturn:
+    """Skip the test that runs for what this machine lacks; where that must be there, fail it."""
+    if must_run():
+        pytest.fail(f"{why}: where CI runs, it must be there")
+    pytest.skip(why)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if must_run():
 collect_ignore_glob = [] if _HAS_GRPC else ["test_*.py"]
 
 if _HAS_GRPC:
+    from tests.pod.hosts import network  # noqa: F401 - a fixture
     from tests.pod.processes import Pod
     from tests.pod.secured import files, secured, secured_etcd, secured_pod  # noqa: F401 - fixtures
     from tests.pod.work import await_puts

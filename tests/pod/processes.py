@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.etcd.nodes import HERE, PATIENCE, Cluster, Place, free_ports
-from tests.pod.work import SMALL
+from tests.pod.work import CHAINS, SMALL, missing
 
 import ostraca
 from ostraca.cli.status import ask
 from ostraca_fabric.errors import OstracaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from ostraca.settings import ClientSettings
@@ -76,6 +76,12 @@ def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -
         assert time.monotonic() - began_s < within_s, f"not within {within_s:.0f} s: {what}"
         time.sleep(0.02)
     return time.monotonic() - began_s
+
+
+def await_hits(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: float = 0.5) -> None:
+    """Get chains until each is whole. A wrong byte fails the test."""
+    wanted = list(chains)
+    until(lambda: not missing(client, wanted, deadline_s=deadline_s), "every block can be got")
 
 
 class AgentProcess:

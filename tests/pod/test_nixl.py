@@ -7,19 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.pod.processes import Pod, until
-from tests.pod.work import CHAINS, SMALL, await_puts, missing, put
+from tests.pod.processes import Pod, await_hits, until
+from tests.pod.work import CHAINS, SMALL, await_puts, declined, missing, put
 
 import ostraca
+from ostraca import Reason
 
 pytestmark = [pytest.mark.slow, pytest.mark.nixl]
 
 NIXL = replace(SMALL, transports=("nixl",))
 """And by nothing else: a worker that can't have NIXL is not connected."""
-
-
-def await_whole(client: ostraca.Client) -> None:
-    until(lambda: not missing(client, deadline_s=0.5), "every block can be got again")
 
 
 def test_blocks_of_an_agent_that_was_killed_are_got_by_nixl_from_its_successor(own: Pod) -> None:
@@ -38,7 +35,7 @@ def test_blocks_of_an_agent_that_was_killed_are_got_by_nixl_from_its_successor(o
         dying.kill()
         getting.result()  # some of it was on its way, and no byte of it may be wrong
         for client in (near, bereft):
-            await_whole(client)
+            await_hits(client)
             await_puts(client)
         dying.launch()
         dying.await_ready()
@@ -67,7 +64,7 @@ def test_an_agent_that_stopped_under_transfers_is_left_by_its_worker_and_harms_n
         try:
             getting.result()
             until(lambda: stopped.name not in own.claims().values(), "its shards are the other's")
-            await_whole(client)
+            await_hits(client)
             assert client.agent == "agent-1"
         finally:
             stopped.signal(signal.SIGCONT)
@@ -95,8 +92,37 @@ def test_an_agent_that_is_killed_while_its_workers_leave_it_keeps_no_slot_of_the
         dying.kill()
         for each in getting:
             each.result()
-        await_whole(client)
+        await_hits(client)
         own.start()
         assert missing(client) == []
         until(lambda: not client.quarantined_bytes, "what was on its way is known to have ended")
+    own.check_logs()
+
+
+def test_without_etcd_blocks_are_got_by_nixl_all_along_and_put_again_once_it_is_back(own: Pod) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    own.create()
+    near, far = (own.agent(f"agent-{number}", transport="nixl") for number in range(2))
+    own.start()
+    with (
+        ostraca.connect(near.address, settings=NIXL) as client,
+        ostraca.connect(far.address, settings=NIXL) as other,
+    ):
+        assert put(client) == list(CHAINS)
+        own.etcd.kill()
+        try:
+            fresh = iter(range(1000, 100_000, len(CHAINS)))
+
+            def are_declined() -> bool:
+                assert missing(client) == missing(other) == []
+                return set(declined(client, range(begin := next(fresh), begin + 24))) == {Reason.FENCED}
+
+            until(are_declined, "puts are declined")
+            assert missing(client) == missing(other) == []
+        finally:
+            own.etcd.start()
+        for each in (client, other):
+            await_puts(each)
+            assert missing(each) == []
+        until(lambda: not client.quarantined_bytes, "every transfer is known to have ended")
     own.check_logs()

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.etcd.nodes import skip
 from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import Pod, command, until
 from tests.pod.release_before import VARIABLE, NoReleaseBeforeError, Release, release_before
@@ -41,7 +42,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Release:
     except NoReleaseBeforeError as why:
         if VARIABLE in os.environ:
             raise
-        pytest.skip(str(why))
+        skip(str(why))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """What workers do in these tests: chains of blocks, put at one agent and got at another.
 
-It uses nothing of Ostraca but what ``ostraca`` offers to everyone, and nothing of other tests: workers of the
-release before (``release_before``) do the same with the SDK that they have.
+It uses nothing of Ostraca but what ``ostraca`` offers to everyone, as nothing of tests that it needs does:
+workers of the release before (``release_before``) do the same with the SDK that they have.
+
+Every operation must end by its deadline, whatever becomes of it.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.stalls import Stopwatch
 
 from ostraca import Ack, BlockState, ClientSettings, Layout, PutState, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -30,6 +34,9 @@ BLOCKS = 2
 """Of each chain: chains are short, so that many shards have some."""
 
 CHAINS = range(24)
+LATE_S = 0.5
+"""How long after its deadline an operation may end: far less than whatever waits for a network takes."""
+
 _NEW = itertools.count(1_000_000)
 
 
@@ -57,28 +64,24 @@ def put(client: ostraca.Client, chains: Iterable[int] = CHAINS, *, deadline_s: f
     """Put chains, each by its number; return those that are whole and committed."""
     volume, done = volume_of(client), []
     for seed in chains:
-        result = volume.put(
-            volume.chain(hashes(seed)),
-            source=content(seed),
-            deadline_s=deadline_s,
-            ack=Ack.COMMITTED,
-        )
+        chain, source = volume.chain(hashes(seed)), content(seed)
+        with in_time(deadline_s):
+            result = volume.put(chain, source=source, deadline_s=deadline_s, ack=Ack.COMMITTED)
         if all(state in (PutState.COMMITTED, PutState.EXISTS) for state in result.states):
             done.append(seed)
     return done
 
 
-def declined(client: ostraca.Client, chains: Iterable[int]) -> Counter[Reason | None]:
+def declined(
+    client: ostraca.Client, chains: Iterable[int], *, deadline_s: float = 2.0
+) -> Counter[Reason | None]:
     """Put chains, and return why blocks were declined; None counts those that were not."""
     volume = volume_of(client)
     reasons: Counter[Reason | None] = Counter()
     for seed in chains:
-        result = volume.put(
-            volume.chain(hashes(seed)),
-            source=content(seed),
-            deadline_s=2.0,
-            ack=Ack.COMMITTED,
-        )
+        chain, source = volume.chain(hashes(seed)), content(seed)
+        with in_time(deadline_s):
+            result = volume.put(chain, source=source, deadline_s=deadline_s, ack=Ack.COMMITTED)
         reasons.update(
             reason if state is PutState.DECLINED else None
             for state, reason in zip(result.states, result.reasons, strict=True)
@@ -106,8 +109,9 @@ def missing(
     """
     volume, gone = volume_of(client), []
     for seed in chains:
-        into = empty()
-        result = volume.get(volume.chain(hashes(seed)), into=into, deadline_s=deadline_s)
+        chain, into = volume.chain(hashes(seed)), empty()
+        with in_time(deadline_s):
+            result = volume.get(chain, into=into, deadline_s=deadline_s)
         expected = content(seed)
         for number, state in enumerate(result.states):
             if state is BlockState.HIT:
@@ -131,3 +135,11 @@ def not_found(
         for seed in chains
         if volume.lookup(volume.chain(hashes(seed)), deadline_s=deadline_s, pin_s=1.0).prefix < BLOCKS
     ]
+
+
+@contextmanager
+def in_time(deadline_s: float) -> Iterator[None]:
+    """Fail the test when an operation ends late, and the machine has not kept it waiting for a processor."""
+    watch = Stopwatch()
+    yield
+    assert watch.took_s < deadline_s + LATE_S, f"took {watch.took_s:.3f} s, and had {deadline_s} s"

@@ -1,8 +1,8 @@
 """A worker in a process of its own, of whichever release: it puts, looks up and gets what it is told to.
 
-Run as ``python -m tests.pod.worker ADDRESS...``. Each line that it reads is a list of a verb and the numbers
-of chains, in JSON; it answers each with one line. The SDK is that of its environment, so it uses nothing else
-of Ostraca, and of tests only ``work``.
+Run as ``python -m tests.pod.worker TRANSPORT ADDRESS...``. Each line that it reads is a list of a verb, the
+numbers of chains and a deadline, in JSON; it answers each with one line. The SDK is that of its environment,
+so it uses nothing else of Ostraca, and of tests only ``work``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.pod.work import SMALL, missing, not_found, put
@@ -22,25 +23,26 @@ if TYPE_CHECKING:
     from ostraca import Reason
 
 
-def do(client: ostraca.Client, verb: str, chains: Sequence[int]) -> object:
+def do(client: ostraca.Client, verb: str, chains: Sequence[int], deadline_s: float) -> object:
     """Do it, and return what to answer."""
     match verb:
         case "put":
-            return put(client, chains)
+            return put(client, chains, deadline_s=deadline_s)
         case "look up":
-            return not_found(client, chains)
+            return not_found(client, chains, deadline_s=deadline_s)
         case "get":
             reasons: Counter[Reason | None] = Counter()
-            gone = missing(client, chains, reasons=reasons)
+            gone = missing(client, chains, deadline_s=deadline_s, reasons=reasons)
             return gone, {reason.name: count for reason, count in reasons.items() if reason is not None}
     raise ValueError(verb)
 
 
 def main() -> None:
-    with ostraca.connect(sys.argv[1:], settings=SMALL) as client:
+    transport, *addresses = sys.argv[1:]
+    with ostraca.connect(addresses, settings=replace(SMALL, transports=(transport,))) as client:
         for line in sys.stdin:
-            verb, chains = json.loads(line)
-            print(json.dumps(do(client, verb, chains)), flush=True)
+            verb, chains, deadline_s = json.loads(line)
+            print(json.dumps(do(client, verb, chains, deadline_s)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.etcd.nodes import program
+from tests.pod.network import enter_own
 from tests.soak.enough import ended_by_ctrl_c
-from tests.soak_pod.network import enter_own
 from tests.soak_pod.opening import open_with_nine
 from tests.soak_pod.run import TRANSPORTS, Options, Soak
 

@@ -14,8 +14,8 @@ import pytest
 from tests.contract.sockets import cut_internet
 from tests.e2e.fabric_host import drive_files, overwrite
 from tests.etcd.nodes import Node
+from tests.pod.network import Host, Way
 from tests.soak.crew import Worker
-from tests.soak_pod.network import OPERATOR, Host
 from tests.soak_pod.pod import STOP_MAX_S, Guarded, SoakPod
 
 MIB = 1 << 20
@@ -212,7 +212,7 @@ class Adversary:
         each, network = self._dice.choice(self._pod.agents), self._pod.network
         if each.host is None or network is None:
             return
-        links = network.cut([each.host], [OPERATOR])
+        links = network.cut(each.host, [network.operator], Way.THERE)
         words = f"loses what {each.name} sends to its worker over TCP"
         self._begin("cut_agent_from_worker", words, self._lasting(), lambda: network.join(links))
 
@@ -254,14 +254,12 @@ class Adversary:
     def _cut(self, deed: str, host: Host, name: str, others: Sequence[Host], what: str) -> None:
         network = self._pod.network
         assert network is not None
-        numbers = [other.number for other in others]
-        way = self._dice.choice(("both ways", "there", "back"))
-        links = network.cut([host], numbers) if way != "back" else []
-        links += network.cut(others, [host.number]) if way != "there" else []
+        way = self._dice.choice(tuple(Way))
+        links = network.cut(host, others, way)
         words = {
-            "both ways": f"cuts {name} from {what}",
-            "there": f"loses what {name} sends to {what}",
-            "back": f"loses what {what} send to {name}",
+            Way.BOTH: f"cuts {name} from {what}",
+            Way.THERE: f"loses what {name} sends to {what}",
+            Way.BACK: f"loses what {what} send to {name}",
         }[way]
         self._begin(deed, words, self._lasting(), lambda: network.join(links))
 

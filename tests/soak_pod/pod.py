@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Self
 
 from tests.etcd.nodes import HERE, Cluster
+from tests.pod.network import Host, Network
 from tests.pod.processes import AgentProcess, Pod
 from tests.soak.crew import Growth
-from tests.soak_pod.network import Host, Network
 from tests.soak_pod.story import Story
 
 MEMBERS = 3

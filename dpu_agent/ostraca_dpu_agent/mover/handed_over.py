@@ -3,6 +3,9 @@
 An owner that hands a shard over in order goes on answering look-ups for a while. Until somebody else claims
 the shard it is the only one who can; and while the next owner recovers, it knows of blocks that the other has
 not read yet. An owner that died is not in the fabric any more, and is not asked.
+
+This agent itself is alive whatever the map says. Cut off from etcd it may hear that its lease ran out, and
+not who has claimed its shards: it goes on with what it has.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 class HandedOver:
     """What the maps seen so far tell of owners before."""
 
-    def __init__(self, clock: Callable[[], float], *, lasts_s: float) -> None:
-        """Remember an owner for *lasts_s* after another one has claimed its shard."""
+    def __init__(self, own: AgentId, clock: Callable[[], float], *, lasts_s: float) -> None:
+        """Remember an owner for *lasts_s* after another one has claimed its shard; *own* is this agent."""
+        self._own = own
         self._clock = clock
         self._lasts_s = lasts_s
         self._before: dict[ShardId, tuple[AgentId, float]] = {}
@@ -38,7 +42,7 @@ class HandedOver:
         self._before = {
             shard: (owner, ends_s)
             for shard, (owner, ends_s) in self._before.items()
-            if owner in after.agents and after.owner(shard) != owner
+            if (owner == self._own or owner in after.agents) and after.owner(shard) != owner
         }
 
     @property

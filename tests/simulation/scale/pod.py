@@ -98,7 +98,7 @@ class Stewarded:
         self.drives: dict[DriveId, GuardedDrive] = {}
         self.paths: list[SimulatedDrive] = []
         self.owner = OwnerService(clock, EventRing(self.id, pod.settings.events_max, clock))
-        self.handed_over = HandedOver(clock, lasts_s=pod.settings.drain_s)
+        self.handed_over = HandedOver(self.id, clock, lasts_s=pod.settings.drain_s)
         self.map = self.membership.map
         self.steward = Steward(
             self._record,

@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +34,8 @@ OPERATOR = 254
 
 NOBODY = "02:00:00:00:ff:ff"
 READY_S = 10.0
+_NAMESPACE = Path("/proc/thread-self/ns/net")
+"""Of the thread that looks."""
 
 
 def enter_own() -> str | None:
@@ -53,6 +57,18 @@ def enter_own() -> str | None:
     return f"no bridges here: {made.stderr.strip()}" if made.returncode else None
 
 
+@contextmanager
+def returning() -> Iterator[None]:
+    """Take this thread back to its network at the end, if it has entered another one."""
+    before = os.open(_NAMESPACE, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        if not os.path.samestat(os.fstat(before), _NAMESPACE.stat()):
+            _enter(before)
+        os.close(before)
+
+
 @dataclass(frozen=True)
 class Entering:
     """Takes a process to a host. Call it before the process has another thread."""
@@ -63,18 +79,46 @@ class Entering:
         """Go there."""
         descriptor = os.open(self.namespace, os.O_RDONLY)
         try:
-            assert _libc.setns(descriptor, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            _enter(descriptor)
         finally:
             os.close(descriptor)
 
 
-class Host:
+class End:
+    """One end of links: this process, or a host."""
+
+    device = "switch"
+    before: tuple[str, ...] = ()
+    """What comes before a command that is to run there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.address = f"{SUBNET}.{number}"
+
+    def lose(self, number: int) -> None:
+        """Have nothing that is sent from here arrive at another end."""
+        self._neighbour(number, NOBODY)
+
+    def find(self, number: int) -> None:
+        """Have it arrive again."""
+        self._neighbour(number, _hardware(number))
+
+    def _neighbour(self, number: int, hardware: str) -> None:
+        where = f"{SUBNET}.{number}"
+        self._ip("neigh", "replace", where, "lladdr", hardware, "dev", self.device, "nud", "permanent")
+
+    def _ip(self, *words: str) -> None:
+        _run(*self.before, "ip", *words)
+
+
+class Host(End):
     """One host of a network."""
+
+    device = "eth0"
 
     def __init__(self, number: int) -> None:
         """Have a namespace for it, and a link to the switch in this process's own."""
-        self.number = number
-        self.address = f"{SUBNET}.{number}"
+        super().__init__(number)
         self._holder = subprocess.Popen(
             [_path("unshare"), "--net", "cat"],
             stdin=subprocess.PIPE,
@@ -82,6 +126,7 @@ class Host:
             process_group=0,
         )
         self.namespace = f"/proc/{self._holder.pid}/ns/net"
+        self.before = (_path("nsenter"), f"--net={self.namespace}")
         self._await_namespace()
         port = f"port{number}"
         _run(
@@ -99,20 +144,12 @@ class Host:
     @property
     def place(self) -> Place:
         """How a process is started here."""
-        return Place(self.address, (_path("nsenter"), f"--net={self.namespace}"))
+        return Place(self.address, self.before)
 
     @property
     def entering(self) -> Entering:
         """How a process that has begun comes here."""
         return Entering(self.namespace)
-
-    def lose(self, number: int) -> None:
-        """Have nothing that is sent from here arrive at another host."""
-        self._neighbour(number, NOBODY)
-
-    def find(self, number: int) -> None:
-        """Have it arrive again."""
-        self._neighbour(number, _hardware(number))
 
     def leave(self) -> None:
         """Let it go, once no process is left in it."""
@@ -120,18 +157,26 @@ class Host:
         self._holder.stdin.close()
         self._holder.wait()
 
-    def _neighbour(self, number: int, hardware: str) -> None:
-        where = f"{SUBNET}.{number}"
-        self._ip("neigh", "replace", where, "lladdr", hardware, "dev", "eth0", "nud", "permanent")
-
-    def _ip(self, *words: str) -> None:
-        _run(*self.place.before, "ip", *words)
-
     def _await_namespace(self) -> None:
-        ours, until_s = Path("/proc/self/ns/net").readlink(), time.monotonic() + READY_S
+        ours, until_s = _NAMESPACE.readlink(), time.monotonic() + READY_S
         while Path(self.namespace).readlink() == ours:
             assert time.monotonic() < until_s, "unshare does not give a namespace"
             time.sleep(0.005)
+
+
+class Way(Enum):
+    """What is lost between one end and others."""
+
+    BOTH = "both ways"
+    THERE = "there"
+    """What it sends."""
+
+    BACK = "back"
+    """What they send."""
+
+
+Links = list[tuple[End, int]]
+"""Each from an end to the number of another."""
 
 
 class Network:
@@ -143,27 +188,42 @@ class Network:
         _run("ip", "addr", "add", f"{SUBNET}.{OPERATOR}/24", "dev", "switch")
         _run("ip", "link", "set", "switch", "up")
         self._cuts: Counter[tuple[int, int]] = Counter()
+        self.operator = End(OPERATOR)
         self.hosts = [Host(number) for number in range(1, hosts + 1)]
-        for host in self.hosts:
-            for other in (*(each.number for each in self.hosts), OPERATOR):
-                if other != host.number:
-                    host.find(other)
+        ends = (*self.hosts, self.operator)
+        for end in ends:
+            for other in ends:
+                if other is not end:
+                    end.find(other.number)
 
-    def cut(self, senders: Iterable[Host], receivers: Iterable[int]) -> list[tuple[Host, int]]:
-        """Cut what goes from hosts to others; return it, for ``join``."""
-        to = list(receivers)
-        links = [(host, number) for host in senders for number in to if number != host.number]
-        for host, number in links:
-            self._cuts[host.number, number] += 1
-            host.lose(number)
+    def cut(self, one: End, others: Sequence[End], way: Way = Way.BOTH) -> Links:
+        """Cut an end from others; return what was cut, for ``join``."""
+        others = [other for other in others if other is not one]
+        links: Links = []
+        if way is not Way.BACK:
+            links += [(one, other.number) for other in others]
+        if way is not Way.THERE:
+            links += [(other, one.number) for other in others]
+        for end, number in links:
+            self._cuts[end.number, number] += 1
+            end.lose(number)
         return links
 
-    def join(self, links: Iterable[tuple[Host, int]]) -> None:
+    def join(self, links: Links) -> None:
         """Make links whole again, as far as nobody else has cut them."""
-        for host, number in links:
-            self._cuts[host.number, number] -= 1
-            if not self._cuts[host.number, number]:
-                host.find(number)
+        for end, number in links:
+            self._cuts[end.number, number] -= 1
+            if not self._cuts[end.number, number]:
+                end.find(number)
+
+    @contextmanager
+    def parted(self, one: End, others: Sequence[End], way: Way = Way.BOTH) -> Iterator[None]:
+        """Have an end cut from others for as long as the block lasts."""
+        links = self.cut(one, others, way)
+        try:
+            yield
+        finally:
+            self.join(links)
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +235,10 @@ class Network:
 
 def _hardware(number: int) -> str:
     return f"02:00:00:00:00:{number:02x}"
+
+
+def _enter(namespace: int) -> None:
+    assert _libc.setns(namespace, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 def _path(program: str) -> str:
