@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.frames import FrameReader
     from ostraca_fabric.wire.passage import Passage
 
+_ASKED_MAX = 3
+_MS_PER_S = 1000
+
 
 class Line(Exit, Protocol):
     """One connection's way out, and what its protocol must tell it."""
@@ -172,7 +175,7 @@ def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
     """Make a unix socket hold more than it would, and TCP do what TCP is asked for here.
 
     TCP finds its buffers' sizes itself. It is to send at once, and to notice within about half a minute that
-    the other host is gone.
+    the other host is gone, whether or not something is on its way there.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
@@ -181,4 +184,8 @@ def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED_MAX)
+    # It asks nothing while something is on its way, and would send that again for a quarter of an hour.
+    sock.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ASKED_MAX * settings.keepalive_s * _MS_PER_S
+    )

@@ -43,7 +43,8 @@ class ConnectionSettings:
     """How long a closing server waits for requests under way. Set it above the longest deadline in use."""
 
     keepalive_s: int = 10
-    """Silence after which TCP asks whether the other end is still there, and between three questions."""
+    """Silence after which TCP asks whether the other end is still there, and between three questions. What
+    was sent may lack an answer for three times as long. Then the connection is lost."""
 
     def __post_init__(self) -> None:
         """Refuse limits that let nobody in."""
