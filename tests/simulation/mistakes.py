@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,8 @@ from ostraca_dpu_agent.mover.locate import Locator
 from ostraca_dpu_agent.mover.put import PutRun
 from ostraca_dpu_agent.mover.routes import Made, Routes
 from ostraca_dpu_agent.mover.space import Space
-from ostraca_dpu_agent.owner.core import ShardCore, adopting, resolving
+from ostraca_dpu_agent.owner.core import ShardCore, adopting, evicting, listing, resolving
+from ostraca_dpu_agent.owner.core.adopting import Adoption
 from ostraca_dpu_agent.owner.core.granting import Grants
 from ostraca_dpu_agent.owner.core.holds import Promises, ReservationTable
 from ostraca_dpu_agent.owner.core.ring import Ring
@@ -36,6 +39,7 @@ from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_dpu_agent.steward.standing import Standing
 from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.inline_transport import InlinePeer
+from ostraca_fabric.fabric_map import Grant
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.outcome import PutState, Reason
 from ostraca_fabric.rows import distinct
@@ -206,6 +210,18 @@ def what_exists_is_taken_for_new() -> None:
     _change(ShardCore, "reserve", forgetful)
 
 
+def the_last_commit_wins() -> None:
+    """The owner takes what it lists for new, and what was committed last for what it lists."""
+    what_exists_is_taken_for_new()
+    listed = evicting.listed
+
+    def instead(core: ShardCore, slots: NDArray[np.intp], segment: int) -> None:
+        core.reservations.is_adopted[slots] = True
+        listed(core, slots, segment)
+
+    _change(listing, "listed", instead)
+
+
 def a_commit_under_an_ended_epoch_counts() -> None:
     _change(ShardCore, "commit", shard_scenes.trusting)
     _change(ReservationTable, "number_from", lambda table, count: None)
@@ -231,6 +247,20 @@ def a_failed_write_is_not_waited_for() -> None:
     _change(ShardCore, "_keep_quiet", lambda self, segments, since_s: None)
 
 
+def a_late_write_is_not_waited_for_before_space_is_used_again() -> None:
+    expire = ShardCore.expire
+
+    def hasty(self: ShardCore, now_s: float) -> None:
+        settings = self.settings
+        self.settings = replace(settings, late_write_s=0.0)
+        try:
+            expire(self, now_s)
+        finally:
+            self.settings = settings
+
+    _change(ShardCore, "expire", hasty)
+
+
 # ------------------------------------------------------------------------------------------- between owners
 
 
@@ -243,11 +273,39 @@ def a_successor_opens_inside_an_unretired_grant() -> None:
     _change(ShardCore, "begin", greedy)
 
 
+def a_successor_is_granted_what_an_unretired_grant_holds() -> None:
+    a_successor_opens_inside_an_unretired_grant()
+    _change(Grant, "holds_any", lambda self, segments: False)
+
+
 def nothing_is_adopted() -> None:
     def blind(_self: ShardCore, _now_s: float, _areas: Any) -> int:
         return 0
 
     _change(ShardCore, "adopt", blind)
+
+
+def what_was_adopted_is_let_go_once_it_was_read() -> None:
+    """... without a word, when the earlier owner's summaries are read again."""
+    adopt, adopted = Adoption.adopt, WeakKeyDictionary[Adoption, NDArray[np.uint8]]()
+
+    def forgetful(self: Adoption, areas: Any) -> int:
+        index, known = self._core.index, adopted.get(self, np.empty((0, 16), np.uint8))
+        rows = index.find(known)
+        rows = rows[rows >= 0]
+        index.remove(rows[index.is_read(rows)])
+        listed = np.concatenate([known, *(each.entries["key"] for each in areas.segments)])
+        new = np.unique(listed[index.find(listed) < 0], axis=0)
+        count = adopt(self, areas)
+        adopted[self] = np.unique(np.concatenate([known, new]), axis=0)
+        return count
+
+    _change(Adoption, "adopt", forgetful)
+
+
+def a_late_write_is_not_waited_for_before_its_grant_is_retired() -> None:
+    wait_s = Serving._wait_s
+    _change(Serving, "_wait_s", lambda self, grant: wait_s(self, grant) - self._settings.late_write_s)
 
 
 def an_own_entry_does_not_win() -> None:

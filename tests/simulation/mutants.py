@@ -1,8 +1,8 @@
 """``make mutants``: mistakes made on purpose, each of which some simulation must find.
 
 A mutant changes one thing in the running code, in a process of its own, and is then hunted: by histories of a
-whole fabric, by histories of one shard, or by a scene made for it. A mutant that nobody finds says that the
-hunters have a blind spot; ends with 1 then.
+whole fabric, by histories of one shard, by exploration, or by a scene made for it; some of them in two ways.
+A mutant that one of its hunts does not find says that this one has a blind spot; ends with 1 then.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ _UNFIT = ("AttributeError:", "ImportError:", "NameError:", "TypeError:")
 """How a process ends in which a mistake was planted that was made for the code as it used to be."""
 
 _HISTORIES = 60
+_RARELY = 180
+"""Of what takes a write that lands between a successor's first look and its last."""
+
 _STATES = 6000
 FULL = Scope(puts=2, keys=1, ticks=3, claim_until=0, is_full=True)
 AT_ONCE = Scope(puts=2, keys=1, ticks=0, claim_until=0)
@@ -73,6 +76,30 @@ SLOWLY_ASKED = replace(
     lateness=replace(JUST_IN_TIME.lateness, hold_s=0.3),
     strikes=("link_is_slow",),
 )
+LATE = Setup(
+    drive_faults=DriveFaults(service_s=0.03, late=1.0, late_from_s=13.0, late_s=25.0),
+    lateness=Lateness(hold_s=0.5, pause_max_s=8.0, late_write_s=30.0),
+    strikes=("agent_dies",),
+)
+LATE_AND_PRESSED = replace(
+    LATE,
+    drive_faults=replace(LATE.drive_faults, late_from_s=1.0),
+    segments=3,
+    drives=1,
+    numbers=256,
+    blocks=(4, 16, 32),
+)
+ADOPTED = replace(
+    LATE,
+    hosts=3,
+    drive_faults=DriveFaults(service_s=0.1, late=1.0, late_from_s=5.5, late_s=6.5),
+    lateness=replace(LATE.lateness, late_write_s=60.0, adopt_every_s=0.5),
+    segments=6,
+    numbers=96,
+    blocks=(2, 4, 8),
+)
+PUT_AGAIN = replace(ADOPTED, numbers=12, blocks=(1, 2, 4))
+SLOWLY_READ = replace(PRESSED, drive_faults=DriveFaults(service_s=0.05))
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
 CROWDED = Setup(
@@ -163,7 +190,7 @@ async def _awaited(scene: Awaitable[object]) -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake: what is wrong, what makes it, and who may find it, the likeliest first."""
+    """A mistake: what is wrong, what makes it, and who finds it, each by itself."""
 
     name: str
     plant: Callable[[], None]
@@ -200,7 +227,7 @@ MUTANTS = (
     Mutant(
         "only the first segment is pinned",
         mistakes.only_the_first_segment_is_pinned,
-        (in_scene(shard_scenes.read_from_two_segments),),
+        (in_fabric(SLOWLY_READ), in_scene(shard_scenes.read_from_two_segments)),
     ),
     Mutant(
         "no word of a commit is good word", mistakes.no_word_of_a_commit_is_good_word, (in_fabric(PARTED),)
@@ -217,24 +244,65 @@ MUTANTS = (
         mistakes.a_commit_under_an_ended_epoch_counts,
         (in_scene(shard_scenes.commit_to_a_successor),),
     ),
-    Mutant("pins are ignored", mistakes.pins_are_ignored, (in_scene(shard_scenes.read_while_others_put),)),
+    Mutant(
+        "the last commit wins, not the first",
+        mistakes.the_last_commit_wins,
+        (in_fabric(LASTING), in_exploration(FULL)),
+    ),
+    Mutant(
+        "pins are ignored",
+        mistakes.pins_are_ignored,
+        (in_fabric(SLOWLY_READ), in_scene(shard_scenes.read_while_others_put)),
+    ),
     Mutant("a report of damage is trusted", mistakes.stale_damage_is_trusted, (in_shard(_READ_WRONG),)),
     Mutant(
         "a failed write is not waited for", mistakes.a_failed_write_is_not_waited_for, (in_shard(_FAILING),)
+    ),
+    Mutant(
+        "a late write is not waited for before space is used again",
+        mistakes.a_late_write_is_not_waited_for_before_space_is_used_again,
+        (in_fabric(LATE_AND_PRESSED),),
+    ),
+    Mutant(
+        "a late write is not waited for before its grant is retired",
+        mistakes.a_late_write_is_not_waited_for_before_its_grant_is_retired,
+        (in_fabric(LATE),),
     ),
     Mutant(
         "a successor opens inside an unretired grant",
         mistakes.a_successor_opens_inside_an_unretired_grant,
         (in_exploration(FULL),),
     ),
-    Mutant("nothing is adopted", mistakes.nothing_is_adopted, (in_exploration(FULL),)),
-    Mutant("an own entry does not win", mistakes.an_own_entry_does_not_win, (in_exploration(AT_ONCE),)),
+    Mutant(
+        "a successor opens inside an unretired grant, and the store lets it",
+        mistakes.a_successor_is_granted_what_an_unretired_grant_holds,
+        (in_fabric(LATE_AND_PRESSED),),
+    ),
+    Mutant(
+        "nothing is adopted",
+        mistakes.nothing_is_adopted,
+        (in_fabric(JUST_IN_TIME), in_exploration(FULL)),
+    ),
+    Mutant(
+        "what was adopted is let go once it was read",
+        mistakes.what_was_adopted_is_let_go_once_it_was_read,
+        (in_fabric(ADOPTED, _RARELY),),
+    ),
+    Mutant(
+        "an own entry does not win",
+        mistakes.an_own_entry_does_not_win,
+        (in_fabric(PUT_AGAIN, _RARELY), in_exploration(AT_ONCE)),
+    ),
     Mutant(
         "a commit after its reservation counts",
         mistakes.a_commit_after_its_reservation_counts,
-        (in_exploration(FULL),),
+        (in_fabric(JUST_IN_TIME), in_exploration(FULL)),
     ),
-    Mutant("the fence is ignored", mistakes.the_fence_is_ignored, (in_exploration(FULL),)),
+    Mutant(
+        "the fence is ignored",
+        mistakes.the_fence_is_ignored,
+        (in_fabric(STORE_DOWN), in_exploration(FULL)),
+    ),
     Mutant("look-ups end with the grant", mistakes.lookups_end_with_the_grant, (in_fabric(STORE_DOWN),)),
     Mutant(
         "an owner writes without asking",
@@ -345,15 +413,15 @@ MUTANTS = (
 )
 
 
-def hunted(name: str) -> tuple[str, float]:
-    """Plant a mutant in this process and hunt it; return what was found, and how long that took."""
+def hunted(name: str) -> tuple[list[str], float]:
+    """Plant a mutant in this process and hunt it; return what each hunt found, and how long all took."""
     began_s = time.monotonic()
     mutant = next(each for each in MUTANTS if each.name == name)
     mutant.plant()
-    return next(filter(None, (hunt() for hunt in mutant.hunts)), ""), time.monotonic() - began_s
+    return [hunt() for hunt in mutant.hunts], time.monotonic() - began_s
 
 
-def all_hunted(names: list[str], jobs: int) -> Iterator[tuple[str, str, float]]:
+def all_hunted(names: list[str], jobs: int) -> Iterator[tuple[str, list[str], float]]:
     """Hunt each in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=begin, max_tasks_per_child=1) as pool:
@@ -371,8 +439,9 @@ def main() -> int:
     names = [mutant.name for mutant in MUTANTS if chosen.word in mutant.name]
     lives = []
     for name, found, took_s in all_hunted(names, chosen.jobs):
-        print(f"{name} ({took_s:.0f} s)\n    {found or 'NOT FOUND'}", flush=True)
-        if not found:
+        said = "".join(f"\n    {each or 'NOT FOUND'}" for each in found)
+        print(f"{name} ({took_s:.0f} s){said}", flush=True)
+        if not all(found):
             lives.append(name)
     print(f"{len(names) - len(lives)} of {len(names)} mutants were found")
     return 1 if lives else 0

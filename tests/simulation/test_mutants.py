@@ -9,6 +9,9 @@ SOON = (
     "no tag is checked at the reader",
     "tags are made by the agent",
     "slots are used again without quarantine",
+    "pins are ignored",
+    "the last commit wins, not the first",
+    "a late write is not waited for before its grant is retired",
     "blocks are placed by revision",
     "volumes are known by their names alone",
 )
@@ -16,7 +19,7 @@ SOON = (
 
 @pytest.mark.timeout(120)
 def test_mistakes_made_on_purpose_are_found() -> None:
-    assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not found} == set()
+    assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not all(found)} == set()
 
 
 def test_mutants_have_names_of_their_own() -> None:

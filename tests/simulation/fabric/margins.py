@@ -1,14 +1,18 @@
 """What keeps two owners of one shard apart, looked at from outside where it is decided, and on flash.
 
-An owner counts on its claim no longer than ``grant_s`` after the store has seen it stand. What it has open is
-in the grant that the store has recorded for its epoch, or in one of the whole shard. Nobody decides on a
-write under a reservation that has ended. Once a segment is opened anew, or an earlier grant of it retired, no
-write that was decided on before lands there.
+An owner counts on its claim no longer than ``grant_s`` after the store has seen it stand, and gives no space
+after that. What it has open is in the grant that the store has recorded for its epoch, or in one of the whole
+shard, and it opens nothing that is in an earlier one. Nobody decides on a write under a reservation that has
+ended, and no owner lists what is committed after that. No segment is opened anew under a pin that its owner
+has given and that has not ended. Once one is, or an earlier grant of it retired, no write that was decided on
+before lands there.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tests.simulation.model import ViolationError
 
@@ -19,10 +23,12 @@ from ostraca_fabric.testing.virtual_hosts import running_host
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+    from numpy.typing import NDArray
     from tests.simulation.fabric.process import AgentProcess
     from tests.simulation.fabric.world import World
 
-    from ostraca_dpu_agent.owner.core import Reservations, ShardCore
+    from ostraca_dpu_agent.owner.core import CommitAnswer, Reservations, Resolution, ShardCore
     from ostraca_dpu_agent.owner.core.ring import Ring
     from ostraca_dpu_agent.owner.shard import OwnedShard
     from ostraca_fabric.fabric_map import FabricMap
@@ -43,6 +49,9 @@ class Margins:
         self._held_until_s: dict[tuple[DriveId, int], float] = {}
         """By where it begins: until when space was handed out last."""
 
+        self._pinned: WeakKeyDictionary[Ring, dict[int, tuple[float, frozenset[int]]]] = WeakKeyDictionary()
+        """By number of the pin: until when, and which segments."""
+
     # ------------------------------------------------------------------------------------- what is heard
 
     def stands(self, fabric_map: FabricMap, agent: AgentId, start: StartId) -> None:
@@ -56,9 +65,47 @@ class Margins:
         host, table = running_host(), core.reservations
         assert host is not None, "owners are in processes"
         is_given = made.states == PutState.STAGED
+        if is_given.any():
+            self._check_stands(core)
         slots = table.slots_of(made.reservations[is_given])
         for offset, end_s in zip(made.offsets[is_given].tolist(), table.ends_s[slots].tolist(), strict=True):
             self._held_until_s[core.superblock.drive, offset] = host.loop_time(end_s)
+
+    def _check_stands(self, core: ShardCore) -> None:
+        """An owner gives space: its claim must have stood no longer than ``grant_s`` ago."""
+        for process, owned in self._owned():
+            if owned.core is core:
+                stood_s = self._stood_s.get((owned.record.id, process.agent.start_id), -math.inf)
+                grant_s = self._world.outside.settings.owner.grant_s
+                late_s = self._world.loop.now_s - stood_s - grant_s
+                if late_s > self._drift_of(grant_s):
+                    raise ViolationError(
+                        f"{process.name} gives space of {owned.record.id} {late_s:.3f} s after its fence"
+                    )
+
+    def taken(self, core: ShardCore, numbers: NDArray[np.uint64], answer: CommitAnswer) -> None:
+        """An owner was told that blocks are on flash, and is to list some."""
+        slots = core.reservations.slots_of(numbers[answer.states == PutState.STAGED])
+        for offset in core.reservations.offsets[slots[slots >= 0]].tolist():
+            late_s = self._world.loop.now_s - self._held_until_s[core.superblock.drive, offset]
+            if late_s > _EXACTLY_S:
+                raise ViolationError(
+                    f"a commit to {core.superblock.shard} counts {late_s:.3f} s after its reservation's end"
+                )
+
+    def pinned(self, core: ShardCore, now_s: float, pin_s: float, where: Resolution) -> None:
+        """An owner has answered a look-up, with a pin or without."""
+        if where.pin:
+            host = running_host()
+            assert host is not None, "owners are in processes"
+            until_s = host.loop_time(now_s + min(pin_s, core.settings.pin_max_s))
+            segments = core.ring.segment_of(where.offsets[where.found]).tolist()
+            self._pinned.setdefault(core.ring, {})[where.pin] = until_s, frozenset(segments)
+
+    def released(self, core: ShardCore, pins: Iterable[int]) -> None:
+        """Readers have given pins back."""
+        for pin in pins:
+            self._pinned.get(core.ring, {}).pop(pin, None)
 
     def writes(self, drive: DriveId, pieces: Pieces) -> None:
         """Some process has decided on a write."""
@@ -72,9 +119,28 @@ class Margins:
 
     def opened(self, ring: Ring, segment: int) -> None:
         """A segment is taken into its next generation."""
+        host = running_host()
+        assert host is not None, "owners are in processes"
+        now_s = host.loop_time(host.clock())
+        for until_s, segments in self._pinned.get(ring, {}).values():
+            if segment in segments and now_s < until_s - _EXACTLY_S:
+                raise ViolationError(
+                    f"segment {segment} is opened anew {until_s - now_s:.3f} s before a pin on it ends"
+                )
         for _, owned in self._owned():
             if owned.core.ring is ring:
+                self._check_withheld(owned, segment)
                 self._fence(owned.core, [segment])
+
+    def _check_withheld(self, owned: OwnedShard, segment: int) -> None:
+        """A segment is opened: the store must know of no earlier grant of it."""
+        known = self._world.outside.store.memory.grants.get(owned.record.id)
+        for grant in () if known is None else known.unretired:
+            if grant.epoch < owned.epoch and segment in grant.segments:
+                raise ViolationError(
+                    f"epoch {owned.epoch} of {owned.record.id} opens segment {segment}, "
+                    f"which epoch {grant.epoch} may write"
+                )
 
     def retired(self, core: ShardCore, segments: Iterable[int]) -> None:
         """Segments of earlier grants are used like any other."""

@@ -1,19 +1,33 @@
-"""What the oracle of a fabric says of tenants and volumes that share engine hashes."""
+"""What the oracle of a fabric says of tenants and volumes that share engine hashes, and of what owners have
+said.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
 from tests.simulation.fabric.oracle import Oracle
+from tests.simulation.fabric.resting import excuse, rest
+from tests.simulation.fabric.story import Story
+from tests.simulation.fabric.watched import Watched
 from tests.simulation.fabric.worker import Ended
+from tests.simulation.fabric.world import Setup, World
 from tests.simulation.model import ViolationError
 
+from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+from ostraca_fabric.testing.virtual_hosts import HostsLoop
+
+if TYPE_CHECKING:
+    from ostraca_dpu_agent.owner.shard import OwnedShard
 
 OTHER_VOLUME, OTHER_TENANT = 1, 2
 """Twins of block 0."""
@@ -110,3 +124,100 @@ def test_no_owner_lists_a_block_under_another_ones_key(oracle: Oracle) -> None:
         listed(oracle, 0, under=OTHER_TENANT)
     with pytest.raises(ViolationError, match="the key of no block"):
         oracle.offered(rows([b"k" * 16]), rows([oracle.new_version(0).tag]))
+
+
+# -------------------------------------------------------------------------------------- what owners have said
+
+
+def owned_shard(world: World) -> OwnedShard:
+    (owned,) = (owned for process in world.agents.values() for owned in process.shards.values())
+    return owned
+
+
+def lose(world: World, number: int) -> None:
+    """Take a block out of its owner's index, and tell nobody."""
+    index = owned_shard(world).core.index
+    index.remove(index.find(rows([world.oracle.key_of(number)])))
+
+
+def drop(world: World, number: int) -> None:
+    """Let its owner take a block for damaged."""
+    core, key = owned_shard(world).core, world.oracle.key_of(number)
+    row = core.index.find(rows([key]))
+    offsets = core.index.offsets(row)
+    (generation,) = core.ring.generations[core.ring.segment_of(offsets)].tolist()
+    assert core.drop(key, offset=int(offsets[0]), generation=generation, tag=core.index.tags(row).tobytes())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("leave", [lose, drop])
+def test_what_an_owner_has_found_and_said_it_has_until_it_lets_it_go(
+    leave: Any, *, is_told: bool, is_asked: bool
+) -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(hosts=1, drives=1, has_cache=False), dice, Story(loop))
+        try:
+            with Watched(world):
+                await rest(world)
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                world.crash_agent("h0")
+                world.start_agent("h0")
+                await rest(world)
+                if is_told:
+                    world.begin_lookup("w0", [1], 5.0)
+                    await world.settle()
+                leave(world, 1)
+                is_wrong = is_told and leave is lose
+                match = "is denied now" if is_asked else "is not listed any more"
+                with pytest.raises(ViolationError, match=match) if is_wrong else contextlib.nullcontext():
+                    if is_asked:
+                        world.begin_lookup("w0", [1], 5.0)
+                        await world.settle()
+                    else:
+                        world.check_closely()
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_rots_once_an_owner_was_asked_to_list_a_block_excuses_its_loss_and_nothing_before(
+    monkeypatch: pytest.MonkeyPatch, *, is_asked: bool
+) -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(hosts=1, drives=1, has_cache=False), dice, Story(loop))
+        ((shard, superblock),) = world.drives.superblocks.items()
+        flash, geometry = world.drives.flashes[superblock.drive], superblock.geometry
+        commit = OwnerService._commit
+
+        async def rotting(*given: Any) -> Any:
+            said = await commit(*given)
+            if is_asked:
+                flash.rot(geometry.summary_offset(0))
+            return said
+
+        monkeypatch.setattr(OwnerService, "_commit", rotting)
+        try:
+            with Watched(world):
+                await rest(world)
+                if not is_asked:
+                    flash.rot(geometry.summary_offset(0))
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                assert list(world.oracle.places(1)) == [shard]
+                lose(world, 1)
+                blank = np.zeros(geometry.summary_bytes, np.uint8)
+                for segment in range(geometry.segments):
+                    flash.land(flash.next_number(), geometry.summary_offset(segment), blank, lambda: False)
+                assert excuse(world, 1) == "a spoilt listing, written over since" * is_asked
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.simulation.fabric.said import rows_of
 
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.owner.core import ShardCore
+from ostraca_dpu_agent.owner.core.evicting import Eviction
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
@@ -42,6 +44,17 @@ class Watched:
         self._hear(OwnedShard, "count_damage", lambda _, owned, offset: world.found_damaged(owned, offset))
         self._hear(ShardCore, "reserve", lambda made, core, *_, **__: margins.reserved(core, made))
         self._hear(ShardCore, "reserve_carried", lambda made, core, *_, **__: margins.reserved(core, made))
+        self._hear(
+            ShardCore,
+            "commit",
+            lambda answer, core, _, numbers, *__, **___: margins.taken(core, numbers, answer),
+        )
+        self._hear(
+            ShardCore,
+            "resolve",
+            lambda where, core, now_s, _, *, pin_s, **__: margins.pinned(core, now_s, pin_s, where),
+        )
+        self._change(ShardCore, "release", self._releasing(ShardCore.release))
         self._hear(ShardCore, "retire", lambda _, core, __, segments: margins.retired(core, segments))
         self._hear(Ring, "begin_opening", lambda opened, ring, _: margins.opened(ring, opened.number))
         self._hear(
@@ -55,9 +68,28 @@ class Watched:
             lambda given, store, _, *who, **__: margins.stands(store.map, *who) if given else None,
         )
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
+        self._hear_what_owners_have()
+
+    def _hear_what_owners_have(self) -> None:
+        said = self._world.said
+        self._hear(
+            ShardCore,
+            "resolve",
+            lambda where, core, _, keys, **__: said.looked_up(core, keys, where.found),
+        )
+        self._hear(ShardCore, "has", lambda found, core, keys, **_: said.looked_up(core, keys, found))
+        self._hear(
+            ShardCore, "reserve", lambda made, core, _, keys, *__, **___: said.reserved(core, keys, made)
+        )
+        self._hear(Eviction, "note_evicted", lambda _, eviction, keys: said.gone(eviction._core, keys))
+        self._hear(
+            ShardCore,
+            "drop",
+            lambda was_there, core, key, **_: said.gone(core, rows_of([key])) if was_there else None,
+        )
 
     def __exit__(self, *_: object) -> None:
-        for of, name, before in self._before:
+        for of, name, before in reversed(self._before):
             setattr(of, name, before)
 
     def _change(self, of: type, name: str, to: object) -> None:
@@ -75,6 +107,17 @@ class Watched:
             return result
 
         self._change(of, name, heard)
+
+    def _releasing(self, release: Callable[..., None]) -> object:
+        """Hear of pins that are given back before anything is done upon it."""
+        world = self._world
+
+        @wraps(release)
+        def releasing(core: ShardCore, now_s: float, pins: Sequence[int], *rest: Any, **named: Any) -> None:
+            world.judge(world.margins.released, core, pins)
+            release(core, now_s, pins, *rest, **named)
+
+        return releasing
 
     def _committing(self, commit: Callable[..., Any]) -> object:
         world = self._world
@@ -94,6 +137,8 @@ class Watched:
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
             if is_done.any():
                 world.judge(world.oracle.answered, keys[is_done], tags[is_done])
+                assert owned is not None, "nobody else says COMMITTED"
+                world.judge(world.said.committed, owned.core, keys[is_done], tags[is_done])
                 agent, shard = service.events.agent, ShardId(part.shard)
                 world.judge(world.committed, agent, shard, keys[is_done], tags[is_done], mishaps)
             return done

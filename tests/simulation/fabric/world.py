@@ -26,6 +26,7 @@ from tests.simulation.fabric.process import (
     address_of,
     settings_with,
 )
+from tests.simulation.fabric.said import Said
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
@@ -141,6 +142,7 @@ class World:
         self.placed = Placed(self.blocks)
         self.calm = Calm(self)
         self.margins = Margins(self)
+        self.said = Said(self.oracle)
         self.outside = Outside(
             loop=loop,
             dice=dice,
@@ -417,6 +419,8 @@ class World:
             if agent.is_alive:
                 for owned in agent.shards.values():
                     owned.core.check()
+                    is_last = self._is_last_owner(owned) and not self.has_forgotten_owners
+                    self.said.check(owned.core, is_last=is_last)
 
     def end(self) -> None:
         """Tear everything down."""
