@@ -59,6 +59,15 @@ class Release:
         return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def has_all_history() -> bool:
+    """Say whether this is a clone of all that was ever committed: no sdist, and none that was cut short."""
+    if shutil.which("git") is None:
+        return False
+    asked = ("git", "rev-parse", "--is-shallow-repository")
+    told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.stdout.strip() == "false"
+
+
 def release_before(folder: Path) -> Release:
     """Put the release before into an empty folder, and compile it. Raises NoReleaseBeforeError."""
     named = os.environ.get(VARIABLE) or REVISION
