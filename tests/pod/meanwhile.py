@@ -6,6 +6,9 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Self
 
+_BREATH_S = 0.02
+"""Between two rounds, so that what is tested has the processor: without it a worker takes all of one."""
+
 
 class Meanwhile(ABC):
     """Work in a thread of its own, for as long as a ``with`` block lasts. What fails there fails the test at
@@ -18,8 +21,12 @@ class Meanwhile(ABC):
         self._failed: BaseException | None = None
 
     @abstractmethod
-    def work(self, is_over: threading.Event) -> None:
-        """Do it over and over, until *is_over* is set."""
+    def work(self) -> None:
+        """Do it over and over, while it ``goes_on``."""
+
+    def goes_on(self) -> bool:
+        """Take breath; say whether there is to be another round."""
+        return not self._is_over.wait(_BREATH_S)
 
     @property
     def has_failed(self) -> bool:
@@ -37,6 +44,6 @@ class Meanwhile(ABC):
 
     def _run(self) -> None:
         try:
-            self.work(self._is_over)
+            self.work()
         except BaseException as error:  # noqa: BLE001 (raised again where the test waits)
             self._failed = error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import SHORT, AgentProcess, Pod, await_hits
@@ -25,8 +23,8 @@ class Reading(Meanwhile):
         super().__init__()
         self._client = client
 
-    def work(self, is_over: threading.Event) -> None:
-        while not is_over.is_set():
+    def work(self) -> None:
+        while self.goes_on():
             missing(self._client, (*CHAINS, *UNSEEN), deadline_s=0.3)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import Counter
 
@@ -157,9 +156,9 @@ class Reading(Meanwhile):
         self.reasons: Counter[Reason | None] = Counter()
         self._pod = pod
 
-    def work(self, is_over: threading.Event) -> None:
+    def work(self) -> None:
         with self._pod.connect() as client:
-            while not is_over.is_set():
+            while self.goes_on():
                 self.missed += len(missing(client, reasons=self.reasons))
                 self.gets += len(CHAINS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 
 import pytest
@@ -27,10 +26,10 @@ class Load(Meanwhile):
         self.committed: list[int] = []
         self._pod = pod
 
-    def work(self, is_over: threading.Event) -> None:
+    def work(self) -> None:
         with self._pod.connect(self._pod.agents[1]) as client:
             for chain in itertools.count(10_000):
-                if is_over.is_set():
+                if not self.goes_on():
                     break
                 self.committed += put(client, [chain], deadline_s=0.5)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -148,8 +147,8 @@ class Traffic(Meanwhile):
         so_far = len(self.committed)
         until(lambda: self.has_failed or len(self.committed) >= so_far + FEW, "puts go on")
 
-    def work(self, is_over: threading.Event) -> None:
-        while not is_over.is_set():
+    def work(self) -> None:
+        while self.goes_on():
             writer, reader = next(self._workers)
             self.committed += writer.put([next(self._chains)])
             wanted = self.committed[-SOME:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -62,9 +61,9 @@ class Getting(Meanwhile):
         self._client = client
         self._shell = shell
 
-    def work(self, is_over: threading.Event) -> None:
+    def work(self) -> None:
         with SHELLS[self._shell](self._client, volume_of(self._client)) as volume:
-            while not is_over.is_set():
+            while self.goes_on():
                 for seed in CHAINS:
                     into = empty()
                     got = volume.get(volume.chain(hashes(seed)), into=into, deadline_s=2.0)
