@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -100,6 +102,37 @@ def test_what_an_owner_drops_that_is_not_sure_of_its_shard_is_gone_unless_anothe
                 await asyncio.sleep(1.0)
                 assert any(line.endswith("DROPPED [1]") for line in world.story.lines)
                 assert world.oracle.listed == [1] * has_successor
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_what_an_owner_commits_that_owns_its_shard_no_more_is_held_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        world = World(Setup(hosts=1, drives=1, has_cache=False), random.Random(1), Story(loop))
+        (process,) = world.agents.values()
+        is_writing = asyncio.Event()
+
+        def writes_due(take: Callable[[float], object], now_s: float) -> object:
+            is_writing.set()
+            return take(now_s)
+
+        try:
+            with Watched(world):
+                await rest(world)
+                ((shard, owned),) = process.shards.items()
+                monkeypatch.setattr(owned.core, "writes_due", partial(writes_due, owned.core.writes_due))
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await is_writing.wait()
+                await process.agent._steward.shards.stop(shard)
+                assert shard not in process.shards
+                await world.settle()
+                assert any(line.endswith("put [1] by h0: 1 COMMITTED") for line in world.story.lines)
+                assert (world.oracle.arrivals(1), world.oracle.listed) == (1, [1])
         finally:
             world.end()
 

@@ -139,8 +139,8 @@ class Watched:
                 world.judge(world.oracle.answered, keys[is_done], tags[is_done])
                 assert owned is not None, "nobody else says COMMITTED"
                 world.judge(world.said.committed, owned.core, keys[is_done], tags[is_done])
-                agent, shard = service.events.agent, ShardId(part.shard)
-                world.judge(world.committed, agent, shard, keys[is_done], tags[is_done], mishaps)
+                agent = service.events.agent
+                world.judge(world.committed, agent, owned, keys[is_done], tags[is_done], mishaps)
             return done
 
         return committing

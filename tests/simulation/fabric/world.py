@@ -330,19 +330,19 @@ class World:
     def committed(
         self,
         agent: str,
-        shard: ShardId,
+        owned: OwnedShard,
         keys: NDArray[np.uint8],
         tags: NDArray[np.uint8],
         mishaps: int,
     ) -> None:
-        """Hear of blocks that an owner has committed; those that have left its index since are none.
+        """Hear of blocks that an owner has committed; those that have left its index since are none. It may
+        have stopped owning the shard meanwhile, and holds to what it says even so.
 
         So many *mishaps* had befallen the shard's drive when the owner was asked for it: where it stands
         still meanwhile, what it has written may be damaged before it says that it has.
         """
-        process = self.agents.get(agent)
-        owned = process.shards.get(shard) if process is not None and process.is_alive else None
-        if owned is None or not len(keys):
+        process, shard = self.agents.get(agent), owned.record.id
+        if process is None or not process.is_alive:
             return
         is_there = owned.core.index.find(keys) >= 0
         numbers = self.oracle.numbers_of(keys[is_there])
