@@ -25,6 +25,7 @@ _KILLS_SHORT = 1
 _AGENTS = 3
 _MORE_S = 2.0
 _LATE_S = 30.0
+_LOOK_EVERY_S = 0.02
 
 
 def run(conditions: Conditions) -> list[Figure]:
@@ -52,7 +53,12 @@ def _times(conditions: Conditions, kills: int) -> list[float]:
                     raise MeasureError("blocks could not be put")
                 dying.kill()
                 took_s.append(
-                    until(lambda: not missing(client, deadline_s=0.5), "all blocks", within_s=_LATE_S)
+                    until(
+                        lambda: not missing(client, deadline_s=0.5),
+                        "all blocks",
+                        within_s=_LATE_S,
+                        every_s=_LOOK_EVERY_S,
+                    )
                 )
             pod.start()
     return took_s

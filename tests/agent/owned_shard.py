@@ -17,6 +17,9 @@ from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 from ostraca_fabric.outcome import PutState, Reason
 
+_LOOKED_AT_EVERY = 8
+"""Of how many blocks that are put one after another one is followed by a look at everything."""
+
 
 def key(number: int) -> bytes:
     return number.to_bytes(16, "little")
@@ -171,9 +174,9 @@ class OwnedShard:
     def put(
         self, numbers: list[int], length: int = 64 << 10, ttl_s: float = math.inf, pool: int = 0
     ) -> list[PutState]:
-        """Put blocks, one after another, up to their commit; what must hold is looked at once for each."""
+        """Put blocks, one after another, up to their commit; what must hold is looked at now and then."""
         states = []
-        for number in numbers:
+        for count, number in enumerate(numbers, start=1):
             list(self._settling(is_checked=False))
             answer = self._reserve([number], length, 5.0, ttl_s, pool)
             if answer.states[0] == PutState.STAGED:
@@ -182,7 +185,8 @@ class OwnedShard:
                 states.append(PutState(next(end.states[0] for end in done if len(end.states))))
             else:
                 states.append(PutState(answer.states[0]))
-            self.core.check()
+            if count % _LOOKED_AT_EVERY == 0 or count == len(numbers):
+                self.core.check()
         return states
 
     def found(self, numbers: list[int]) -> list[int]:

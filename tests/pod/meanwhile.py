@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Self
 
-_BREATH_S = 0.02
+_BREATH_S = 0.05
 """Between two rounds, so that what is tested has the processor: without it a worker takes all of one."""
 
 

@@ -69,12 +69,14 @@ def command(
     )
 
 
-def until(shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S) -> float:
+def until(
+    shows: Callable[[], bool], what: str, *, within_s: float = WITHIN_S, every_s: float = 0.05
+) -> float:
     """Look until something is so; return how long that took."""
     began_s = time.monotonic()
     while not shows():
         assert time.monotonic() - began_s < within_s, f"not within {within_s:.0f} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return time.monotonic() - began_s
 
 

@@ -44,7 +44,7 @@ class Sought:
             if path in but:
                 assert self.secrets[but[path]] in path.read_bytes(), path
             else:
-                self.look_at(str(path), _written(path) if path.suffix == ".img" else path.read_bytes())
+                self.look_at(str(path), _written(path))
 
     def look_at_process(self, process: int) -> None:
         """Look at what ``ps`` shows of it and of its children."""
@@ -63,9 +63,10 @@ class Sought:
         ]
 
 
-def _written(drive: Path) -> bytes:
-    """Return what was written to a drive: all of it but empty pages."""
-    pages = np.fromfile(drive, np.uint8).reshape(-1, PAGE_BYTES)
+def _written(path: Path) -> bytes:
+    """Return what was written to a file: all but empty pages, of which drives and etcd's logs are full."""
+    content = np.fromfile(path, np.uint8)
+    pages = np.pad(content, (0, -len(content) % PAGE_BYTES)).reshape(-1, PAGE_BYTES)
     return pages[pages.any(axis=1)].tobytes()
 
 

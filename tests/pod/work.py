@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import Counter
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,9 +51,12 @@ def hashes(seed: int) -> list[bytes]:
     return [rng.bytes(32) for _ in range(BLOCKS)]
 
 
+@lru_cache(maxsize=256)  # 32 MiB; chains are got over and over
 def content(seed: int) -> NDArray[np.uint8]:
-    """Make a chain's blocks, which come from its number alone: shape (BLOCKS, BLOCK_BYTES)."""
-    return np.random.default_rng(seed + 1000).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
+    """Make a chain's blocks, which come from its number alone: shape (BLOCKS, BLOCK_BYTES), read-only."""
+    made = np.random.default_rng(seed + 1000).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
+    made.flags.writeable = False
+    return made
 
 
 def empty() -> NDArray[np.uint8]:

@@ -11,6 +11,8 @@ from ostraca_dpu_agent.owner.core.segments import Segment, SegmentState
 from ostraca_fabric.extent import PAGE_BYTES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ostraca_dpu_agent.owner.core.pools import Pool
     from ostraca_dpu_agent.owner.core.shard import ShardCore
 
@@ -24,8 +26,10 @@ def check(core: ShardCore) -> None:
         assert not len(core.reservations), "nothing is stored while recovering"
         return
     _check_ring(core)
-    _check_segments(core)
-    _check_extents(core)
+    rows, of_rows = core.index.all_rows()
+    is_listed = core.index.lengths(rows) > 0
+    _check_segments(core, of_rows[is_listed])
+    _check_extents(core, rows[is_listed], of_rows[is_listed])
     core.grants.check()
     table = core.reservations
     in_flight = table.keys[(table.states != FREE) & ~table.is_carried & ~table.is_adopted]
@@ -94,13 +98,12 @@ def _is_of(core: ShardCore, segment: Segment, pool: Pool) -> bool:
     return core.ring.pool_of(segment.pool) is pool
 
 
-def _check_segments(core: ShardCore) -> None:
-    """Check what segments count, and what may be on them by their states."""
+def _check_segments(core: ShardCore, of_blocks: NDArray[np.intp]) -> None:
+    """Check what segments count, and what may be on them by their states. *of_blocks*: where each lies."""
     table, geometry, segments = core.reservations, core.geometry, core.ring.segments
     reserved = np.bincount(table.segments[table.states != FREE], minlength=len(segments)).tolist()
     held = np.bincount(table.segments[table.states == HELD], minlength=len(segments)).tolist()
-    rows, of_rows = core.index.all_rows()
-    listed = np.bincount(of_rows[core.index.lengths(rows) > 0], minlength=len(segments)).tolist()
+    listed = np.bincount(of_blocks, minlength=len(segments)).tolist()
     pinned = core.pins.on_segment
     for number, segment in enumerate(segments):
         assert segment.held == held[number], "a segment counts its reservations"
@@ -115,13 +118,10 @@ def _check_segments(core: ShardCore) -> None:
         assert is_in_use or not segment.queued, "blocks are listed in segments in use only"
 
 
-def _check_extents(core: ShardCore) -> None:
-    """Check where blocks lie, and where those lie that are written."""
+def _check_extents(core: ShardCore, rows: NDArray[np.intp], of_rows: NDArray[np.intp]) -> None:
+    """Check where blocks lie, of these rows of the index, and where those lie that are written."""
     table, geometry = core.reservations, core.geometry
     reserved = np.flatnonzero(table.states != FREE)
-    rows, of_rows = core.index.all_rows()
-    is_listed = core.index.lengths(rows) > 0
-    rows, of_rows = rows[is_listed], of_rows[is_listed]
     starts = np.concatenate([core.index.offsets(rows), table.offsets[reserved]]).astype(np.int64)
     lengths = np.concatenate([core.index.lengths(rows), table.lengths[reserved]]).astype(np.int64)
     ends = starts + -(-lengths // PAGE_BYTES) * PAGE_BYTES
