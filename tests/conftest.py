@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -26,6 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Ostraca for itself, which takes it half a second; so they keep it where it is in nobody's way.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "bytecode"))
+
+# NumPy starts a thread for each core to multiply matrices with, and each looks for work for a while. Nothing
+# here multiplies matrices but the demo's model, which has threads of its own.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # How long an example takes says something of the machine and what else it does, not of what is tested. Every
 # run draws other examples, so that few in each are many over time; the profile "thorough" draws many.
@@ -52,6 +57,12 @@ def levels_of_logs() -> Iterator[None]:
     yield
     for each, level in zip(ours, levels, strict=True):
         each.setLevel(level)
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector leave alone what all tests are made of: simulations have it look at everything."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,10 @@ from ostraca_fabric.status import AgentStatus
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-SMALL = ("--capacity", "384MiB", "--dram", "64MiB", "--transport", "inline")
+SMALL = (
+    *("--capacity", "384MiB", "--dram", "64MiB", "--transport", "inline"),
+    *("--set", "memory.staging_bytes=64MiB"),
+)
 LAYOUT = ostraca.Layout(model="test@1", dtype="bytes", page_tokens=16)
 
 

@@ -210,7 +210,8 @@ def hashes(count: int, seed: int = 0) -> list[bytes]:
 
 def content(count: int, seed: int = 0, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:
     """Distinct blocks, shape (count, block_bytes)."""
-    return np.random.default_rng(seed + 1000).integers(0, 256, (count, block_bytes), np.uint8)
+    words = np.random.default_rng(seed + 1000).integers(0, 1 << 64, (count, -(-block_bytes // 8)), np.uint64)
+    return np.ascontiguousarray(words.view(np.uint8)[:, :block_bytes])
 
 
 def empty(count: int, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:

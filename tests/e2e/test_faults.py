@@ -41,7 +41,10 @@ LATE_S = 0.1
 SOON_S = 0.5
 """A deadline that comes, but not before the agent was asked."""
 
-SHAPE = ("--drives", "2", "--capacity", "520MiB", "--dram", "0")
+SHAPE = (
+    *("--drives", "2", "--capacity", "520MiB", "--dram", "0"),
+    *("--set", "memory.staging_bytes=128MiB"),
+)
 
 
 @pytest.fixture(params=["inline", "nixl"])

@@ -54,9 +54,9 @@ def hashes(seed: int) -> list[bytes]:
 @lru_cache(maxsize=256)  # 32 MiB; chains are got over and over
 def content(seed: int) -> NDArray[np.uint8]:
     """Make a chain's blocks, which come from its number alone: shape (BLOCKS, BLOCK_BYTES), read-only."""
-    made = np.random.default_rng(seed + 1000).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
-    made.flags.writeable = False
-    return made
+    words = np.random.default_rng(seed + 1000).integers(0, 1 << 64, (BLOCKS, BLOCK_BYTES // 8), np.uint64)
+    words.flags.writeable = False
+    return words.view(np.uint8)
 
 
 def empty() -> NDArray[np.uint8]:

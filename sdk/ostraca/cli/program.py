@@ -70,6 +70,8 @@ things are now, 130 interrupted.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that *argv* (default: the process's) asks for; return the exit code. Never raises."""
+    # NumPy, which comes later, starts a thread for each core to multiply matrices with: there are none here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         options = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has said why, or has printed the help that was asked for
