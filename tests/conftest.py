@@ -38,7 +38,7 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     from hypothesis import settings
 
     settings.register_profile("thorough", deadline=None, max_examples=1000)
-    settings.register_profile("ostraca", deadline=None, max_examples=40)
+    settings.register_profile("ostraca", deadline=None, max_examples=30)
     settings.load_profile("ostraca")
 
 _ROOT = Path(__file__).parent

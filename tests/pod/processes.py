@@ -50,7 +50,8 @@ SHORT = (
     "turn_s=0.25",
     "drain_s=5",
     "memory.cache_bytes=0",
-    "memory.staging_bytes=64MiB",
+    "memory.staging_bytes=32MiB",
+    "memory.chunk_bytes=4MiB",
 )
 """Settings with which waits are short."""
 

@@ -151,7 +151,7 @@ def raw_of(plan: Plan, work: Workload) -> RawPair:
 
 def dram_bytes(plan: Plan) -> int:
     """Return how much DRAM cache holds a batch well, whatever else passes through."""
-    return max(GIB // 2, 4 * plan.batch_bytes)
+    return max(min(GIB // 2, 64 * plan.batch_bytes), 4 * plan.batch_bytes)
 
 
 @contextlib.contextmanager
