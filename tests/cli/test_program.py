@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,17 @@ def test_help_loads_nothing_that_an_sdk_only_install_lacks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core, one thread, whoever asks for more")
+def test_a_command_has_no_threads_for_matrices() -> None:
+    program = (
+        "import os, sys; from ostraca.cli import main; main(['--version'])\n"
+        "import numpy\n"
+        "sys.exit(len(os.listdir('/proc/self/task')) - 1)"
+    )
+    others = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=others).returncode == 0
 
 
 def test_python_m_is_the_same_command() -> None:
