@@ -32,7 +32,7 @@ from tests.pod.work import (
 import ostraca
 from ostraca import Ack, Reason
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("partitions")]
 
 AGENTS = 3
 SOON_S = 0.3

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.simulation.fabric.drawn import drawn_strikes
-from tests.simulation.fabric.history import History, play
+from tests.simulation.fabric.history import STEPS, History, play
 from tests.simulation.fabric.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
@@ -24,15 +24,19 @@ from ostraca_fabric.outcome import Ack
 from ostraca_fabric.testing.simulated_transport import TransferFaults
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
-BATCH = 6
-BATCHES = 10
+BATCH = 10
+WHOLE, SHORT = 6, 14
+"""Batches of histories as long as those of ``make soak-sim``, and of those that end sooner."""
+
+SHORT_STEPS = 20
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", range(WHOLE + SHORT))
 def test_no_history_of_a_fabric_shows_what_must_never_be(batch: int) -> None:
+    steps = STEPS if batch < WHOLE else SHORT_STEPS
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
-        print(f"python -m tests.simulation.fabric --histories 1 --jobs 1 --seed {seed}")
-        play(seed)
+        print(f"python -m tests.simulation.fabric --histories 1 --jobs 1 --seed {seed} --steps {steps}")
+        play(seed, steps)
 
 
 def test_a_seed_tells_all_of_a_fabrics_history() -> None:
