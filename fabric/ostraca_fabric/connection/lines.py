@@ -175,7 +175,8 @@ def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
     """Make a unix socket hold more than it would, and TCP do what TCP is asked for here.
 
     TCP finds its buffers' sizes itself. It is to send at once, and to notice within about half a minute that
-    the other host is gone, whether or not something is on its way there.
+    the other host is gone, whether or not something is on its way there; or that its process takes nothing,
+    where there is no more room on the way to it.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
