@@ -27,6 +27,7 @@ from ostraca_fabric.errors import (
     UsageError,
     VersionError,
 )
+from ostraca_fabric.tcp import be_watchful
 from ostraca_fabric.wire.address import TlsAddress, UnixAddress, parse_address
 from ostraca_fabric.wire.codec import HELLO_ANSWER
 from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
@@ -227,14 +228,14 @@ def _connected(address: Address, until_s: float) -> socket.socket:
             raise
         return sock
     sock = socket.create_connection((address.host, address.port), timeout_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # An agent's host that went dark must not look alive for the kernel's quarter of an hour.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
-    user_timeout_s = _KEEPALIVE_IDLE_S + _KEEPALIVE_EVERY_S * _KEEPALIVE_COUNT
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_s * 1000)
+    be_watchful(
+        sock,
+        idle_s=_KEEPALIVE_IDLE_S,
+        every_s=_KEEPALIVE_EVERY_S,
+        asked_max=_KEEPALIVE_COUNT,
+        lost_after_s=_KEEPALIVE_IDLE_S + _KEEPALIVE_EVERY_S * _KEEPALIVE_COUNT,
+    )
     return sock
 
 

@@ -5,15 +5,19 @@ etcd, is on a host of its own.
 from __future__ import annotations
 
 import itertools
+import socket
+import subprocess
+import sys
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
 from tests.pod.hosts import SpreadPod
-from tests.pod.network import Network, Way
+from tests.pod.network import Host, Network, Way
 from tests.pod.processes import TTL_S, AgentProcess, await_hits, until
 from tests.pod.work import (
     CHAINS,
@@ -31,6 +35,9 @@ from tests.pod.work import (
 
 import ostraca
 from ostraca import Ack, Reason
+from ostraca_fabric.connection import ConnectionSettings
+from ostraca_fabric.connection.lines import tuned
+from ostraca_fabric.tcp import TCP_RTO_MAX_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("partitions")]
 
@@ -47,6 +54,19 @@ BEST = "nixl" if find_spec("nixl_cu12") else "inline"
 GONE_ON_S = 4.0
 """For how long a worker may miss what it asks for at an agent that it is cut off from: two deadlines, a
 Ping's patience, and what others of the machine take.
+"""
+
+APART_S, AGAIN_S = 4.0, 1.6
+"""How long nothing passes between hosts, and how late what was sent meanwhile may be: were it sent again
+after pauses that double, it would be 2.2 s late."""
+
+ECHO = """
+import socket
+with socket.create_server(("0.0.0.0", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sock, _ = server.accept()
+    while sent := sock.recv(64):
+        sock.sendall(sent)
 """
 
 _begins = itertools.count(10_000, len(CHAINS))
@@ -195,3 +215,34 @@ def test_agents_cut_off_from_etcd_one_way_go_on_with_gets_and_lose_their_shards(
                 missing(client, written, deadline_s=SOON_S)  # as far as it knows, and no byte of it is wrong
                 assert missing(client) == []
         await_peace(pod, *written)
+
+
+@contextmanager
+def echoing(host: Host) -> Iterator[tuple[str, int]]:
+    """Have a process on a host say again what it is told, once; give its address."""
+    command = [*host.before, sys.executable, "-c", ECHO]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield host.address, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_what_was_sent_while_hosts_were_apart_arrives_within_a_second_of_their_being_joined(
+    network: Network,
+) -> None:
+    host = network.hosts[-1]
+    with echoing(host) as address, socket.create_connection(address) as sock:
+        tuned(sock, ConnectionSettings())
+        try:
+            sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
+        except OSError as why:
+            pytest.skip(f"Linux before 6.15: {why}")
+        with network.parted(host, [network.operator]):
+            sock.sendall(b"late")
+            time.sleep(APART_S)
+        began_s = time.monotonic()
+        sock.settimeout(30.0)
+        assert sock.recv(4) == b"late"
+        assert time.monotonic() - began_s < AGAIN_S

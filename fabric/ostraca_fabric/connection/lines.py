@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ostraca_fabric.stream import CopyingExit, Exit, SocketExit, receive
+from ostraca_fabric.tcp import be_watchful
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.passage import Passage
 
 _ASKED_MAX = 3
-_MS_PER_S = 1000
 
 
 class Line(Exit, Protocol):
@@ -174,19 +174,13 @@ class TransportLine(CopyingExit):
 def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:
     """Make a unix socket hold more than it would, and TCP do what TCP is asked for here.
 
-    TCP finds its buffers' sizes itself. It is to send at once, and to notice within about half a minute that
-    the other host is gone, whether or not something is on its way there; or that its process takes nothing,
-    where there is no more room on the way to it.
+    TCP finds its buffers' sizes itself. It is to notice within about half a minute that the other host is
+    gone, whether or not something is on its way there.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
         return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, settings.keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, settings.keepalive_s)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED_MAX)
-    # It asks nothing while something is on its way, and would send that again for a quarter of an hour.
-    sock.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ASKED_MAX * settings.keepalive_s * _MS_PER_S
+    every_s = settings.keepalive_s
+    be_watchful(
+        sock, idle_s=every_s, every_s=every_s, asked_max=_ASKED_MAX, lost_after_s=_ASKED_MAX * every_s
     )
