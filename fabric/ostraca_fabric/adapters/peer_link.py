@@ -67,7 +67,7 @@ class PeerSettings:
     backoff_s: float = 0.05
     """Pause after the first attempt to connect that failed; each further one doubles it."""
 
-    backoff_max_s: float = 5.0
+    backoff_max_s: float = 1.0
     """The longest pause. What an agent that comes back may go unnoticed for, in misses."""
 
     trial_s: float = 10.0
@@ -75,7 +75,7 @@ class PeerSettings:
     longer goes on, and the next trial waits for it. Raise it where peers have more than two addresses and
     each may take the whole ``handshake_s`` to fail."""
 
-    breaker: BreakerSettings = field(default_factory=lambda: BreakerSettings(open_s=0.5, open_max_s=5.0))
+    breaker: BreakerSettings = field(default_factory=lambda: BreakerSettings(open_s=0.5, open_max_s=1.0))
     """When a peer is held off. Not for as long as a drive: a Ping that is not answered holds nothing up, and
     whoever comes back is missed until one is."""
 
