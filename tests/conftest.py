@@ -42,7 +42,7 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     settings.load_profile("ostraca")
 
 _ROOT = Path(__file__).parent
-_LONG = ("pod", "e2e", "benchmarks", "soak_pod", "simulation", "demo", "docs", "etcd", "soak_flash", "admin")
+_LONG = ("pod", "e2e", "benchmarks", "soak_pod", "simulation", "demo", "docs", "etcd", "soak_flash")
 """Folders with the tests that take longest: they begin before the others, so that none is waited for alone at
 the end.
 """

@@ -19,8 +19,6 @@ from tests.admin.service import TOKENS, AdminService
 from ostraca_fabric.admin.api.app import made_app
 from ostraca_fabric.admin.api.context import Context
 
-pytestmark = pytest.mark.xdist_group("openapi")
-
 EXAMPLES = 30
 UNASKED = [
     unsupported_method,  # TRACE and the like, which uvicorn answers by itself

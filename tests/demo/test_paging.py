@@ -12,7 +12,7 @@ from demo.paging import KvCache, block_digest, engine_hashes
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("paging")]
+pytestmark = pytest.mark.slow
 
 TOKENS = document(3 * CHUNK_TOKENS + 2 * PAGE_TOKENS)
 PAGES = range(len(TOKENS) // PAGE_TOKENS)

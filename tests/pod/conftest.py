@@ -37,13 +37,6 @@ _idle: list[Pod] = []
 """The fabric that scenarios share, once there is one."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the scenarios that share a fabric run in one process, so that it is begun once (`make test`)."""
-    for item in items:
-        if item.path.is_relative_to(_HERE) and "shared" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("three agents"))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End the agents that scenarios share when other tests come next: each looks at its fabric four times a

@@ -39,7 +39,7 @@ from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.connection.lines import tuned
 from ostraca_fabric.tcp import TCP_RTO_MAX_MS
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("partitions")]
+pytestmark = pytest.mark.slow
 
 AGENTS = 3
 SOON_S = 0.3

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.etcd.nodes import Cluster
     from tests.pod.processes import AgentProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("release-before")]
+pytestmark = pytest.mark.slow
 
 MISSED_SHARE_MAX = 0.05
 """Of the gets of workers while three agents are replaced one after the other. A worker is without an agent

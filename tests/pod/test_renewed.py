@@ -25,7 +25,7 @@ import ostraca
 from ostraca import Reason
 from ostraca_fabric.tls import TlsFiles
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("renewed")]
+pytestmark = pytest.mark.slow
 
 LOOKS = ("0.1", "3600")
 """How often each agent looks at its file of tokens, in seconds."""

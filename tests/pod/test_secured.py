@@ -20,7 +20,7 @@ from tests.pod.work import CHAINS, SMALL, await_puts, missing, put
 import ostraca
 from ostraca_fabric.tls import TlsFiles
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("secured")]
+pytestmark = pytest.mark.slow
 
 
 def test_blocks_cross_between_agents_that_show_each_other_certificates(secured: Pod) -> None:
