@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _RECONNECT_FIRST_MS = 100
 _RECONNECT_MAX_MS = 1000
 _CONNECTED_WITHIN_MS = 2000
-_PING_AFTER_MS = 10_000
+PING_AFTER_MS = 10_000
 """A connection that has heard nothing for so long is pinged, and one that a network has dropped is made anew:
 not only when TCP tries again, which may be minutes after the network is back. etcd ends connections that ping
 more often than every 5 s."""
 
-_PING_TIMEOUT_MS = 5000
+PING_TIMEOUT_MS = 5000
 
 
 class Channels:
@@ -95,8 +95,9 @@ class Channels:
             ("grpc.max_receive_message_length", self._settings.message_bytes_max),
             ("grpc.enable_http_proxy", 0),  # etcd is near
             ("grpc.use_local_subchannel_pool", 1),  # a connection is shared with nobody
-            ("grpc.keepalive_time_ms", _PING_AFTER_MS),
-            ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+            ("grpc.keepalive_time_ms", PING_AFTER_MS),
+            ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # else a minute, whatever the one above says
         ]
         if shown is None:
             return [grpc.aio.insecure_channel(endpoint, options) for endpoint in self._settings.endpoints]
