@@ -27,6 +27,9 @@ READY_S = 60.0
 END_S = 30.0
 SETTLE_S = 90.0
 
+TELLS_STACKS = {"PYTHONFAULTHANDLER": "1"}
+"""With it an agent that hangs says at SIGABRT where each of its threads is."""
+
 STOP_MAX_S = 30.0
 """An agent is stopped for so long at most."""
 
@@ -98,6 +101,8 @@ class Guarded:
         try:
             self.agent.process.wait(END_S)
         except subprocess.TimeoutExpired:
+            self.agent.signal(signal.SIGABRT)
+            self.agent.ended()
             return f"{self.name} has not ended {END_S:.0f} s after SIGTERM:\n{self.last_words()}"
         code = self.agent.ended()
         return f"{self.name} ended with {code} after SIGTERM:\n{self.last_words()}" if code else None
@@ -108,7 +113,7 @@ class Guarded:
         return None if code is None else f"{self.name} ended by itself, with {code}:\n{self.last_words()}"
 
     def last_words(self) -> str:
-        return self.agent.log.read_text()[-2000:] if self.agent.log.exists() else ""
+        return self.agent.log.read_text()[-6000:] if self.agent.log.exists() else ""
 
 
 class SoakPod:
@@ -151,7 +156,13 @@ class SoakPod:
         for number in range(self._count):
             host = None if self.network is None else self.network.hosts[MEMBERS + number]
             place = HERE if host is None else host.place
-            agent = self.pod.agent(f"agent-{number}", *more, transport=self._transport, place=place)
+            agent = self.pod.agent(
+                f"agent-{number}",
+                *more,
+                transport=self._transport,
+                place=place,
+                environment=os.environ | TELLS_STACKS,
+            )
             self.agents.append(Guarded(agent, host))
         self.start()
 
