@@ -102,6 +102,7 @@ class Guarded:
             self.agent.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.agent.signal(signal.SIGABRT)
+            self.agent.signal(signal.SIGCONT)  # it may stand still
             self.agent.ended()
             return f"{self.name} has not ended {END_S:.0f} s after SIGTERM:\n{self.last_words()}"
         code = self.agent.ended()
