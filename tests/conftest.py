@@ -13,11 +13,6 @@ from pathlib import Path
 
 import pytest
 
-# Tests kill workers in the midst of transfers, and UCX says so on the console, in words that would alarm a
-# reader of a suite that passed. It must be said before UCX is loaded, here and in every process that a test
-# starts.
-os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-
 # A shell without job control starts what it puts in the background with SIGINT ignored. Every process that a
 # test starts would inherit that, and not stop when the test presses Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +28,8 @@ from tests.contract.transport_contract import (
     wave,
 )
 
-from ostraca_fabric.adapters import nixl_runtime
+from ostraca_fabric.adapters import nixl_runtime, nixl_thread
+from ostraca_fabric.adapters.nixl_identity import unique_name
 from ostraca_fabric.adapters.nixl_transport import NixlPeer, NixlSettings, NixlTransport
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.memory import HugeMemory
@@ -194,3 +198,36 @@ async def test_an_end_that_is_renewed_under_a_transfer_lets_the_agent_know_that_
         await renewing
         assert set(await asyncio.wait_for(asyncio.gather(*ends), 10)) <= {DONE, FAILED}
         await pair.ends_well(peer)
+
+
+def test_a_thread_that_nixl_keeps_for_ever_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_thread, "STUCK_S", 0.05)
+    comes_back = threading.Event()
+    thread = nixl_thread.NixlThread(nixl_runtime.NixlAgent(unique_name("stuck")))
+    stuck = thread.call(comes_back.wait)
+    assert not thread.stop(wait_s=0.05)  # or this test ends by its time limit
+    comes_back.set()
+    assert stuck.result(10)
+    assert thread.stop(wait_s=10), "it ends once it is given back"
+
+
+def test_what_ucx_has_to_say_is_raised_and_not_printed_where_a_worker_s_own_words_go() -> None:
+    program = """
+from ostraca_fabric.adapters.nixl_runtime import NixlAgent
+from ostraca_fabric.errors import TransportError
+try:
+    NixlAgent("told nonsense")
+except TransportError:
+    print("refused")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "UCX_LOG_LEVEL"}
+    environment["UCX_TCP_TX_SEG_SIZE"] = "nonsense"
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout == "refused\n"

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from tests.pod.network import Host
     from tests.pod.processes import AgentProcess
 
-HOSTS = 4
-"""One for etcd, the others for agents. This process, the workers' host and the operator's, is beside them."""
+HOSTS = 5
+"""One for etcd, three for agents, and one that nobody has. This process, the workers' host and the
+operator's, is beside them."""
 
 
 @pytest.fixture(scope="module")

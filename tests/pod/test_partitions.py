@@ -33,6 +33,7 @@ from tests.pod.work import (
     put,
     volume_of,
 )
+from tests.pod.workers import WorkerProcess
 
 import ostraca
 from ostraca import Ack, Reason
@@ -223,6 +224,23 @@ def test_agents_cut_off_from_etcd_one_way_go_on_with_gets_and_lose_their_shards(
                 missing(client, written, deadline_s=SOON_S)  # as far as it knows, and no byte of it is wrong
                 assert missing(client) == []
         await_peace(pod, *written)
+
+
+def test_a_worker_that_its_agent_s_nixl_can_t_connect_to_holds_up_no_other_one(pod: SpreadPod) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    agent, away = pod.agents[0], pod.network.hosts[-1]
+    began, log = len(agent.log.read_text()), pod.folder / "worker-away.log"
+    with pod.worker(agent, transport="nixl") as near, pod.parted(agent, away):
+        assert near.missing(CHAINS) == []
+
+        def is_refused() -> bool:
+            assert near.missing(CHAINS) == []
+            return "memory was not reachable" in agent.log.read_text()[began:]
+
+        # It comes by the agent's unix socket, which is on no network.
+        with WorkerProcess(log, agent.address, transport="nixl,inline", place=away.place) as worker:
+            until(is_refused, "the agent gives up what can't be connected to")
+            until(lambda: worker.missing(CHAINS) == [], "its blocks cross inline")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A worker in a process of its own, of whichever release: it puts, looks up and gets what it is told to.
 
-Run as ``python -m tests.pod.worker TRANSPORT ADDRESS...``. Each line that it reads is a list of a verb, the
-numbers of chains and a deadline, in JSON; it answers each with one line. The SDK is that of its environment,
-so it uses nothing else of Ostraca, and of tests only ``work``.
+Run as ``python -m tests.pod.worker TRANSPORT,... ADDRESS...``. Each line that it reads is a list of a verb,
+the numbers of chains and a deadline, in JSON; it answers each with one line. The SDK is that of its
+environment, so it uses nothing else of Ostraca, and of tests only ``work``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def do(client: ostraca.Client, verb: str, chains: Sequence[int], deadline_s: flo
 
 
 def main() -> None:
-    transport, *addresses = sys.argv[1:]
-    with ostraca.connect(addresses, settings=replace(SMALL, transports=(transport,))) as client:
+    transports, *addresses = sys.argv[1:]
+    settings = replace(SMALL, transports=tuple(transports.split(",")))
+    with ostraca.connect(addresses, settings=settings) as client:
         for line in sys.stdin:
             verb, chains, deadline_s = json.loads(line)
             print(json.dumps(do(client, verb, chains, deadline_s)), flush=True)

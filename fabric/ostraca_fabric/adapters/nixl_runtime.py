@@ -44,6 +44,7 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",  # every error is an answer here, and Python's logger prints INFO to stdout
+    "UCX_LOG_LEVEL": "fatal",  # likewise, and it prints to stdout, which is a worker's own
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     # Over TCP a READ takes 1.1 GB/s with UCX's own segment sizes and 5.5 with these.
     "UCX_TCP_TX_SEG_SIZE": "512k",
@@ -52,6 +53,11 @@ _ENVIRONMENT = {
     "UCX_TCP_KEEPIDLE": "1s",
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "2",
+    # Else UCX waits for a connection in the call that begins it, for 134 s where a firewall or a cut link
+    # swallows what is sent (measured): the thread that owns the agent would move nobody's blocks meanwhile.
+    "UCX_TCP_CONN_NB": "y",
+    # And it is given up after 20 s (measured), not 134: until then its worker can't be attached anew.
+    "UCX_TCP_SYN_CNT": "3",
 }
 
 _making = threading.RLock()

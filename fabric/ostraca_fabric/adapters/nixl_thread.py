@@ -32,6 +32,8 @@ PAUSE_S_MIN = 50e-6
 PAUSE_S_MAX = 5e-3
 PAUSE_SHARE = 16
 IDLE_TICK_S = 0.05
+STUCK_S = 5.0
+"""A call to NIXL that takes so long when all is to end is not waited for: it may never come back."""
 
 
 class NixlThread:
@@ -87,14 +89,15 @@ class NixlThread:
         """Run what is submitted, give transfers under way up to *wait_s*, then end the thread. Blocks.
 
         Tells whether every transfer has ended. Only then may the agent be let go and its memory be used anew.
+        A thread that NIXL keeps for ``STUCK_S`` longer is left to itself.
         """
 
         def job() -> None:
             self._stop_at_s = time.monotonic() + wait_s
 
         self.submit(job)
-        self._thread.join()
-        return not self._flying and not self._unknown
+        self._thread.join(wait_s + STUCK_S)
+        return not self._thread.is_alive() and not self._flying and not self._unknown
 
     def _run(self) -> None:
         show_name("nixl")
