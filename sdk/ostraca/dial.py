@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca.hosts import connected
 from ostraca.line import PlainLine
 from ostraca.places import DAEMON_SOCKET, TLS_VARIABLES, agent_socket, default_directory
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
@@ -227,7 +228,7 @@ def _connected(address: Address, until_s: float) -> socket.socket:
             sock.close()
             raise
         return sock
-    sock = socket.create_connection((address.host, address.port), timeout_s)
+    sock = connected(address.host, address.port, until_s)
     # An agent's host that went dark must not look alive for the kernel's quarter of an hour.
     be_watchful(
         sock,
