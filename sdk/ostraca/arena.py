@@ -100,16 +100,16 @@ class Arena:
             self.ledger.give(offsets)
             self.tell_changed()
 
-    def renew(self) -> None:
-        """Before dialling anew, see to it that nothing of earlier connections lands through the ends.
-
-        Does nothing unless slots wait for word that only a new connection brings. Raises TransportError.
-        """
+    @property
+    def must_renew(self) -> bool:
+        """Whether slots wait for word that only a new connection brings: ``renew`` comes before it then."""
         with self.changed:
-            is_needed = self.ledger.is_stranded
-        if is_needed:
-            for end in self.ends.values():
-                end.renew()
+            return self.ledger.is_stranded
+
+    def renew(self) -> None:
+        """See to it that nothing of earlier connections lands through the ends. Raises TransportError."""
+        for end in self.ends.values():
+            end.renew()
 
     def successors(self) -> dict[str, ArenaEnd]:
         """Make ends to offer on a connection that begins while another one goes on. Raises TransportError."""

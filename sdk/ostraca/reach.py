@@ -4,7 +4,7 @@ When a session is lost, the next operation that has time for it dials again; unt
 end as DISCONNECTED. Addresses of agents that say nothing are not dialled by operations: those end at once
 where there is no other, and a prober finds out when one answers again. Nothing else runs in the background
 but the pump of the live session, a settler while agents that were left owe word about slots, and, once after
-each dial, what prepares for the next one.
+each dial, what prepares for the next one; and, before one, what takes back what was offered on the last.
 
 An agent that ends in order says so beforehand. A thread then finds another one, over ends of its own, while
 operations go on with the first. They go to the other from when it is there, and the session that was left
@@ -28,6 +28,7 @@ from ostraca.batch import Target
 from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import UnreachableError, dial
 from ostraca.probing import Prober
+from ostraca.renewal import Renewal
 from ostraca.session import Session
 from ostraca.settling import Settler
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
@@ -84,7 +85,7 @@ class Reach:
         self._redial_at_s = 0.0
         self._closed = threading.Event()
         self._changing: list[threading.Thread] = []
-        self._is_renewed = True
+        self._renewal = Renewal(arena)
         self._preparing: threading.Timer | None = None
         self._settler = Settler(addresses, caller, arena, self._agent_now)
         self._prober = Prober(caller, settings, lambda: self.live is None, self._found)
@@ -190,6 +191,7 @@ class Reach:
                 self._preparing.join()
             for session in self._sessions():
                 session.close()
+        self._renewal.close()
         for thread in self._changing:
             thread.join()
 
@@ -222,23 +224,37 @@ class Reach:
             raise ConnectError(self.unreachable_because)
         left = [each.address for each in self._left]
         addresses.sort(key=lambda address: address in left)
+        self._renew(until_s)
         began_s = time.monotonic()
         try:
-            self._renew()
-            began_s = time.monotonic()
             dialled = dial(addresses, self._caller, until_s=until_s)
         except (ConnectError, ProtocolError, TransportError) as error:
-            self.unreachable_because = str(error)
-            self._redial_at_s = time.monotonic() + self._settings.redial_s
             share_s = (until_s - began_s) / len(addresses)
             if isinstance(error, UnreachableError) and share_s >= self._settings.silent_deadline_least_s:
                 self._prober.hold_off(error.silent)
-            if self.session is not None:
-                self._prober.look()
+            self._put_off(error)
             if isinstance(error, TransportError):
                 raise ConnectError(str(error)) from error
             raise
         return self._begin(self._met(dialled))
+
+    def _renew(self, until_s: float) -> None:
+        """Let nothing land any more through what the last session offered. Raises ConnectError."""
+        try:
+            self._renewal.finish(until_s)
+        except TimeoutError as error:  # it goes on, and the next call need not wait for all of it
+            self.unreachable_because = "what was offered to the last agent is being taken back"
+            raise ConnectError(self.unreachable_because) from error
+        except TransportError as error:
+            self._put_off(error)
+            raise ConnectError(str(error)) from error
+
+    def _put_off(self, error: Exception) -> None:
+        """Let no operation dial for a while."""
+        self.unreachable_because = str(error)
+        self._redial_at_s = time.monotonic() + self._settings.redial_s
+        if self.session is not None:
+            self._prober.look()
 
     def _met(self, dialled: Dialled) -> Session:
         return Session(
@@ -254,7 +270,7 @@ class Reach:
     def _begin(self, session: Session) -> Session:
         """Let operations have it."""
         self.unreachable_because = ""
-        self._is_renewed = False
+        self._renewal.offered()
         self.session = session
         self._settler.look()
         self._prepare_renewal(session.transport)
@@ -343,12 +359,6 @@ class Reach:
     def _found(self) -> None:
         """Let the next operation dial, as an address answers again."""
         self._redial_at_s = 0.0
-
-    def _renew(self) -> None:
-        """Let nothing land any more through what the last session offered. Once is enough."""
-        if not self._is_renewed:
-            self._arena.renew()
-            self._is_renewed = True
 
     def _prepare_renewal(self, transport: str) -> None:
         """Have the next offer made ready in a while, where there is another agent to make it to."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from tests.pod.processes import Pod, await_hits, until
-from tests.pod.work import CHAINS, SMALL, await_puts, declined, missing, put
+from tests.pod.work import CHAINS, SMALL, await_puts, declined, empty, hashes, missing, put, volume_of
+from tests.stalls import Stopwatch
 
 import ostraca
 from ostraca import Reason
+from ostraca_fabric.adapters.nixl_arena import NixlArenaEnd
 
 pytestmark = [pytest.mark.slow, pytest.mark.nixl]
 
 NIXL = replace(SMALL, transports=("nixl",))
 """And by nothing else: a worker that can't have NIXL is not connected."""
+
+SOON_S, SLACK_S = 0.2, 0.1
 
 
 def test_blocks_of_an_agent_that_was_killed_are_got_by_nixl_from_its_successor(own: Pod) -> None:
@@ -73,6 +78,41 @@ def test_an_agent_that_stopped_under_transfers_is_left_by_its_worker_and_harms_n
         own.await_settled()
         assert missing(client) == []
         until(lambda: not client.quarantined_bytes, "what was on its way is known to have ended")
+    own.check_logs()
+
+
+def test_operations_end_in_time_while_what_a_dead_agent_was_offered_is_taken_back(
+    own: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
+    own.create()
+    dying, other = (own.agent(f"agent-{number}", transport="nixl") for number in range(2))
+    own.start()
+    takes_back, make = threading.Event(), NixlArenaEnd._made
+
+    def made_late(end: NixlArenaEnd) -> object:
+        """It is not this long, but it is longer than a deadline may be."""
+        assert takes_back.wait(60)
+        return make(end)
+
+    with own.connect(dying, settings=replace(NIXL, spare_after_s=60.0)) as client:
+        assert put(client) == list(CHAINS)
+        volume = volume_of(client)
+        chain = volume.chain(hashes(CHAINS[0]))
+        dying.signal(signal.SIGSTOP)
+        assert set(volume.get(chain, into=empty(), deadline_s=SOON_S).reasons) == {Reason.DEADLINE}
+        assert client.quarantined_bytes, "the agent may write there yet"
+        monkeypatch.setattr(NixlArenaEnd, "_made", made_late)
+        dying.kill()
+        until(lambda: not client.is_connected, "the worker knows that it is gone")
+        for _ in range(3):
+            watch = Stopwatch()
+            got = volume.get(chain, into=empty(), deadline_s=SOON_S)
+            assert watch.took_s < SOON_S + SLACK_S
+            assert set(got.reasons) == {Reason.DEADLINE}
+        takes_back.set()
+        await_hits(client)
+        assert client.agent == other.name
     own.check_logs()
 
 
