@@ -8,9 +8,10 @@ first. Two looks tell an evicted block from a lost one, and neither asks the fab
   a segment begun since has been used again already: the ring went round within one life, and nobody can
   tell. Such blocks are counted, so that a run shows how much it could tell.
 - *From the fabric*. An owner keeps at most a third of its segments free. A miss of a block that lies in a
-  younger segment than those is a loss, whatever the reason, and so is a second COMMITTED for it. Where agents
-  are several, and a shard was handed over since flash was last seen, that is so only while all of them are at
-  peace: an agent that was cut off may still ask the owner before.
+  younger segment than those is a loss, whatever the reason, and so is a second COMMITTED for it. No owner
+  lists a block and then finds other bytes, unless somebody has damaged them. Where agents are several, and a
+  shard was handed over since flash was last seen, all that is so only while all of them are at peace: an
+  agent that was cut off may still ask the owner before, whose segments others write over by and by.
 
 Pure: it is told everything.
 """
@@ -91,6 +92,9 @@ class Ledger:
 
     _missed: dict[int, tuple[str, bool]] = field(default_factory=dict)
     """Since then, and not put again since: what the fabric said, and whether all was calm."""
+
+    _dropped: set[int] = field(default_factory=set)
+    """Blocks that were listed while not all was calm, and whose bytes their owner found to be others."""
 
     _again: set[int] = field(default_factory=set)
     """Blocks that were committed for sure when a put of them began."""
@@ -173,6 +177,15 @@ class Ledger:
         if number in before and self._sure.get(number) == before[number]:
             self._missed[number] = (why, self.is_calm)
 
+    def dropped(self, number: int) -> None:
+        """Note that an owner listed a block, and found other bytes when it was got."""
+        if not self.is_strict or number in self.damaged:
+            return
+        if self.is_calm:
+            self.violations.append(f"LOST: block {number} is listed, and DAMAGED")
+        else:
+            self._dropped.add(number)
+
     def missed_after_start(self, number: int, why: str) -> None:
         """Judge at once that a fabric that has just started does not find a block that flash listed."""
         place = self._seen.places[number]
@@ -190,6 +203,7 @@ class Ledger:
                 *self._lost(seen),
                 *self._lost_since(seen),
                 *self._not_found(seen, handed_over),
+                *self._found_to_be_others(seen, handed_over),
                 *self._written_twice(seen, handed_over),
             ]
             self.violations += lost[:SHOWN_MAX]
@@ -207,6 +221,7 @@ class Ledger:
         self._seen = seen
         self._committed.clear()
         self._missed.clear()
+        self._dropped.clear()
         self._again.clear()
         self._rewritten.clear()
         self._sure = {number: next(self._news) for number in seen.places}
@@ -256,6 +271,15 @@ class Ledger:
                 self.counts["missed around a hand-over"] += 1
             else:
                 yield f"LOST: block {number} is listed at {place}, and the fabric did not find it: {why}"
+
+    def _found_to_be_others(self, seen: Seen, handed_over: frozenset[str]) -> Iterable[str]:
+        """Name the blocks that were listed by an owner that had to know, and were not there."""
+        for number in sorted(self._dropped):
+            place = seen.places.get(number) or self._seen.places.get(number)
+            if handed_over if place is None else place.shard in handed_over:
+                self.counts["damaged around a hand-over"] += 1
+            else:
+                yield f"LOST: block {number} at {place} was listed, and DAMAGED"
 
     def _written_twice(self, seen: Seen, handed_over: frozenset[str]) -> Iterable[str]:
         """Name the blocks committed once more though the first is where it was, in no segment that may be

@@ -146,6 +146,37 @@ def test_a_miss_of_a_block_whose_shard_was_handed_over_says_something_when_all_i
         assert lost(ledger) == is_lost, (is_calm, shards)
 
 
+def test_an_owner_may_list_what_is_written_over_only_around_a_hand_over() -> None:
+    for is_calm, shards, is_lost in (
+        (False, frozenset({SHARD}), False),
+        (False, frozenset({"another"}), True),
+        (False, frozenset[str](), True),
+        (True, frozenset({SHARD}), True),
+    ):
+        ledger = ledger_of({1: 8})
+        ledger.is_calm = is_calm
+        ledger.dropped(1)
+        ledger.see(seen({1: 8}), handed_over=shards)
+        assert lost(ledger) == is_lost, (is_calm, shards)
+
+
+def test_nor_is_that_an_excuse_for_a_block_that_nobody_has_after_it() -> None:
+    ledger = ledger_of({1: 8})
+    ledger.is_calm = False
+    ledger.dropped(1)
+    ledger.see(seen({}), handed_over=frozenset({SHARD}))
+    assert lost(ledger)
+
+
+def test_what_was_damaged_by_somebody_may_be_found_to_be_so() -> None:
+    ledger = ledger_of({1: 8})
+    ledger.see_damaged(seen({1: 8}).places, by_us=True)
+    ledger.dropped(1)
+    ledger.is_strict = True
+    ledger.see(seen({}, segments={8: 10}))
+    assert not lost(ledger)
+
+
 def test_a_block_that_is_there_must_not_be_committed_again() -> None:
     for segment, is_calm, shards, is_wrong in (
         (8, True, frozenset({SHARD}), True),

@@ -241,12 +241,14 @@ class Worker:
                     self._ledger.existed(number)
                 elif reason == Reason.NOT_FOUND:
                     self._ledger.missed(number, reason.name, before=before)
+                elif reason == Reason.DAMAGED:
+                    self._ledger.dropped(number)
                 elif (
-                    reason in {Reason.DAMAGED, Reason.WRONG_LENGTH}
+                    reason == Reason.WRONG_LENGTH
                     and self._ledger.is_strict
                     and number not in self._ledger.damaged
                 ):
-                    self._ledger.violations.append(f"LOST: block {number} is listed, and {reason.name}")
+                    self._ledger.violations.append(f"LOST: block {number} is listed with another length")
 
     def _violated(self, words: str) -> None:
         with self._lock:
