@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import socket
 from collections.abc import Callable
@@ -123,6 +124,22 @@ async def test_the_death_of_a_leader_loses_no_write_and_doubles_none(
         await client.txn([is_absent(b"/n/%d" % number)], [put(b"/n/%d" % number, b"%d" % number)])
     await asyncio.wait_for(following, 20)
     assert seen == list(range(200))
+
+
+async def test_a_renewal_given_up_at_any_moment_leaves_nothing_that_complains_later(
+    etcd: Cluster, client_of: ClientOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(etcd)
+    for turns in range(24):
+        renewing = asyncio.create_task(client.lease_keep_alive(NO_SUCH_LEASE))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        renewing.cancel()
+        await asyncio.wait([renewing])
+    del renewing
+    await asyncio.sleep(0)
+    gc.collect()  # asyncio says then what it finds under way with nobody who waits for it
+    assert not caplog.messages
 
 
 async def test_who_ends_waits_for_an_etcd_that_is_away_only_once() -> None:

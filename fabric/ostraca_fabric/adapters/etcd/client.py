@@ -170,8 +170,11 @@ class EtcdClient:
                 request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
                 response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
             )(iter([rpc.LeaseKeepAliveRequest(ID=lease)]), timeout=timeout_s, metadata=metadata)
-            async for answer in call:
-                return int(answer.TTL)
+            try:
+                async for answer in call:
+                    return int(answer.TTL)
+            finally:
+                call.cancel()  # else, cancelled as it begins, it leaves a task of grpc's that never ends
             message = f"etcd at {self.endpoint} ended a lease's stream without an answer"
             raise MembershipError(message)
 
