@@ -16,18 +16,21 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from ostraca_dpu_agent.counted import Counted
 from ostraca_fabric.errors import MembershipError, StoreAwayError, WrongStoreError
 from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ostraca_fabric.ids import TenantId
     from ostraca_fabric.ports.membership import Membership
     from ostraca_fabric.volume import VolumeRecord
+
+    _Incarnation = tuple[TenantId, str, int]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class Incarnations:
         self._membership = membership
         self._clock = clock
         self._newest: dict[tuple[TenantId, str], VolumeRecord] = {}
-        self._in_use: Counter[VolumeRecord] = Counter()
+        self._in_use: Counter[_Incarnation] = Counter()
         self._heard_s = -math.inf
         self._ruled = asyncio.Event()
         self._revision = 0
@@ -84,21 +87,18 @@ class Incarnations:
         key_ttl_s = self._membership.rulings.live.key_ttl_s
         return not record.is_erasable or self._clock() <= self._heard_s + key_ttl_s
 
-    @contextmanager
-    def using(self, record: VolumeRecord) -> Iterator[None]:
-        """Count a request that works on this incarnation."""
-        self._in_use[record] += 1
-        try:
-            yield
-        finally:
-            self._in_use[record] -= 1
-            if not self._in_use[record]:
-                del self._in_use[record]
+    def using(self, record: VolumeRecord) -> Counted[_Incarnation]:
+        """Count a request that works on this incarnation, as long as it does."""
+        return Counted(self._in_use, (record.tenant, record.name, record.incarnation))
 
     @property
     def purged(self) -> int:
         """The revision of rulings up to which nothing that was erased is served here any more."""
-        if all(self.newest(record) is record for record in self._in_use):
+        newest = self._newest
+        if all(
+            (tenant, name) not in newest or newest[tenant, name].incarnation <= incarnation
+            for tenant, name, incarnation in self._in_use
+        ):
             self._purged = self._revision
         return self._purged
 

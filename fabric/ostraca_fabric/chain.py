@@ -142,15 +142,16 @@ class Chain:
         own = self.hashes[self.start * width : self.stop * width]
         if not self.is_chained:
             return Span(own, width, own, (1,) * len(self), self.rank, self.group)
-        units, counts, position = [], [], self.start
-        while position < self.stop:
-            root = position - position % STRIPE_UNIT_BLOCKS
-            end = min(self.stop, root + STRIPE_UNIT_BLOCKS)
-            units.append(self.hashes[root * width : (root + 1) * width])
-            counts.append(end - position)
-            position = end
+        roots = range(self.start - self.start % STRIPE_UNIT_BLOCKS, self.stop, STRIPE_UNIT_BLOCKS)
+        if not len(self):
+            roots = range(0)
+        units = b"".join([self.hashes[root * width : (root + 1) * width] for root in roots])
+        counts = [STRIPE_UNIT_BLOCKS] * len(roots)
+        if counts:
+            counts[0] -= self.start - roots[0]
+            counts[-1] -= roots[-1] + STRIPE_UNIT_BLOCKS - self.stop
         depth, chain_blocks = self.before + self.start, self.before + len(self.hashes) // width
-        return Span(own, width, b"".join(units), tuple(counts), self.rank, self.group, depth, chain_blocks)
+        return Span(own, width, units, tuple(counts), self.rank, self.group, depth, chain_blocks)
 
 
 def _checked_hash_bytes(hash_bytes: int) -> int:

@@ -146,6 +146,7 @@ class DriveHealth:
         ``refused`` operations."""
 
         self._breakers = {kind: Breaker(settings.breaker) for kind in Kind}
+        self._reads = self._breakers[Kind.READ]
         self._faults: dict[int | str, float] = {}
         """When each place last failed, and when what has no place did. Fewer than ``failed_faults`` by far,
         since none is added to a drive that has failed."""
@@ -185,7 +186,7 @@ class DriveHealth:
     @property
     def refuses_reads(self) -> bool:
         """Whether reads fail at once."""
-        return self.condition is Condition.FAILED or self.held_off(Kind.READ)
+        return self.condition is Condition.FAILED or not self._reads.is_shut
 
     def refuses_writes(self, now_s: float) -> bool:
         """Whether no new block should go there now. False also when a write is wanted as a trial."""

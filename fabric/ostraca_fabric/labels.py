@@ -8,9 +8,7 @@ hands work to a thread takes ``current_label()`` with it. ``LabelFilter`` puts i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 LABEL_CHARS_MAX = 32
 """No label is longer; one that comes over the wire is cut to it."""
@@ -35,14 +33,21 @@ def current_label() -> str:
     return _current.get()
 
 
-@contextmanager
-def labelled(label: str) -> Iterator[None]:
-    """Handle a request under its label."""
-    token = _current.set(label[:LABEL_CHARS_MAX])
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class labelled:  # noqa: N801 (it is used like the functions of contextlib, and takes half of their time)
+    """Handle a request under its label: ``with labelled(label): ...``."""
+
+    __slots__ = ("_label", "_token")
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def __enter__(self) -> None:
+        """Set it."""
+        self._token: Token[str] = _current.set(self._label[:LABEL_CHARS_MAX])
+
+    def __exit__(self, *_: object) -> None:
+        """Go on under the one before."""
+        _current.reset(self._token)
 
 
 class LabelFilter(logging.Filter):

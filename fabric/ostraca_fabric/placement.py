@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Self
 
@@ -58,6 +58,21 @@ class Placement:
     """The same shape: one divided by the shard's weight, infinite where a row has no shard."""
     _shard_indexes: NDArray[np.intp]
     """The same shape: indexes into ``shard_ids``, NOWHERE where a row has no shard."""
+    _members: tuple[int, ...] = field(init=False)
+    """Where C finds all these, and how many: they are the same for every request."""
+
+    def __post_init__(self) -> None:
+        """Look them up."""
+        members = (
+            at(self._enclosure_hashes),
+            at(self._enclosure_shares),
+            self._enclosure_hashes.size,
+            at(self._shard_hashes),
+            at(self._shard_shares),
+            at(self._shard_indexes),
+            self._shard_hashes.shape[1],
+        )
+        object.__setattr__(self, "_members", members)
 
     @classmethod
     def among(cls, epoch: PlacementEpoch, enclosures: Iterable[EnclosureRecord]) -> Self:
@@ -111,22 +126,10 @@ class Placement:
             return np.full(sum(unit_blocks), NOWHERE, np.intp)
         hashes = _unit_hashes(secret, spans)
         parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
-        part_of_unit = np.repeat(parts, [len(span.unit_blocks) for span in spans])
+        part_of_unit = parts.repeat([len(span.unit_blocks) for span in spans])
         chosen = np.empty(len(hashes), np.intp)
-        library.ostraca_place(
-            at(hashes),
-            at(part_of_unit),
-            at(self._enclosure_hashes),
-            at(self._enclosure_shares),
-            self._enclosure_hashes.size,
-            at(self._shard_hashes),
-            at(self._shard_shares),
-            at(self._shard_indexes),
-            self._shard_hashes.shape[1],
-            at(chosen),
-            len(chosen),
-        )
-        return np.repeat(chosen, unit_blocks)
+        library.ostraca_place(at(hashes), at(part_of_unit), *self._members, at(chosen), len(chosen))
+        return chosen.repeat(unit_blocks)
 
 
 def ranked_agents(shard: ShardId, agents: Sequence[AgentId]) -> tuple[AgentId, ...]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -164,11 +165,16 @@ class Rulings:
 
     def tenant(self, tenant: TenantId) -> TenantRuling:
         """Return what a tenant may; one that nobody made has no quota."""
-        return self.tenants.get(tenant) or TenantRuling(VERSION, tenant)
+        return self.tenants.get(tenant) or _unmade(tenant)
 
     def switch(self, tenant: TenantId, volume: str) -> Switch:
         """Return what is to become of requests for a volume."""
         return self.switches.get((tenant, volume), Switch.ON)
+
+
+@lru_cache(maxsize=1024)
+def _unmade(tenant: TenantId) -> TenantRuling:
+    return TenantRuling(VERSION, tenant)
 
 
 Ruling = TenantRuling | VolumeRuling | LiveSettings

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ostraca_fabric.wire.passage import Passage
 
 
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
 class Exit(Protocol):
     """Where bytes leave, without waiting."""
 
@@ -54,7 +57,7 @@ class SocketExit:
     def send(self, frame: bytes | bytearray) -> int:
         """Take what the socket takes of a frame."""
         try:
-            return self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._socket.send(frame, _AT_ONCE)
         except BlockingIOError:
             return 0
 

@@ -387,7 +387,7 @@ class Session:
 
     def _shut(self, slots: NDArray[np.int64]) -> None:
         """Let nothing land in these slots any more, where that is ours to decide. The lock is held."""
-        if self._inline is not None:
+        if self._inline is not None and len(slots):
             self._inline.shut(slots)
 
     def _answer(self, fetch: Fetch) -> None:

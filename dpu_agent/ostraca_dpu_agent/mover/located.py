@@ -72,14 +72,28 @@ class Located:
     @classmethod
     def nothing(cls, blocks: int, *, is_brief: bool = False) -> Located:
         """Begin with no block found. What *is_brief* has no room for where blocks lie."""
-        rows = 0 if is_brief else blocks
+        offsets, lengths, generations, tags = _NOWHERE if is_brief else _places(blocks)
         return cls(
             is_found=np.zeros(blocks, np.bool_),
             reasons=columns.filled(blocks, Reason.NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
-            offsets=np.zeros(rows, np.uint64),
-            lengths=np.zeros(rows, np.uint32),
-            generations=np.zeros(rows, np.uint64),
-            tags=np.zeros((rows, columns.TAG_BYTES), np.uint8),
+            offsets=offsets,
+            lengths=lengths,
+            generations=generations,
+            tags=tags,
         )
+
+
+def _places(
+    blocks: int,
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]:
+    return (
+        np.zeros(blocks, np.uint64),
+        np.zeros(blocks, np.uint32),
+        np.zeros(blocks, np.uint64),
+        np.zeros((blocks, columns.TAG_BYTES), np.uint8),
+    )
+
+
+_NOWHERE = _places(0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ostraca_dpu_agent.counted import subtract
 from ostraca_dpu_agent.mover.leases import Purpose
-from ostraca_dpu_agent.mover.tenants import subtract
 from ostraca_fabric.policies.guarantees import is_guaranteed, may_take
 
 if TYPE_CHECKING:

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostraca_dpu_agent.counted import subtract
 from ostraca_dpu_agent.mover.cache import BlockCache
 from ostraca_dpu_agent.mover.leases import NO_ROOM_REASONS, Lease, NoRoom, Purpose
 from ostraca_dpu_agent.mover.lines import Line, Waiter
 from ostraca_dpu_agent.mover.shares import TenantShares
-from ostraca_dpu_agent.mover.tenants import Tenants, subtract
+from ostraca_dpu_agent.mover.tenants import Tenants
 from ostraca_fabric.extent import rounded_up
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.slots import SlotPool

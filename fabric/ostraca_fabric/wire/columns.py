@@ -26,7 +26,9 @@ TAG_BYTES = 16
 
 def filled(count: int, code: int) -> NDArray[np.uint8]:
     """Make a column of one code for *count* blocks. Of an enum's member, numpy takes thrice as long."""
-    return np.full(count, int(code), U8)
+    column = np.empty(count, U8)
+    column.fill(int(code))
+    return column
 
 
 def u8(column: bytes, count: int) -> NDArray[np.uint8]:
