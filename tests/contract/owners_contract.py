@@ -93,11 +93,14 @@ class Serving:
     def __init__(self, service: AnswersAgents) -> None:
         self._service = service
         self.connections: list[ServerConnection] = []
+        self.given_up: list[asyncio.Future[None]] = []
+        """For each request, done when nobody waits for it any more."""
 
     async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
         self.connections.append(connection)
 
     def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
+        self.given_up.append(connection.cancelled(request.request))
         return self._service.answer(request)  # type: ignore[arg-type]  # it serves agents only
 
     def on_notice(self, connection: ServerConnection, notice: Notice) -> None:

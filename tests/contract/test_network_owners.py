@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 
 import pytest
@@ -124,6 +124,23 @@ class TestNetworkOwners:
         assert pair.status.inflight == 1
         pair.owner.may_answer.set()
         assert isinstance(await slow, Committed)
+
+    async def test_what_can_be_sent_is_under_way_before_anybody_waits_for_it(self, pair: Pair) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        asked = pair.owners.ask(OWNER, RESOLVE)
+        assert not isinstance(asked, Coroutine)
+        await pair.owner.until(lambda: len(pair.owner.asked) == 2)
+        await asyncio.wait([asked.answered], timeout=FAR_S)
+        assert pair.status.inflight == 1, "its slot is taken until somebody has the answer"
+        assert isinstance(await asked, Resolved)
+        assert pair.status.inflight == 0
+
+    async def test_a_peer_hears_that_nobody_waits_any_more(self, pair: Pair) -> None:
+        pair.owner.may_answer.clear()
+        with pytest.raises(TimeoutError):
+            await pair.owners.ask(OWNER, Commit(0, 0.5, ()))
+        (given_up,) = pair.serving.given_up
+        await asyncio.wait_for(given_up, FAR_S)
 
     async def test_this_process_s_own_agents_are_reached_without_a_connection(self, pair: Pair) -> None:
         here = Owner()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.connection import ClientConnection, ConnectionSettings, Network
     from ostraca_fabric.connection.client import Answer
     from ostraca_fabric.ids import AgentId
-    from ostraca_fabric.ports.owners import AnswersAgents
+    from ostraca_fabric.ports.owners import AnswersAgents, Asked
     from ostraca_fabric.status import PeerStatus
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
@@ -72,16 +72,16 @@ class NetworkOwners:
         """Return how things stand with each agent of the fabric that was asked for something, by id."""
         return tuple(link.status() for agent, link in sorted(self._links.items()) if self._address_of(agent))
 
-    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
-        """Return the agent's answer; raises TimeoutError and ConnectError as the port says."""
+    def ask(self, agent: AgentId, request: AgentRequest) -> Asked:
+        """Ask an agent. Awaiting what this returns raises TimeoutError and ConnectError as the port says."""
         if self._here.has(agent):
-            return await self._here.ask(agent, request)
+            return self._here.ask(agent, request)
         if self._is_closed:
-            raise ConnectError("this agent is being stopped")
+            return _not_asked("this agent is being stopped")
         if not self._address_of(agent):
             self._drop(agent)
-            raise ConnectError(f"no address of agent {agent} is known")
-        return await self._link(agent).ask(request)
+            return _not_asked(f"no address of agent {agent} is known")
+        return self._link(agent).ask(request)
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
         """Send what needs no answer; lost unless the agent is connected."""
@@ -126,3 +126,7 @@ class NetworkOwners:
         return await connect(
             address, hello, settings=self._connections, on_late=on_late, network=self._network
         )
+
+
+async def _not_asked(why: str) -> AnswerToAgent:
+    raise ConnectError(why)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_fabric.adapters.handed_out import release_of
+from ostraca_fabric.adapters.peer_request import PeerRequest, Slots, late
 from ostraca_fabric.breaker import Breaker, BreakerSettings
 from ostraca_fabric.errors import (
     AuthenticationError,
@@ -28,9 +30,8 @@ from ostraca_fabric.errors import (
     OstracaError,
     RefusedError,
 )
-from ostraca_fabric.labels import current_label
 from ostraca_fabric.status import AskCounters, PeerStatus
-from ostraca_fabric.wire.messages import Failed, Inspect, Ping, Resolve
+from ostraca_fabric.wire.messages import Failed, Ping
 
 if TYPE_CHECKING:
     import random
@@ -39,15 +40,13 @@ if TYPE_CHECKING:
     from ostraca_fabric.connection import ClientConnection
     from ostraca_fabric.connection.client import Answer
     from ostraca_fabric.ids import AgentId
+    from ostraca_fabric.ports.owners import Asked
     from ostraca_fabric.tasks import Tasks
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
     Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
 
 log = logging.getLogger(__name__)
-
-_SLACK_S = 0.001
-"""A loop's timers may be so early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,6 @@ class PeerSettings:
     whoever comes back is missed until one is."""
 
 
-def _let_be(_: asyncio.Future[Answer]) -> None:
-    """Hold nothing against who takes long for what may take long."""
-
-
 class PeerLink:
     """One peer. ``close`` it when it is not needed any more."""
 
@@ -100,7 +95,7 @@ class PeerLink:
         """Begin unconnected. *dial* connects to an address and is told what takes late answers; *tasks* are
         stopped by who made this.
         """
-        self._agent = agent
+        self.agent = agent
         self._settings = settings
         self._addresses = addresses
         self._dial_one = dial
@@ -109,7 +104,7 @@ class PeerLink:
         self._loop = asyncio.get_running_loop()
         self._breaker = Breaker(settings.breaker)
         self._connection: ClientConnection | None = None
-        self._slots = asyncio.Semaphore(0)
+        self._slots = Slots(0)
         self._connecting: asyncio.Task[None] | None = None
         self._slow: asyncio.TimerHandle
         self._arrivals: dict[
@@ -130,7 +125,7 @@ class PeerLink:
     def status(self) -> PeerStatus:
         """Return how things stand."""
         return PeerStatus(
-            self._agent,
+            self.agent,
             is_connected=self._open_connection() is not None,
             is_held_off=not self._breaker.is_shut,
             held_off=self._breaker.opened,
@@ -142,41 +137,45 @@ class PeerLink:
             asks=msgspec.structs.replace(self._asks),
         )
 
-    async def ask(self, request: AgentRequest) -> AnswerToAgent:
-        """Return the peer's answer, within the request's deadline.
+    def ask(self, request: AgentRequest) -> Asked:
+        """Ask the peer; awaiting what this returns gives its answer, within the request's deadline.
 
-        ``Failed(overloaded)`` when too many wait already. Raises TimeoutError and ConnectError.
+        The request is sent before this returns, unless something must be waited for. ``Failed(overloaded)``
+        when too many wait already. Awaiting it raises TimeoutError and ConnectError.
         """
-        try:
-            answer = await self._asked(request)
-        except TimeoutError:
-            self._asks.late += 1
-            raise
-        except ConnectError:
-            self._asks.unreachable += 1
-            raise
-        if isinstance(answer, Failed):
-            self._asks.refused += 1
-        else:
-            self._asks.answered += 1
-        return answer
-
-    async def _asked(self, request: AgentRequest) -> AnswerToAgent:
         until_s = self._loop.time() + max(0.0, request.deadline_s)
+        connection = self._open_connection()
+        if connection is not None and self._breaker.is_shut and self._slots.take():
+            with suppress(OstracaError):  # the second try says what it is
+                return PeerRequest(self, connection, self._slots, request, until_s)
+        return self._asked(request, until_s)
+
+    async def _asked(self, request: AgentRequest, until_s: float) -> AnswerToAgent:
+        try:
+            sent = await self._sent(request, until_s)
+        except (TimeoutError, ConnectError) as error:
+            self._count(error)
+            raise
+        if isinstance(sent, Failed):
+            self._count(sent)
+            return sent
+        return await sent
+
+    async def _sent(self, request: AgentRequest, until_s: float) -> PeerRequest | Failed:
+        """Send a request once the peer is connected, and takes one more."""
         self._pass()
         try:
             async with asyncio.timeout_at(until_s):
                 connection = self._open_connection() or await self._connected()
                 slots = self._slots  # the connection's own: the next one has others
                 if not await self._got_one(slots):
-                    return Failed(request.request, "overloaded", f"too much waits for agent {self._agent}")
-                try:
-                    return await self._answered(connection, request, until_s)
-                finally:
-                    slots.release()
+                    return Failed(request.request, "overloaded", f"too much waits for agent {self.agent}")
         except TimeoutError as error:
-            message = f"agent {self._agent} did not answer within {request.deadline_s:.3f} s"
-            raise TimeoutError(message) from error
+            raise late(self.agent, request.deadline_s) from error
+        try:
+            return PeerRequest(self, connection, slots, request, until_s)
+        except (FrameTooLongError, RefusedError) as error:
+            return Failed(request.request, error.code, str(error))
 
     def tell(self, notice: OwnerNotice) -> None:
         """Send what needs no answer, if the peer is connected."""
@@ -204,9 +203,9 @@ class PeerLink:
         if self._breaker.is_trial_due(self._loop.time()):
             self._breaker.begin_trial()
             self._tasks.spawn(self._try_again())
-        raise ConnectError(f"agent {self._agent} is held off: {self._why}")
+        raise ConnectError(f"agent {self.agent} is held off: {self._why}")
 
-    async def _got_one(self, slots: asyncio.Semaphore) -> bool:
+    async def _got_one(self, slots: Slots) -> bool:
         """Wait until the peer takes one more request; False when too many wait."""
         if slots.locked() and self._waiting >= self._settings.waiting_max:
             return False
@@ -217,60 +216,53 @@ class PeerLink:
             self._waiting -= 1
         return True
 
-    async def _answered(
-        self, connection: ClientConnection, request: AgentRequest, until_s: float
-    ) -> AnswerToAgent:
-        began_s = self._loop.time()
-        numbered = msgspec.structs.replace(
-            request,
-            request=connection.next_request_id(),
-            deadline_s=max(0.0, until_s - began_s),
-            label=current_label(),
-        )
-        try:
-            answer = connection.submit(numbered)
-        except (FrameTooLongError, RefusedError) as error:
-            return Failed(request.request, error.code, str(error))
-        is_quick = isinstance(request, Resolve | Inspect)
-        impatient = self._hold_against if is_quick else _let_be
-        timer = self._loop.call_later(self._settings.patience_s, impatient, answer)
-        is_taken = False
+    def _count(self, how: AnswerToAgent | BaseException) -> None:
+        if isinstance(how, TimeoutError):
+            self._asks.late += 1
+        elif isinstance(how, ConnectError):
+            self._asks.unreachable += 1
+        elif isinstance(how, Failed):
+            self._asks.refused += 1
+        elif not isinstance(how, BaseException):
+            self._asks.answered += 1
+
+    # What requests that were sent tell.
+
+    @property
+    def patience_s(self) -> float:
+        """How long a look-up may take before it is held against the peer."""
+        return self._settings.patience_s
+
+    def begun(self) -> None:
+        """Count a request that was sent."""
         self._inflight += 1
-        try:
-            found = await answer
-            is_taken = True
-        except asyncio.CancelledError:
-            missed_s = self._loop.time() - began_s
-            if self._loop.time() >= until_s - _SLACK_S and missed_s >= self._settings.deadline_least_s:
-                self._missed(connection, answer, is_quick=is_quick)
-            raise
-        finally:
-            self._inflight -= 1
-            timer.cancel()
-            connection.forget(numbered.request)
-            if answer in self._overdue:
-                self._overdue.discard(answer)
-            elif is_taken:
-                self._succeed()
-            if not is_taken and answer.done() and not answer.cancelled() and not answer.exception():
-                self._give_back(connection, answer.result())
-        return cast("AnswerToAgent", found)
 
-    def _hold_against(self, answer: asyncio.Future[Answer]) -> None:
+    def slow(self, request: PeerRequest) -> None:
         """Count a look-up that takes too long as a failure; it goes on while the peer is not held off."""
-        if not answer.done():
-            self._overdue.add(answer)
-            self._fail(f"a look-up was not answered within {self._settings.patience_s} s")
+        self._overdue.add(request.answered)
+        self._fail(f"a look-up was not answered within {self._settings.patience_s} s")
 
-    def _missed(
-        self, connection: ClientConnection, answer: asyncio.Future[Answer], *, is_quick: bool
-    ) -> None:
+    def missed(self, request: PeerRequest, after_s: float) -> None:
         """Note that a deadline passed without an answer."""
-        if not is_quick:
+        if after_s < self._settings.deadline_least_s:
+            return
+        if not request.is_quick:
             if not self._is_pinging:
-                self._tasks.spawn(self._check(connection))
-        elif answer not in self._overdue:
+                self._tasks.spawn(self._check(request.connection))
+        elif request.answered not in self._overdue:
             self._fail("a look-up's deadline was missed")
+
+    def ended(self, request: PeerRequest, how: AnswerToAgent | BaseException) -> None:
+        """Note what became of a request; give back what nobody took."""
+        self._inflight -= 1
+        self._count(how)
+        answer, is_taken = request.answered, not isinstance(how, BaseException)
+        if answer in self._overdue:
+            self._overdue.discard(answer)
+        elif is_taken:
+            self._succeed()
+        if not is_taken and answer.done() and not answer.cancelled() and not answer.exception():
+            self._give_back(request.connection, answer.result())
 
     def _give_back(self, connection: ClientConnection, answer: Answer) -> None:
         """Release what an answer hands out that nobody waits for any more."""
@@ -289,9 +281,9 @@ class PeerLink:
         self._failures += 1
         self._why = why
         if self._breaker.fail(self._loop.time()):
-            log.warning("Agent %s is held off: %s", self._agent, why)
+            log.warning("Agent %s is held off: %s", self.agent, why)
         if not self._breaker.is_shut:
-            error = ConnectError(f"agent {self._agent} is held off: {why}")
+            error = ConnectError(f"agent {self.agent} is held off: {why}")
             self._end_arrivals(error)
             for answer in self._overdue:
                 if not answer.done():
@@ -331,7 +323,7 @@ class PeerLink:
             self._breaker.end_trial(self._loop.time(), is_good=is_good)
         if is_good:
             self._why = ""
-            log.info("Agent %s is back", self._agent)
+            log.info("Agent %s is back", self.agent)
 
     async def _ping(self, connection: ClientConnection) -> None:
         await connection.ask(Ping(connection.next_request_id()), self._settings.patience_s)
@@ -346,7 +338,7 @@ class PeerLink:
         """Wait for the connection; raises ConnectError."""
         left_s = self._not_before_s - self._loop.time()
         if left_s > 0:
-            raise ConnectError(f"agent {self._agent} is tried again in {left_s:.3f} s: {self._why}")
+            raise ConnectError(f"agent {self.agent} is tried again in {left_s:.3f} s: {self._why}")
         return await self._arrived()
 
     async def _arrived(self) -> ClientConnection:
@@ -374,7 +366,7 @@ class PeerLink:
             why = str(error)
             self._fail_attempt(why)
         except Exception:
-            why = f"trying to reach agent {self._agent} crashed, and the log says where"
+            why = f"trying to reach agent {self.agent} crashed, and the log says where"
             self._fail_attempt(why)
             raise
         else:
@@ -400,7 +392,7 @@ class PeerLink:
 
         One that can't be dialled here, as it wants a CA that is not set, is one that failed like any other.
         """
-        error: OstracaError | OSError = ConnectError(f"no address of agent {self._agent} is known")
+        error: OstracaError | OSError = ConnectError(f"no address of agent {self.agent} is known")
         for address in self._addresses():
             try:
                 return await self._take(address)
@@ -418,14 +410,14 @@ class PeerLink:
 
     async def _take(self, address: str) -> ClientConnection:
         connection = await self._dial_one(address, lambda late: self._give_back(connection, late))
-        if connection.welcome.agent != self._agent:
+        if connection.welcome.agent != self.agent:
             connection.close()
-            raise ConnectError(f"{address} is agent {connection.welcome.agent}, not {self._agent}")
+            raise ConnectError(f"{address} is agent {connection.welcome.agent}, not {self.agent}")
         if self._is_closed:
             connection.close()
             raise ConnectError("closed here")
         # One is left for the Ping that tells a peer that is slow from one that is gone.
-        self._slots = asyncio.Semaphore(max(1, connection.welcome.limits.inflight_max - 1))
+        self._slots = Slots(max(1, connection.welcome.limits.inflight_max - 1))
         self._connection = connection
         self._failed_attempts = 0
         self._is_refused = False

@@ -133,7 +133,7 @@ class ClientConnection(FramedConnection):
     def forget(self, request: int) -> None:
         """Wait no longer for a request, and tell the agent so unless it has answered."""
         answer = self._pending.pop(request)
-        if not answer.done() or answer.cancelled():
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
             self.tell(Cancel(request))
 
     def tell(self, notice: WorkerNotice | OwnerNotice | Cancel) -> None:

@@ -6,24 +6,41 @@ Every call is encoded and decoded, also inside one process, so that an owner beh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    import asyncio
+    from collections.abc import Awaitable, Generator
 
     from ostraca_fabric.ids import AgentId
     from ostraca_fabric.status import PeerStatus
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 
+class UnderWay(Protocol):
+    """A request that was sent. Await it, once: what it holds on both sides is held until then."""
+
+    @property
+    def answered(self) -> asyncio.Future[Any]:
+        """Done once awaiting this takes no more time."""
+
+    def __await__(self) -> Generator[Any, None, AnswerToAgent]:
+        """Wait for the agent's answer."""
+
+
+Asked = UnderWay | Coroutine[Any, Any, "AnswerToAgent"]
+"""What comes of asking: a request that is under way, or what begins when it is awaited, or made a task."""
+
+
 class Owners(Protocol):
     """The agents of the fabric, most often as owners of shards."""
 
-    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
-        """Return the agent's answer.
+    def ask(self, agent: AgentId, request: AgentRequest) -> Asked:
+        """Ask an agent: awaiting what this returns gives its answer.
 
-        Raises TimeoutError when none came within the request's ``deadline_s``, and ConnectError when the
-        agent can't be reached. Who asks must treat both as "its blocks are misses".
+        Awaiting it raises TimeoutError when no answer came within the request's ``deadline_s``, and
+        ConnectError when the agent can't be reached. Who asks must treat both as "its blocks are misses".
         """
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
