@@ -264,11 +264,18 @@ class OwnerService:
         )
 
     def _left_lately(self, shard: ShardId) -> OwnedShard | None:
+        """Return a shard that was left, and that nobody has written who owned it since.
+
+        That of an owner in between may come back here. Until it is read, what that one did is not known here.
+        """
         owned, until_s = self._left.get(shard, (None, 0.0))
-        if owned is not None and self._clock() >= until_s:
+        if owned is None:
+            return None
+        if self._clock() >= until_s:
             del self._left[shard]
             return None
-        return owned
+        claim = self._claim_of(shard)
+        return owned if claim is None or claim.epoch <= owned.epoch + 1 else None
 
     async def _reserve(
         self,
