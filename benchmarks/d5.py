@@ -20,6 +20,7 @@ from ostraca.cli.bench.fabric import running_fabric
 from ostraca.cli.bench.series import Case, measure, seconds_of
 from ostraca.cli.bench.workload import MeasureError, Workload
 from ostraca.dial import Caller, dial
+from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.address import parse_address
 from ostraca_fabric.wire.frames import encode
@@ -67,6 +68,8 @@ def run(conditions: Conditions) -> list[Figure]:
         "the part of d5 with agents of their own"
     ):  # they take long to start
         with running_pod(conditions, agents=2) as pod:
+            # Of shards that the second agent has taken over, the first one is asked, too, for a while.
+            time.sleep(AgentSettings().drain_s)
             figures += _figures(conditions, pod.agents[0].address, "an owner elsewhere")
             look = pod.agents[0].status()
             if look is None or not any(peer.asks.answered for peer in look.peers):
