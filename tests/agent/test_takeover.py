@@ -608,3 +608,20 @@ async def test_an_owner_whose_grants_the_store_has_lost_begins_anew_when_it_clai
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
         await until(lambda: bool(fabric.shard.core.grants.own))
         assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
+
+
+async def test_an_owner_that_was_succeeded_in_what_the_store_has_lost_begins_anew_when_it_claims_again() -> (
+    None
+):
+    async with assembled(QUICK, segments=12) as fabric:
+        owned, store = fabric.shard, fabric.membership.store
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        owned.fence()  # as it has seen another one's claim, which was in no backup
+        store.leave(FIRST, fabric.agent.start_id)
+        fabric.membership._say_changed()
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        await until(lambda: bool(fabric.shard.core.grants.own))
+        assert fabric.shard.epoch == owned.epoch + 1
+        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]

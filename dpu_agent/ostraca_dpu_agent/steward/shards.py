@@ -180,7 +180,7 @@ class ServedShards:
 
     async def reclaim(self, shard: ShardId) -> None:
         """Claim again what is served here, under the same epoch; where somebody came between, or the store
-        has lost what was granted, begin anew.
+        has lost what was granted, begin anew: also where it has lost who came between.
         """
         serving = self.serving.get(shard)
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
@@ -189,7 +189,8 @@ class ServedShards:
             await self.stop(shard)
             return
         asked_s = self._clock()
-        claimed = await self._claimed(shard, serving.claim.epoch)
+        is_superseded = serving.owned.core.grants.is_fenced  # and never writes again under this epoch
+        claimed = await self._claimed(shard, OwnerEpoch(serving.claim.epoch + is_superseded))
         if serving.owned.is_closed:
             return
         if claimed is not None and serving.goes_on_under(claimed):
