@@ -19,6 +19,7 @@ from tests.simulation.fabric.resting import excuse, restlessness
 from tests.simulation.fabric.worker import Ended
 from tests.simulation.model import ViolationError
 
+from ostraca_fabric.ids import drive_of
 from ostraca_fabric.outcome import BlockState, Reason
 
 if TYPE_CHECKING:
@@ -169,11 +170,21 @@ class Calm:
             and setup.requests_max < REQUESTS_MAX,
             "a transfer failed": reason == Reason.TRANSFER_FAILED and setup.transfer_faults.failures > 0,
             "a drive was silent": reason == Reason.DRIVE_SUSPECT and setup.drive_faults.stalls > 0,
+            "its next owner can't open it, as the drive is silent": reason == Reason.NO_OWNER
+            and self._is_left_alone(number),
             "a lie": reason == Reason.DAMAGED and setup.lies > 0,
             "it may lie beside what can't be read": reason == Reason.DRIVE_ERROR
             and world.drives.have_unreadable(world.oracle.places(number)),
         }
         return next((why for why, is_so in faults.items() if is_so), "") or excuse(world, number)
+
+    def _is_left_alone(self, number: int) -> bool:
+        """Whether an agent leaves the drive of a block alone now."""
+        drives = {drive_of(shard) for shard in self._world.oracle.places(number)}
+        agents = [process.agent for process in self._world.agents.values()]
+        return any(
+            drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in drives
+        )
 
     @property
     def is_calm(self) -> bool:

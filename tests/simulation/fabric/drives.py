@@ -190,10 +190,15 @@ class Drives:
         begin, length = int(owned.core.index.offsets(found)[0]), int(owned.core.index.lengths(found)[0])
         if listings.flash.is_spoilt(begin, begin + length):
             return "a spoilt extent"
-        segment = listings.segment_at(begin)
+        is_old = self._is_of_an_older_generation(owned, begin) or listings.segment_at(begin) in misread
+        return "a spoilt page of a newer generation" if is_old else ""
+
+    def _is_of_an_older_generation(self, owned: OwnedShard, offset: int) -> bool:
+        """Whether an owner goes by the listing before the newest, which is spoilt: other blocks lie there."""
+        listings = self._listings[owned.record.id]
+        segment = listings.segment_at(offset)
         generation = owned.core.ring.segments[segment].generation
-        is_old = any(each > generation for each in listings.spoilt_generations(segment))
-        return "a spoilt page of a newer generation" if is_old or segment in misread else ""
+        return any(each > generation for each in listings.spoilt_generations(segment))
 
     def check_damage(self, owned: OwnedShard, offset: int, length: int) -> None:
         """An owner has found damage: of a block of so many bytes at *offset* of the shard, or of the summary
@@ -201,7 +206,11 @@ class Drives:
         """
         flash, geometry = self.flashes[owned.record.drive], self._listings[owned.record.id].geometry
         end = offset + (rounded_up(length) or geometry.summary_bytes)
-        if not (flash.is_spoilt(offset, end) or flash.befell_since(0, offset, end, Befell.ROT_ON_READ)):
+        if not (
+            flash.is_spoilt(offset, end)
+            or flash.befell_since(0, offset, end, Befell.ROT_ON_READ)
+            or (length and self._is_of_an_older_generation(owned, offset))
+        ):
             raise ViolationError(
                 f"{owned.record.id} is called damaged at {offset}, and nothing has damaged it"
             )

@@ -90,13 +90,13 @@ class Seen:
         self._arrivals = {number: world.oracle.arrivals(number) for number in numbers}
         self._world = world
         self._in_memory = in_memory
-        self._deaths = world.deaths
+        self._partings = world.partings
         self._had = _known(world, numbers, in_memory=in_memory)
 
     def had(self) -> set[int]:
         """Return those that some agent has had until now, or may have."""
         world, numbers = self._world, list(self.departures)
-        if self._deaths != world.deaths:  # nobody can ask who is gone
+        if self._partings != world.partings:  # nobody can ask who is gone
             return set(numbers)
         gone = {number for number in numbers if self.departures[number] != world.oracle.departures(number)}
         # An owner says that it has evicted some when it does the next thing, which may be a while later.

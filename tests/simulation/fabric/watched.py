@@ -16,6 +16,7 @@ from ostraca_dpu_agent.owner.core.evicting import Eviction
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
+from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_fabric.adapters.memory_store import MemoryStore
 from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import PutState
@@ -71,7 +72,12 @@ class Watched:
         self._hear_what_owners_have()
 
     def _hear_what_owners_have(self) -> None:
-        said = self._world.said
+        said, world = self._world.said, self._world
+
+        def stopped(*_: object) -> None:
+            world.stopped_shards += 1
+
+        self._hear(ServedShards, "stop", stopped)
         self._hear(
             ShardCore,
             "resolve",

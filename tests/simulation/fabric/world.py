@@ -141,6 +141,7 @@ class World:
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
         self.placed = Placed(self.blocks)
         self.calm = Calm(self)
+        self.stopped_shards = 0
         self.margins = Margins(self)
         self.said = Said(self.oracle)
         self.outside = Outside(
@@ -278,9 +279,9 @@ class World:
         self._begin(name, look_up(self, name, numbers, deadline_s, pin_s))
 
     @property
-    def deaths(self) -> int:
-        """How many processes are gone."""
-        return len(self._gone)
+    def partings(self) -> int:
+        """How many processes are gone, and how often one that lives stopped a shard, with what it listed."""
+        return len(self._gone) + self.stopped_shards
 
     def told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
         """Put into the story how an operation ended."""
