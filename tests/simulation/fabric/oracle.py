@@ -81,6 +81,9 @@ class _Known:
     departures: Counter[EventKind] = field(default_factory=Counter)
     """How often an owner has let go of it: as it was old, or damaged."""
 
+    leavings: Counter[ShardId] = field(default_factory=Counter)
+    """How often its owner has let go of it and a shard did not list it then, by shard."""
+
     arrivals: int = 0
     """How often an owner has committed it."""
 
@@ -118,6 +121,10 @@ class Oracle:
         """Count how often an owner has let go of a block as it was old, and as it found it damaged."""
         counted = self._known[number].departures
         return counted[EventKind.EVICTED], counted[EventKind.DROPPED]
+
+    def leavings(self, number: int, shard: ShardId) -> int:
+        """Count how often a block has left a shard, whichever owner of it let it go."""
+        return self._known[number].leavings[shard]
 
     def arrivals(self, number: int) -> int:
         """Count how often owners have committed a block."""
@@ -268,4 +275,5 @@ class Oracle:
             known = self._known[number]
             known.departures[kind] += 1
             known.places = {shard: place for shard, place in known.places.items() if shard not in left}
+            known.leavings.update(left)
             self.excused[kind.name] += 1

@@ -4,6 +4,7 @@ said.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
+from tests.simulation.fabric.history import History
 from tests.simulation.fabric.oracle import Oracle
-from tests.simulation.fabric.resting import excuse, rest
+from tests.simulation.fabric.resting import everything_is_found, excuse, rest
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.watched import Watched
 from tests.simulation.fabric.worker import Ended
@@ -216,6 +218,53 @@ def test_what_rots_once_an_owner_was_asked_to_list_a_block_excuses_its_loss_and_
                 for segment in range(geometry.segments):
                     flash.land(flash.next_number(), geometry.summary_offset(segment), blank, lambda: False)
                 assert excuse(world, 1) == "a spoilt listing, written over since" * is_asked
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_what_its_next_owner_lets_go_before_a_stopped_one_calls_it_committed_need_not_be_found(
+    monkeypatch: pytest.MonkeyPatch, *, is_dropped: bool
+) -> None:
+    async def scenario() -> None:
+        dice = random.Random(1)
+        world = World(Setup(drives=1, has_cache=False), dice, Story(loop))
+        history, commit = History(world, dice), OwnerService._commit
+
+        async def stopping(*given: Any) -> Any:
+            said = await commit(*given)
+            history._stand_still(owner, 20.0)
+            await asyncio.sleep(0)
+            return said
+
+        monkeypatch.setattr(OwnerService, "_commit", stopping)
+        try:
+            with Watched(world):
+                await rest(world)
+                (owner,) = (each for each in world.agents.values() if each.shards)
+                (other,) = (each for each in world.agents.values() if not each.shards)
+                world.begin_put(f"w{owner.name[1:]}", [1], 2.0, Ack.COMMITTED)
+                await asyncio.sleep(15.0)
+                ((shard, owned),) = other.shards.items()
+                row = owned.core.index.find(rows([world.oracle.key_of(1)]))
+                assert (owner.host.is_paused, row.tolist() != [-1], world.oracle.arrivals(1)) == (
+                    True,
+                    True,
+                    0,
+                )
+                if is_dropped:
+                    world.drives.flashes[owned.record.drive].rot(int(owned.core.index.offsets(row)[0]))
+                    world.begin_get(f"w{other.name[1:]}", [1], 2.0)
+                await world.settle()
+                await rest(world)
+                said = [line.split(None, 2)[1:] for line in world.story.lines]
+                assert [owner.name, f"COMMITTED [1] in {shard}, epoch 1"] in said
+                assert ([other.name, "DROPPED [1]"] in said) == is_dropped
+                assert world.oracle.listed == [1] * (not is_dropped)
+                await everything_is_found(world)
         finally:
             world.end()
 

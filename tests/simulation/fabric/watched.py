@@ -138,15 +138,16 @@ class Watched:
             owned = service.shards.get(ShardId(part.shard))
             keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
             world.judge(world.oracle.offered, keys, tags)
-            mishaps = 0 if owned is None else world.drives.mishaps(owned.record.id)
+            asked = None if owned is None else world.asked(owned, keys)
             done: ShardCommitted = await commit(service, part, numbers, tags, seeds)
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
             if is_done.any():
                 world.judge(world.oracle.answered, keys[is_done], tags[is_done])
                 assert owned is not None, "nobody else says COMMITTED"
+                assert asked is not None
                 world.judge(world.said.committed, owned.core, keys[is_done], tags[is_done])
                 agent = service.events.agent
-                world.judge(world.committed, agent, owned, keys[is_done], tags[is_done], mishaps)
+                world.judge(world.committed, agent, owned, keys[is_done], tags[is_done], asked)
             return done
 
         return committing

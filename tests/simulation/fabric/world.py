@@ -118,6 +118,17 @@ class Setup:
     """No write is later than ``late_write_s``: so no block is lost that no fault of a drive excuses."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was so when an owner was asked to list blocks. It may stand still until it says that it did."""
+
+    mishaps: int
+    """What had befallen the shard's drive."""
+
+    leavings: dict[int, int]
+    """How often each block had left the shard."""
+
+
 @dataclass
 class WorkerProcess:
     """One worker, and the process that it is."""
@@ -328,19 +339,25 @@ class World:
             left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
             self.oracle.gone(kind, left)
 
+    def asked(self, owned: OwnedShard, keys: NDArray[np.uint8]) -> Asked:
+        """An owner is asked to list blocks."""
+        shard, numbers = owned.record.id, self.oracle.numbers_of(keys)
+        leavings = {number: self.oracle.leavings(number, shard) for number in numbers}
+        return Asked(self.drives.mishaps(shard), leavings)
+
     def committed(
         self,
         agent: str,
         owned: OwnedShard,
         keys: NDArray[np.uint8],
         tags: NDArray[np.uint8],
-        mishaps: int,
+        asked: Asked,
     ) -> None:
         """Hear of blocks that an owner has committed; those that have left its index since are none. It may
         have stopped owning the shard meanwhile, and holds to what it says even so.
 
-        So many *mishaps* had befallen the shard's drive when the owner was asked for it: where it stands
-        still meanwhile, what it has written may be damaged before it says that it has.
+        Where it stands still between its write and its word, what it has written may be damaged by then, and
+        its successor may have found it, and let it go.
         """
         process, shard = self.agents.get(agent), owned.record.id
         if process is None or not process.is_alive:
@@ -351,12 +368,16 @@ class World:
             self.drives.check_listed(shard, np.hstack([keys, tags])[is_there])
         self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
         self.calm.committed(numbers)
+        is_last = self._is_last_owner(owned)
         for number in numbers:
+            if not is_last and self.oracle.leavings(number, shard) > asked.leavings[number]:
+                self.oracle.excused["let go by the next owner before it was called committed"] += 1
+                continue
             earlier = self.oracle.places(number).get(shard)
             if earlier and self.has_forgotten_owners and self.drives.may_hide_owners(shard, earlier.mishaps):
                 earlier.epochs.clear()
             is_current = self.placed.shards(self.map, number)[:1] == [shard]
-            self.oracle.committed(shard, owned.epoch, number, mishaps=mishaps, is_current=is_current)
+            self.oracle.committed(shard, owned.epoch, number, mishaps=asked.mishaps, is_current=is_current)
 
     def _let_go_by(self, process: AgentProcess, number: int, *, is_drop: bool) -> set[ShardId]:
         """Return the shards in which an agent that has just let a block go lists it no more.
