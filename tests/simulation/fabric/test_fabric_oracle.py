@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
 from tests.simulation.fabric.history import History
 from tests.simulation.fabric.oracle import Oracle
-from tests.simulation.fabric.resting import everything_is_found, excuse, rest
+from tests.simulation.fabric.resting import everything_is_found, excuse, rest, restlessness
 from tests.simulation.fabric.story import Story
 from tests.simulation.fabric.watched import Watched
 from tests.simulation.fabric.worker import Ended
@@ -265,6 +265,28 @@ def test_what_its_next_owner_lets_go_before_a_stopped_one_calls_it_committed_nee
                 assert ([other.name, "DROPPED [1]"] in said) == is_dropped
                 assert world.oracle.listed == [1] * (not is_dropped)
                 await everything_is_found(world)
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_a_fabric_is_not_at_rest_where_an_agents_lease_is_about_to_end() -> None:
+    async def scenario() -> None:
+        world = World(Setup(drives=1), random.Random(1), Story(loop))
+        try:
+            with Watched(world):
+                await rest(world)
+                (owner,) = (each for each in world.agents.values() if each.shards)
+                owner.membership.keeps_alive = False
+                left_s = world.outside.store.lease_left_s(owner.id, owner.agent.start_id)
+                await asyncio.sleep(left_s - 0.999)
+                assert not restlessness(world)
+                await rest(world)
+                assert not restlessness(world)
+                (claim,) = world.map.claims.values()
+                assert claim.agent != owner.id
         finally:
             world.end()
 
