@@ -38,11 +38,11 @@ class Watched:
         self._before: list[tuple[type, str, Any]] = []
 
     def __enter__(self) -> None:
-        world, margins = self._world, self._world.margins
+        margins, heard = self._world.margins, self._world.heard
         self._hear(
-            EventRing, "record", lambda _, ring, kind, keys, *__, **___: world.observe(ring.agent, kind, keys)
+            EventRing, "record", lambda _, ring, kind, keys, *__, **___: heard.observe(ring.agent, kind, keys)
         )
-        self._hear(OwnedShard, "count_damage", lambda _, owned, offset: world.found_damaged(owned, offset))
+        self._hear(OwnedShard, "count_damage", lambda _, owned, offset: heard.found_damaged(owned, offset))
         self._hear(ShardCore, "reserve", lambda made, core, *_, **__: margins.reserved(core, made))
         self._hear(ShardCore, "reserve_carried", lambda made, core, *_, **__: margins.reserved(core, made))
         self._hear(
@@ -138,7 +138,7 @@ class Watched:
             owned = service.shards.get(ShardId(part.shard))
             keys = np.empty((0, 16), np.uint8) if owned is None else owned.keys_of(numbers)
             world.judge(world.oracle.offered, keys, tags)
-            asked = None if owned is None else world.asked(owned, keys)
+            asked = None if owned is None else world.heard.asked(owned, keys)
             done: ShardCommitted = await commit(service, part, numbers, tags, seeds)
             is_done = np.frombuffer(done.states, np.uint8)[: len(keys)] == PutState.COMMITTED
             if is_done.any():
@@ -147,7 +147,7 @@ class Watched:
                 assert asked is not None
                 world.judge(world.said.committed, owned.core, keys[is_done], tags[is_done])
                 agent = service.events.agent
-                world.judge(world.committed, agent, owned, keys[is_done], tags[is_done], asked)
+                world.judge(world.heard.committed, agent, owned, keys[is_done], tags[is_done], asked)
             return done
 
         return committing

@@ -8,11 +8,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Volume
 from tests.simulation.fabric.calm import Calm
 from tests.simulation.fabric.drives import FABRIC, Drives
+from tests.simulation.fabric.heard import Heard
 from tests.simulation.fabric.limits import check_limits
 from tests.simulation.fabric.margins import Margins
 from tests.simulation.fabric.operations import get, look_up, put
@@ -32,8 +31,6 @@ from tests.simulation.fabric.worker import Ended, Worker
 from tests.simulation.model import ViolationError
 
 from ostraca_dpu_agent.owner.shard import OwnedShard
-from ostraca_fabric.explain import EventKind
-from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import Ack, BlockState, PutState
 from ostraca_fabric.tallies import tally_text
 from ostraca_fabric.testing.drive_faults import DriveFaults
@@ -118,17 +115,6 @@ class Setup:
     """No write is later than ``late_write_s``: so no block is lost that no fault of a drive excuses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was so when an owner was asked to list blocks. It may stand still until it says that it did."""
-
-    mishaps: int
-    """What had befallen the shard's drive."""
-
-    leavings: dict[int, int]
-    """How often each block had left the shard."""
-
-
 @dataclass
 class WorkerProcess:
     """One worker, and the process that it is."""
@@ -155,6 +141,7 @@ class World:
         self.stopped_shards = 0
         self.margins = Margins(self)
         self.said = Said(self.oracle)
+        self.heard = Heard(self)
         self.outside = Outside(
             loop=loop,
             dice=dice,
@@ -183,7 +170,6 @@ class World:
         self.has_forgotten_owners = False
         """Whether the store knows of owners before now only what flash says."""
 
-        self._dropped: int | None = None
         enclosures = [self.drives.made_enclosure(setup.drives) for _ in range(setup.enclosures)]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
         for number in range(setup.hosts):
@@ -325,85 +311,10 @@ class World:
 
     # ------------------------------------------------------------------------------------------ what is so
 
-    def observe(self, agent: str, kind: EventKind, keys: NDArray[np.uint8]) -> None:
-        """Hear of what an agent did to blocks."""
-        process = self.agents.get(agent)
-        if process is None or not process.is_alive:
-            return
-        if kind in (EventKind.EVICTED, EventKind.DROPPED):
-            numbers = self.oracle.numbers_of(keys)
-            self.story.tell(agent, f"{kind.name} {numbers}")
-            if kind is EventKind.DROPPED:
-                (self._dropped,) = numbers
-            is_drop = kind is EventKind.DROPPED
-            left = {number: self._let_go_by(process, number, is_drop=is_drop) for number in numbers}
-            self.oracle.gone(kind, left)
-
-    def asked(self, owned: OwnedShard, keys: NDArray[np.uint8]) -> Asked:
-        """An owner is asked to list blocks."""
-        shard, numbers = owned.record.id, self.oracle.numbers_of(keys)
-        leavings = {number: self.oracle.leavings(number, shard) for number in numbers}
-        return Asked(self.drives.mishaps(shard), leavings)
-
-    def committed(
-        self,
-        agent: str,
-        owned: OwnedShard,
-        keys: NDArray[np.uint8],
-        tags: NDArray[np.uint8],
-        asked: Asked,
-    ) -> None:
-        """Hear of blocks that an owner has committed; those that have left its index since are none. It may
-        have stopped owning the shard meanwhile, and holds to what it says even so.
-
-        Where it stands still between its write and its word, what it has written may be damaged by then, and
-        its successor may have found it, and let it go.
-        """
-        process, shard = self.agents.get(agent), owned.record.id
-        if process is None or not process.is_alive:
-            return
-        is_there = owned.core.index.find(keys) >= 0
-        numbers = self.oracle.numbers_of(keys[is_there])
-        if self.setup.expects_all:
-            self.drives.check_listed(shard, np.hstack([keys, tags])[is_there])
-        self.story.tell(agent, f"COMMITTED {numbers} in {shard}, epoch {owned.epoch}")
-        self.calm.committed(numbers)
-        is_last = self._is_last_owner(owned)
-        for number in numbers:
-            if not is_last and self.oracle.leavings(number, shard) > asked.leavings[number]:
-                self.oracle.excused["let go by the next owner before it was called committed"] += 1
-                continue
-            earlier = self.oracle.places(number).get(shard)
-            if earlier and self.has_forgotten_owners and self.drives.may_hide_owners(shard, earlier.mishaps):
-                earlier.epochs.clear()
-            is_current = self.placed.shards(self.map, number)[:1] == [shard]
-            self.oracle.committed(shard, owned.epoch, number, mishaps=asked.mishaps, is_current=is_current)
-
-    def _let_go_by(self, process: AgentProcess, number: int, *, is_drop: bool) -> set[ShardId]:
-        """Return the shards in which an agent that has just let a block go lists it no more.
-
-        What an agent drops that has a successor, that one may list.
-        """
-        key = np.frombuffer(self.oracle.key_of(number), np.uint8).reshape(1, -1)
-        return {
-            shard
-            for shard, owned in process.shards.items()
-            if not owned.core.is_recovering
-            and (not is_drop or self._is_last_owner(owned))
-            and owned.core.index.find(key)[0] < 0
-        }
-
-    def _is_last_owner(self, owned: OwnedShard) -> bool:
+    def is_last_owner(self, owned: OwnedShard) -> bool:
         """Say whether nobody has claimed a shard since its owner did, however sure that one is of it."""
         given = self.outside.store.memory._grants.get(owned.record.id)
         return given is not None and given.epoch == owned.epoch
-
-    def found_damaged(self, owned: OwnedShard, offset: int) -> None:
-        """Hear of damage that an owner has found: of the block it has just dropped, or of a summary."""
-        length = self.blocks.length(self._dropped) if self._dropped is not None else 0
-        self._dropped = None
-        if self.setup.expects_all and not self.setup.lies and self._is_last_owner(owned):
-            self.drives.check_damage(owned, offset, length)
 
     def judge(self, hear: Callable[..., object], *said: object, **named: object) -> None:
         """Have something judged in the middle of what an agent does, which does not hear of it."""
@@ -441,7 +352,7 @@ class World:
             if agent.is_alive:
                 for owned in agent.shards.values():
                     owned.core.check()
-                    is_last = self._is_last_owner(owned) and not self.has_forgotten_owners
+                    is_last = self.is_last_owner(owned) and not self.has_forgotten_owners
                     self.said.check(owned.core, is_last=is_last)
 
     def end(self) -> None:
