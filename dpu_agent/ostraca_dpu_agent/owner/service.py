@@ -118,6 +118,10 @@ class OwnerService:
         for owned in self.shards.values():
             owned.passing.began(epoch, has_earlier=has_earlier)
 
+    def disown(self, shard: ShardId) -> None:
+        """Answer for a shard no more."""
+        self.shards.pop(shard, None)
+
     def leave(self, shard: ShardId) -> None:
         """Own a shard no more, but answer look-ups from what is known of it until ``succeeded``, and a while
         longer: its next owner has to read first.

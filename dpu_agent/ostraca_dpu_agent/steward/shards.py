@@ -205,7 +205,7 @@ class ServedShards:
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
             return True
         self.standing.given_up(shard)
-        self._owner.shards.pop(shard, None)
+        self._owner.disown(shard)
         serving.owned.fence()
         has_ended = await self._ended(serving, serving.owned.close(within_s=self._settings.drain_s))
         if not has_ended:
@@ -280,7 +280,8 @@ class ServedShards:
         if is_good:
             self._begin(serving)
         else:
-            del self._owner.shards[shard], self.serving[shard]
+            self._owner.disown(shard)
+            del self.serving[shard]
             await serving.owned.close(within_s=self._settings.drain_s)
 
     async def _is_newest(self, serving: Serving) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
 from tests.simulation.fabric.history import History
+from tests.simulation.fabric.operations import Seen
 from tests.simulation.fabric.oracle import Oracle
 from tests.simulation.fabric.resting import everything_is_found, excuse, rest, restlessness
 from tests.simulation.fabric.story import Story
@@ -24,12 +25,14 @@ from tests.simulation.fabric.world import Setup, World
 from tests.simulation.model import ViolationError
 
 from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.testing.virtual_hosts import HostsLoop
 
 if TYPE_CHECKING:
     from ostraca_dpu_agent.owner.shard import OwnedShard
+    from ostraca_dpu_agent.steward.serving import Serving
 
 OTHER_VOLUME, OTHER_TENANT = 1, 2
 """Twins of block 0."""
@@ -287,6 +290,38 @@ def test_a_fabric_is_not_at_rest_where_an_agents_lease_is_about_to_end() -> None
                 assert not restlessness(world)
                 (claim,) = world.map.claims.values()
                 assert claim.agent != owner.id
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_what_was_listed_by_a_shard_whose_recovery_comes_to_nothing_may_have_been_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        world = World(Setup(hosts=1, drives=1, has_cache=False), random.Random(1), Story(loop))
+        is_newest, listed = ServedShards._is_newest, list[list[str]]()
+
+        async def too_late_at_first(shards: ServedShards, serving: Serving) -> bool:
+            is_good = await is_newest(shards, serving)
+            listed.append([owned.record.id for owned in world.agents["h0"].shards.values()])
+            return is_good and len(listed) > 1
+
+        try:
+            with Watched(world):
+                await rest(world)
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                world.crash_agent("h0")
+                world.start_agent("h0")
+                monkeypatch.setattr(ServedShards, "_is_newest", too_late_at_first)
+                seen = Seen(world, [1, 2], in_memory=False)
+                await rest(world)
+                assert listed == [["e0/d0/0"]] * 2
+                lose(world, 1)
+                assert seen.had() == {1, 2}
         finally:
             world.end()
 

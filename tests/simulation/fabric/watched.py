@@ -16,7 +16,6 @@ from ostraca_dpu_agent.owner.core.evicting import Eviction
 from ostraca_dpu_agent.owner.core.ring import Ring
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.owner.shard import OwnedShard
-from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_fabric.adapters.memory_store import MemoryStore
 from ostraca_fabric.ids import ShardId
 from ostraca_fabric.outcome import PutState
@@ -74,10 +73,10 @@ class Watched:
     def _hear_what_owners_have(self) -> None:
         said, world = self._world.said, self._world
 
-        def stopped(*_: object) -> None:
-            world.stopped_shards += 1
+        def disowned(*_: object) -> None:
+            world.disowned_shards += 1
 
-        self._hear(ServedShards, "stop", stopped)
+        self._hear(OwnerService, "disown", disowned)
         self._hear(
             ShardCore,
             "resolve",

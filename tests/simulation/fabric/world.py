@@ -138,7 +138,7 @@ class World:
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
         self.placed = Placed(self.blocks)
         self.calm = Calm(self)
-        self.stopped_shards = 0
+        self.disowned_shards = 0
         self.margins = Margins(self)
         self.said = Said(self.oracle)
         self.heard = Heard(self)
@@ -277,8 +277,8 @@ class World:
 
     @property
     def partings(self) -> int:
-        """How many processes are gone, and how often one that lives stopped a shard, with what it listed."""
-        return len(self._gone) + self.stopped_shards
+        """How many processes are gone, and how often a living one let go of a shard, with what it listed."""
+        return len(self._gone) + self.disowned_shards
 
     def told(self, name: str, what: str, numbers: list[int], end: Ended) -> None:
         """Put into the story how an operation ended."""
