@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING, Any
+
 import pytest
-from tests.agent.assembly import assembled, chain_of
+from tests.agent.assembly import assembled, chain_of, put_states, until
+from tests.agent.test_takeover import QUICK, THE_SHARD
 
 from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.steward.recover import read_summaries
 from ostraca_fabric.fabric_map import Claim
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.keys import derive_keys
+from ostraca_fabric.outcome import PutState
 from ostraca_fabric.wire.messages import Resolve, Resolved, ShardKeys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tests.agent.assembly import Assembly
+
+    from ostraca_fabric.wire.messages import ShardExtents
 
 ONE, OTHER = AgentId("one"), AgentId("other")
 
@@ -33,9 +46,10 @@ async def test_a_shard_that_was_left_is_answered_for_unless_it_was_owned_in_betw
         shard, claims = fabric.shard.record.id, dict[ShardId, Claim]()
         service = OwnerService(lambda: 0.0, fabric.service.events, claims.get)
         service.own(fabric.shard)
-        service.leave(shard)
+        left = OwnerEpoch(7)  # while it is read, it does not know it itself
+        service.leave(shard, left)
         if owner is not None:
-            epoch = OwnerEpoch(fabric.shard.epoch + epochs_later)
+            epoch = OwnerEpoch(left + epochs_later)
             claims[shard] = Claim(owner, StartId(bytes(16)), epoch)
         keys = derive_keys(fabric.volume.secret, chain_of(range(6)))
         answer = service.answer(Resolve(1, 1.0, 0.0, (ShardKeys(shard, keys.tobytes()),), is_brief=True))
@@ -44,3 +58,60 @@ async def test_a_shard_that_was_left_is_answered_for_unless_it_was_owned_in_betw
         assert said.is_owner == is_answered
         assert list(said.found) == ([1] * 4 + [0] * 2 if is_answered else [])
         assert said.known_owner == ("" if is_answered or owner is None else owner)
+
+
+def asked(fabric: Assembly, numbers: Sequence[int]) -> ShardExtents:
+    """Ask the agent itself which blocks it knows of."""
+    keys = derive_keys(fabric.volume.secret, chain_of(numbers))
+    request = Resolve(1, 1.0, 0.0, (ShardKeys(THE_SHARD, keys.tobytes()),), is_brief=True)
+    answer = fabric.service.answer(request)
+    assert isinstance(answer, Resolved)
+    return answer.shards[0]
+
+
+async def test_a_shard_that_is_handed_over_while_it_is_read_is_answered_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_read, may_end = asyncio.Event(), asyncio.Event()
+
+    async def held(*given: Any) -> AsyncIterator[Any]:
+        async for part in read_summaries(*given):
+            yield part
+            has_read.set()
+            await may_end.wait()
+
+    async with assembled(QUICK) as fabric:
+        await fabric.ready()
+        await fabric.put(fabric.worker(), range(4))
+        monkeypatch.setattr("ostraca_dpu_agent.steward.serving.read_summaries", held)
+        store, shards = fabric.membership.store, fabric.agent._steward.shards
+        store.leave(fabric.agent.id, fabric.agent.start_id)
+        store.lose_grants([THE_SHARD])  # so it begins anew
+        fabric.membership._say_changed()
+        await has_read.wait()
+        await until(lambda: asked(fabric, range(4)).found == bytes([1] * 4))
+        shards.leaving.set()
+        handing_over = asyncio.create_task(shards.hand_over(THE_SHARD))
+        await asyncio.sleep(0)
+        may_end.set()
+        await handing_over
+        claim = Claim(OTHER, StartId(bytes(16)), OwnerEpoch(store._grants[THE_SHARD].epoch + 1))
+        store._publish(claims={THE_SHARD: claim})
+        said = asked(fabric, range(6))
+        assert (said.is_owner, said.found) == (True, bytes([1] * 4 + [0] * 2))
+
+
+async def test_a_shard_that_came_back_and_was_written_is_not_answered_for_by_what_was_known_before() -> None:
+    async with assembled(QUICK) as fabric:
+        await fabric.ready()
+        await fabric.put(fabric.worker(), range(4))
+        first, shards = fabric.shard, fabric.agent._steward.shards
+        shards.begin_hand_over(THE_SHARD)
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not first)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        await fabric.ready()
+        assert put_states(await fabric.put(fabric.worker(), range(4, 6))) == [PutState.COMMITTED] * 2
+        stopping = asyncio.create_task(shards.stop(THE_SHARD))  # as where its drive breaks
+        await asyncio.sleep(0)
+        assert not asked(fabric, range(6)).is_owner
+        await stopping

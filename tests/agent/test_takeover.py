@@ -625,3 +625,29 @@ async def test_an_owner_that_was_succeeded_in_what_the_store_has_lost_begins_ane
         await until(lambda: bool(fabric.shard.core.grants.own))
         assert fabric.shard.epoch == owned.epoch + 1
         assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_an_owner_that_was_succeeded_and_whose_claim_is_there_again_begins_anew(
+    *, is_heard: bool
+) -> None:
+    async with assembled(QUICK, segments=12) as fabric:
+        owned, store = fabric.shard, fabric.membership.store
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        claims = store.map.claims
+        if is_heard:  # of the next owner, and then the store is put back to before it
+            after = replace(claims[THE_SHARD], agent=SECOND, epoch=OwnerEpoch(owned.epoch + 1))
+            store._publish(claims={THE_SHARD: after})
+            fabric.membership._say_changed()
+            while not owned.core.grants.is_fenced:  # noqa: ASYNC110 (and no longer: it stops its shard next)
+                await asyncio.sleep(0)
+            store._publish(claims=claims)
+        else:  # its summaries have told of that one
+            owned.fence()
+        fabric.membership._say_changed()
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        await until(lambda: bool(fabric.shard.core.grants.own))
+        assert fabric.shard.epoch == owned.epoch + 1
+        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -71,6 +72,18 @@ other, and no put is declined for that. What an agent that is further behind wri
 it goes by will soon be asked no longer, and it looks in none of the newer ones whether a block exists."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A shard that was left."""
+
+    owned: OwnedShard
+    epoch: OwnerEpoch
+    """Under which it was claimed: what is being read still has none of its own."""
+
+    until_s: float = math.inf
+    """Until when look-ups are answered."""
+
+
 class OwnerService:
     """The shards this agent owns, by id."""
 
@@ -90,7 +103,7 @@ class OwnerService:
         self.events = events
         self.shards: dict[ShardId, OwnedShard] = {}
         self._placement, self._has_earlier = PlacementEpoch(0), False
-        self._left: dict[ShardId, tuple[OwnedShard, float]] = {}
+        self._left: dict[ShardId, _Left] = {}
         self._shares: Mapping[int, float] = {}
 
     def own(self, owned: OwnedShard) -> None:
@@ -122,25 +135,29 @@ class OwnerService:
         """Answer for a shard no more."""
         self.shards.pop(shard, None)
 
-    def leave(self, shard: ShardId) -> None:
-        """Own a shard no more, but answer look-ups from what is known of it until ``succeeded``, and a while
-        longer: its next owner has to read first.
+    def leave(self, shard: ShardId, epoch: OwnerEpoch) -> None:
+        """Own a shard no more that was claimed under *epoch*, but answer look-ups from what is known of it
+        until ``succeeded``, and a while longer: its next owner has to read first.
         """
-        self._left[shard] = self.shards.pop(shard), math.inf
+        self._left[shard] = _Left(self.shards.pop(shard), epoch)
+
+    def begun(self, shard: ShardId) -> None:
+        """Know of a shard that space is handed out here: what was known when it was left is not all now."""
+        self._left.pop(shard, None)
 
     @property
     def left(self) -> frozenset[ShardId]:
         """The shards that were left and that nobody has succeeded to yet."""
-        return frozenset(shard for shard, (_, until_s) in self._left.items() if until_s == math.inf)
+        return frozenset(shard for shard, left in self._left.items() if left.until_s == math.inf)
 
     def succeeded(self, shard: ShardId, *, until_s: float) -> None:
         """Answer for a shard that was left until then: somebody else owns it."""
-        self._left[shard] = self._left[shard][0], until_s
+        self._left[shard] = replace(self._left[shard], until_s=until_s)
 
     def prune(self) -> None:
         """Let go of shards that were left, and are answered for no longer: each keeps its index in memory."""
         now_s = self._clock()
-        self._left = {shard: left for shard, left in self._left.items() if now_s < left[1]}
+        self._left = {shard: left for shard, left in self._left.items() if now_s < left.until_s}
 
     def forget(self) -> None:
         """Answer for no shard any more."""
@@ -268,18 +285,18 @@ class OwnerService:
         )
 
     def _left_lately(self, shard: ShardId) -> OwnedShard | None:
-        """Return a shard that was left, and that nobody has written who owned it since.
-
-        That of an owner in between may come back here. Until it is read, what that one did is not known here.
+        """Return a shard that was left, unless it has had another owner since, and yet another one, as far as
+        this agent knows. That may be this agent, with the shard to be read again: what was put in between is
+        not known here until then.
         """
-        owned, until_s = self._left.get(shard, (None, 0.0))
-        if owned is None:
+        left = self._left.get(shard)
+        if left is None:
             return None
-        if self._clock() >= until_s:
+        if self._clock() >= left.until_s:
             del self._left[shard]
             return None
         claim = self._claim_of(shard)
-        return owned if claim is None or claim.epoch <= owned.epoch + 1 else None
+        return left.owned if claim is None or claim.epoch <= left.epoch + 1 else None
 
     async def _reserve(
         self,

@@ -80,8 +80,8 @@ class Observed:
     """How long each shard has been without an owner, as far as this agent has watched."""
 
     unsure: frozenset[ShardId] = frozenset()
-    """Shards that are served under a claim of which it is not known that it is the one they are served under:
-    the answer to it was lost."""
+    """Shards that are served under a claim of which it is not known that it is the one they are served under,
+    as the answer to it was lost; or under which they are written no more, as another one came after it."""
 
     leaving: frozenset[ShardId] = frozenset()
     """Shards that are being handed over."""

@@ -180,7 +180,8 @@ class ServedShards:
 
     async def reclaim(self, shard: ShardId) -> None:
         """Claim again what is served here, under the same epoch; where somebody came between, or the store
-        has lost what was granted, begin anew: also where it has lost who came between.
+        has lost what was granted, begin anew: also where it has lost who came between, with or without a
+        claim of this agent's.
         """
         serving = self.serving.get(shard)
         if serving is None:  # its recovery has failed, or it was handed over, since the turn began
@@ -230,7 +231,7 @@ class ServedShards:
             self.serving.pop(shard, None)
             self.handing_over.discard(shard)
         if self._owner.shards.get(shard) is serving.owned:
-            self._owner.leave(shard)
+            self._owner.leave(shard, serving.claim.epoch)
         return has_ended
 
     async def release(self, shard: ShardId) -> None:
@@ -309,6 +310,7 @@ class ServedShards:
         self._why_failed.pop(shard, None)
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
         serving.begin(owned.spawn)
+        self._owner.begun(shard)
         self._fence_if_superseded(serving, self._membership.map)
         claim = self._membership.map.claims.get(shard)
         if claim == serving.claim:

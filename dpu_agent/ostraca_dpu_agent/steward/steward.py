@@ -190,7 +190,7 @@ class Steward:
             attached=frozenset(self._drives),
             served=frozenset(shards.serving) - shards.handing_over,
             failed=shards.failed(fabric_map),
-            unsure=frozenset(shards.serving) - shards.recoveries.keys() - self.standing.shards,
+            unsure=frozenset(shards.serving) - shards.recoveries.keys() - self.standing.sure,
             leaving=frozenset(shards.handing_over),
             is_leaving=shards.leaving.is_set(),
             broken=frozenset(

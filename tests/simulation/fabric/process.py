@@ -153,7 +153,7 @@ class AgentProcess:
     def has(self, keys: NDArray[np.uint8], *, in_memory: bool) -> NDArray[np.bool_]:
         """Say which blocks it lists, in shards that it answers for or did, or, if so asked, has in DRAM."""
         owner = self.agent._owner
-        answers_for = [*owner.shards.values(), *(owned for owned, _ in owner._left.values())]
+        answers_for = [*owner.shards.values(), *(left.owned for left in owner._left.values())]
         known = np.zeros(len(keys), np.bool_)
         for owned in answers_for:
             known |= owned.core.index.find(keys) >= 0
