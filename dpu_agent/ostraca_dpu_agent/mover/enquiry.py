@@ -144,6 +144,10 @@ class Enquiry:
                 await self._hear(waiting[-1])
             while waiting and not self._is_enough():
                 await self._hear(waiting[0] if len(waiting) == 1 else await _first_answered(waiting))
+        except BaseException:
+            for told in self._told:
+                release_pin(self._owners, told)
+            raise
         finally:
             for question in waiting:
                 self._tasks.spawn(self._let_go(question))
@@ -170,6 +174,8 @@ class Enquiry:
 
     async def _hear(self, question: _Question) -> None:
         """Wait for an answer; ask those whom it names as owners instead, unless somebody named this one."""
+        if isinstance(question.asked, asyncio.Task) and not question.asked.done():
+            await asyncio.wait([question.asked])  # it goes on where this is cancelled, and is let go then
         self._waiting.remove(question)
         answer = await _answer(question.asked)
         told, elsewhere = self._judged(question, answer)
