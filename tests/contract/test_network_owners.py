@@ -459,3 +459,11 @@ class TestNetworkOwners:
             await other
         with pytest.raises(ConnectError, match="being stopped"):
             await pair.owners.ask(OWNER, RESOLVE)
+
+    async def test_what_was_asked_before_it_is_closed_dials_nobody_after_that(self, pair: Pair) -> None:
+        asked = pair.owners.ask(OWNER, RESOLVE)
+        assert isinstance(asked, Coroutine), "there is no connection yet"
+        await pair.owners.close()
+        with pytest.raises(ConnectError, match="closed here"):
+            await asked
+        assert not pair.serving.connections

@@ -198,6 +198,8 @@ class PeerLink:
     # One request.
 
     def _pass(self) -> None:
+        if self._is_closed:
+            raise ConnectError("closed here")
         if self._breaker.is_shut:
             return
         if self._breaker.is_trial_due(self._loop.time()):
