@@ -467,3 +467,12 @@ class TestNetworkOwners:
         with pytest.raises(ConnectError, match="closed here"):
             await asked
         assert not pair.serving.connections
+
+    async def test_what_is_late_at_once_is_held_against_a_peer_once(self, pair: Pair) -> None:
+        await pair.owners.ask(OWNER, RESOLVE)
+        pair.network.part("a", "b")
+        late = [pair.owners.ask(OWNER, Commit(0, 0.1, ())) for _ in range(SETTINGS.breaker.failures_max)]
+        ends = await asyncio.gather(*late, return_exceptions=True)
+        assert {type(end) for end in ends} == {TimeoutError}
+        await asyncio.sleep(2 * SETTINGS.patience_s)
+        assert (pair.status.failures, pair.status.is_held_off) == (1, False)

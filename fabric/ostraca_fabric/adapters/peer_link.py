@@ -250,6 +250,7 @@ class PeerLink:
             return
         if not request.is_quick:
             if not self._is_pinging:
+                self._is_pinging = True
                 self._tasks.spawn(self._check(request.connection))
         elif request.answered not in self._overdue:
             self._fail("a look-up's deadline was missed")
@@ -293,7 +294,6 @@ class PeerLink:
 
     async def _check(self, connection: ClientConnection) -> None:
         """Find out whether a peer that took long for something answers at all."""
-        self._is_pinging = True
         try:
             await self._ping(connection)
         except TimeoutError:
