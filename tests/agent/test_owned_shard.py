@@ -490,3 +490,21 @@ async def test_a_shard_that_is_being_stilled_hands_out_nothing_and_lets_what_it_
         assert list(refused.reasons) == [Reason.NO_OWNER]
         assert await committed(shard, made, [1]) == [PutState.COMMITTED]
         assert await stilling
+
+
+async def test_a_put_that_waits_for_a_segment_gets_none_of_a_shard_that_was_found_still_meanwhile() -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        shard = fabric.shard
+        per_segment = shard.core.geometry.data_bytes // (15 * 4096)
+        filling = await reserved(shard, list(range(2 * per_segment)))
+        assert shard.core.ring.opening is not None
+        waiting = asyncio.create_task(reserved(shard, [8888]))
+        await asyncio.sleep(0)
+        shard.core.release(0.0, (), filling.reservations[filling.states == PutState.STAGED])
+        assert await shard.stilled(within_s=5.0)
+        fabric.drive.let_go()
+        made = await waiting
+        assert (list(made.states), list(made.reasons)) == ([PutState.DECLINED], [Reason.NO_OWNER])
+        assert not len(shard.core.reservations)

@@ -283,13 +283,18 @@ class OwnedShard:
     async def _placed(
         self, reserve: Callable[[NDArray[np.intp]], Reservations], count: int, until_s: float
     ) -> Reservations:
-        """Have space handed out; again for those that find none, while a segment is being opened."""
+        """Have space handed out; again for those that find none, while a segment is being opened, unless this
+        shard is being stilled by then: it may have been found still.
+        """
         made = reserve(np.arange(count))
         self.wake()
         short = np.flatnonzero(np.isin(made.reasons, _MAY_BECOME_FREE))
         while len(short) and self.core.ring.opening is not None:
             waits_s = min(until_s - self._clock(), self._settings.opening_wait_s)
             if not await _set_within(self._written, waits_s):
+                break
+            if self._is_stilling:
+                made.reasons[short] = Reason.NO_OWNER
                 break
             more = reserve(short)
             self.wake()
