@@ -205,3 +205,21 @@ def test_in_the_end_all_that_either_lists_is_found_and_own_entries_win(steps: li
     after.core.check()
     listed = set(after.found(list(range(41))))
     assert set(before.found(list(range(41)))) <= listed
+
+
+def test_a_page_of_an_owner_of_the_same_epoch_that_lands_late_is_older_than_what_is_opened_next() -> None:
+    first = OwnedShard(segments=4)
+    first.restart()
+    (late,) = first.core.writes_due(first.now_s)  # under way when the store is lost, and its next owner reads
+    first.epoch -= 1
+    second = first.successor(frozenset(range(4)))
+    assert second.epoch == first.core.epoch
+    first.write_pieces(late)
+    second.adopt()
+    second.core.confirm(math.inf)
+    second.core.retire(second.now_s, range(4))
+    second.core.granted(second.now_s, range(4))
+    for number in range(100):
+        second.settle()
+        second.core.release(second.now_s, (), second.reserve([number]).reservations)
+        second.pass_time(10.0)

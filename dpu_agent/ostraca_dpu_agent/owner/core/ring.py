@@ -169,8 +169,11 @@ class Ring:
         recount(self)
 
     def renew(self, found: RecoveredSegment) -> None:
-        """Know of a withheld segment what it lists, in this generation."""
+        """Know of a withheld segment what it lists, in this generation. Where the store was lost it may be of
+        an owner with the same epoch, whose page was on its way when this one read.
+        """
         segment = self.segments[found.number]
+        self._count = max(self._count, generation_parts(found.generation)[1])
         if segment.entries_used:
             self.pool_of(segment.pool).leave(segment)
         self._note(segment, found)
