@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.agent.assembly import assembled, chain_of, put_states, until
-from tests.agent.test_takeover import QUICK, THE_SHARD
+from tests.agent.assembly import ENCLOSURE, assembled, chain_of, put_states, reserved, until
+from tests.agent.test_takeover import QUICK, SECOND, THE_SHARD, pair
 
 from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.steward.recover import read_summaries
@@ -115,3 +116,29 @@ async def test_a_shard_that_came_back_and_was_written_is_not_answered_for_by_wha
         await asyncio.sleep(0)
         assert not asked(fabric, range(6)).is_owner
         await stopping
+
+
+async def test_a_shard_that_was_left_and_is_gone_from_the_map_takes_no_memory() -> None:
+    async with assembled(QUICK) as fabric:
+        await fabric.ready()
+        shards = fabric.agent._steward.shards
+        shards.leaving.set()  # so nobody takes it
+        await shards.hand_over(THE_SHARD)
+        assert set(fabric.service._left) == {THE_SHARD}
+        await fabric.membership.put_enclosures([], removed=[ENCLOSURE])
+        await until(lambda: not fabric.service._left)
+
+
+async def test_a_shard_whose_next_owner_came_while_it_was_handed_over_takes_no_memory_for_good() -> None:
+    async with pair(replace(QUICK, drain_s=0.5)) as agents:
+        await agents.fabric.ready()
+        made = await reserved(agents.first_shard, [1], hold_s=0.2)
+        assert len(made.reservations) == 1
+        shards = agents.fabric.agent._steward.shards
+        handing_over = asyncio.create_task(shards.hand_over(THE_SHARD))
+        await until(lambda: THE_SHARD in shards.handing_over)
+        claim = Claim(SECOND, agents.second.start_id, OwnerEpoch(agents.first_shard.epoch + 1))
+        agents.store._publish(claims={THE_SHARD: claim})
+        agents.fabric.membership._say_changed()
+        await handing_over
+        await until(lambda: not agents.fabric.service._left)

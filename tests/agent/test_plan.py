@@ -11,6 +11,7 @@ from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     REJOIN_WITHIN_S,
     Attach,
+    BeginAnew,
     Detach,
     GiveBack,
     HandOver,
@@ -441,3 +442,19 @@ def test_an_agent_whose_name_another_process_took_leaves_it_the_fabric() -> None
     assert "another process has joined as agent-0 since I did, at tcp://other:7000" in decided.sentence
     served = replace(state, map=replace(state.map, agents=taken, claims=theirs), served=frozenset({shard.id}))
     assert plan(served).steps == (Stop(shard.id),)
+
+
+def test_a_shard_whose_owner_here_never_writes_again_is_begun_anew_unless_another_agent_owns_it() -> None:
+    box = enclosure(3)
+    shard = box.shards[0].id
+    state = observed()
+    state = replace(state, attached=frozenset(drive.id for drive in box.drives))
+    state = replace(state, served=frozenset(each.id for each in box.shards), stranded=frozenset({shard}))
+    claims = {each.id: Claim(ME, START, OwnerEpoch(1)) for each in box.shards}
+    made = plan(replace(state, map=replace(state.map, claims=claims)))
+    assert made.steps == (BeginAnew(shard),)
+    assert made.sentence == "I will begin 1 shard anew that I write no more."
+    taken = {**claims, shard: Claim(OTHER, OTHER_START, OwnerEpoch(2))}
+    assert plan(replace(state, map=replace(state.map, claims=taken))).steps[0] == Stop(shard)
+    nobody_s = {each: claim for each, claim in claims.items() if each != shard}
+    assert plan(replace(state, map=replace(state.map, claims=nobody_s))).steps == (Reclaim(shard),)

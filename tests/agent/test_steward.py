@@ -330,16 +330,16 @@ async def test_a_shard_that_was_left_takes_no_memory_once_it_is_answered_for_no_
 async def test_since_when_a_condition_is_so_is_known_though_nobody_has_asked() -> None:
     async with assembled(replace(SETTINGS, turn_s=0.02)) as fabric:
         agent, clock = fabric.agent, fabric.agent._clock
-        fabric.shard.fence()
-        fenced_s = clock()
-        await until(lambda: clock() > fenced_s + 0.5)
+        fabric.shard.core.ring.unreadable.add(1)
+        spoilt_s = clock()
+        await until(lambda: clock() > spoilt_s + 0.5)
         asked_s = clock()
-        (found,) = (each for each in agent.status().conditions if each.name == "shards_writable")
+        (found,) = (each for each in agent.status().conditions if each.name == "summaries_readable")
         assert not found.is_true
         assert found.since_s >= 0.3
-        assert found.since_s <= clock() - fenced_s
+        assert found.since_s <= clock() - spoilt_s
         (ready,) = (each for each in agent.status().conditions if each.name == "ready")
-        assert ready.since_s >= asked_s - fenced_s
+        assert ready.since_s >= asked_s - spoilt_s
 
 
 @pytest.mark.parametrize(("stopped_s", "is_told"), [(26.0, True), (0.5, False)])

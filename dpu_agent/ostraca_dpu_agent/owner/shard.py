@@ -97,6 +97,9 @@ class OwnedShard:
         self.core = core
         self.passing = Passing(core)
         self.is_failing = False
+        self.has_crashed = False
+        """Whether a part has crashed that this can't go on without: it is to be begun anew."""
+
         self.scrub: Scrub | None = None
         """How far its scrub is; None where there is none."""
 
@@ -121,9 +124,9 @@ class OwnedShard:
         self._carrier = Carrier(self, drive, clock)
         self._suspects = Suspects(self, drive, events)
         self._tasks = Tasks(f"shard {record.id}")
-        self._tasks.spawn(self._write_summaries())
-        self._tasks.spawn(self._expire())
-        self._tasks.spawn(self._carry())
+        self.spawn(self._write_summaries(), is_vital=True)
+        self.spawn(self._expire(), is_vital=True)
+        self.spawn(self._carry(), is_vital=True)
 
     @property
     def epoch(self) -> OwnerEpoch:
@@ -134,6 +137,18 @@ class OwnedShard:
     def is_closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed.is_set()
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether this owner never writes again, or not as it should: another one has come after it, or a
+        part of it has crashed.
+        """
+        return self.core.grants.is_fenced or self.has_crashed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, once ``close`` was called: what had not ended then may have since."""
+        return not len(self._tasks) and self.core.is_writable
 
     @property
     def may_write(self) -> bool:
@@ -150,9 +165,17 @@ class OwnedShard:
         """Whether such a write may land yet."""
         return self._clock() < self._outside_quiet_at_s
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside on the shard's drive; ``close`` waits for its end."""
-        self._tasks.spawn(work)
+    def spawn(self, work: Coroutine[Any, Any, None], *, is_vital: bool = False) -> None:
+        """Do something beside on the shard's drive; ``close`` waits for its end. What *is_vital* this shard
+        can't go on without.
+        """
+        task = self._tasks.spawn(work)
+        if is_vital:
+            task.add_done_callback(self._vital_ended)
+
+    def _vital_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.has_crashed = True
 
     def begin(
         self,
@@ -406,7 +429,7 @@ class OwnedShard:
             self.core.end_writing()
             self._tickets.decline_all(Reason.DRIVE_ERROR)
             self._say_written()
-            log.error("shard %s writes no more: it declines puts and serves gets", self.record.id)  # noqa: TRY400 (Tasks logs the crash)
+            log.error("shard %s writes no more, and is to be begun anew", self.record.id)  # noqa: TRY400 (Tasks logs the crash)
             raise
 
     def _say_written(self) -> None:

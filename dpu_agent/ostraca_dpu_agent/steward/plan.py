@@ -80,8 +80,12 @@ class Observed:
     """How long each shard has been without an owner, as far as this agent has watched."""
 
     unsure: frozenset[ShardId] = frozenset()
-    """Shards that are served under a claim of which it is not known that it is the one they are served under,
-    as the answer to it was lost; or under which they are written no more, as another one came after it."""
+    """Shards that are served under a claim of which it is not known that it is the one they are served under:
+    the answer to it was lost."""
+
+    stranded: frozenset[ShardId] = frozenset()
+    """Shards that are served by an owner that never writes again: another one has come after it, though the
+    claim is this agent's, or a part of it has crashed."""
 
     leaving: frozenset[ShardId] = frozenset()
     """Shards that are being handed over."""
@@ -141,6 +145,15 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginAnew:
+    """Stop serving a shard that is written no more, though its claim is this agent's: it is to be read anew,
+    by this agent or another one.
+    """
+
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
 class GiveBack:
     """Give back the claim of a shard that is not served here and can't be: of one that was made, and nobody
     was told, or that could not be given back before.
@@ -156,7 +169,7 @@ class HandOver:
     shard: ShardId
 
 
-Step = Join | Attach | Detach | Serve | Reclaim | Stop | GiveBack | HandOver
+Step = Join | Attach | Detach | Serve | Reclaim | Stop | BeginAnew | GiveBack | HandOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +224,7 @@ def plan(observed: Observed) -> Plan:
     stopped = frozenset(step.shard for step in stop)
     owners = [fabric_map.owner(shard.id) for shard in fabric_map.shards()]
     owned = Counter(owner for owner in owners if owner is not None)
-    own: list[GiveBack | Reclaim | Serve] = []
+    own: list[BeginAnew | GiveBack | Reclaim | Serve] = []
     free: list[int] = []
     for number, (shard, owner) in enumerate(zip(fabric_map.shards(), owners, strict=True)):
         if shard.id in stopped or shard.id in observed.leaving:
@@ -220,24 +233,27 @@ def plan(observed: Observed) -> Plan:
             own += _with_own(observed, shard, reachable)
         elif owner is None and shard.id not in observed.failed and shard.drive in readable:
             free.append(number)
+    anew = [step for step in own if isinstance(step, BeginAnew)]
     give_back = [step for step in own if isinstance(step, GiveBack)]
     reclaim = [step for step in own if isinstance(step, Reclaim)]
     serve = [step for step in own if isinstance(step, Serve)]
     serve = sorted([*serve, *_fall_to_us(observed, free, owned)], key=lambda step: step.shard.id)
-    hand_over = [] if stop or serve or reclaim else list(_to_hand_over(observed, owned))
+    hand_over = [] if stop or anew or serve or reclaim else list(_to_hand_over(observed, owned))
     in_use = {drive_of(shard) for shard in observed.served | observed.leaving}
     detach = [Detach(drive) for drive in sorted(observed.moved - in_use)]
-    steps: tuple[Step, ...] = (*stop, *give_back, *reclaim, *detach, *attach, *serve, *hand_over)
+    steps: tuple[Step, ...] = (*stop, *anew, *give_back, *reclaim, *detach, *attach, *serve, *hand_over)
     return Plan(steps, _sentence(observed, steps))
 
 
 def _with_own(
     observed: Observed, shard: ShardRecord, reachable: frozenset[DriveId]
-) -> Iterator[GiveBack | Reclaim | Serve]:
+) -> Iterator[BeginAnew | GiveBack | Reclaim | Serve]:
     """Say what to do with a shard that this agent serves, or owns."""
     if shard.id in observed.served:
         if observed.map.owner(shard.id) is None or shard.id in observed.unsure:
             yield Reclaim(shard.id)
+        elif shard.id in observed.stranded:
+            yield BeginAnew(shard.id)
     elif shard.id in observed.failed or shard.drive not in reachable:
         yield GiveBack(shard.id)
     else:
@@ -332,6 +348,7 @@ _WORDS = {
         "stop serving {} whose drive has failed or is gone",
         "stop serving {} whose drives have failed or are gone",
     ),
+    "BeginAnew": ("begin {} anew that I write no more",) * 2,
     "GiveBack": ("give back {} that I can't serve",) * 2,
     "Reclaim": (
         "claim {} again that I serve and whose claim ran out with my lease",

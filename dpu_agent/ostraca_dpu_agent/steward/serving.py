@@ -93,9 +93,9 @@ class Serving:
     def goes_on_under(self, claimed: Claimed) -> bool:
         """Say whether this claim, made anew, is the one that it is served under: of the same epoch, what this
         owner may write is still on record there, and no grant before it that is not heeded here. An owner
-        that has been succeeded goes on under none.
+        that never writes again goes on under none.
         """
-        if self.owned.core.grants.is_fenced:
+        if self.owned.is_stranded:
             return False
         granted = self.owned.core.grants.own
         is_on_record = granted <= set(claimed.own.segments)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CRASHED = "a part of what serves it has crashed, and the log says where"
+
 
 class ServedShards:
     """The shards of one agent. What they have begun ends in ``finish``."""
@@ -76,6 +78,9 @@ class ServedShards:
         self._failed: dict[ShardId, tuple[int, float]] = {}
         """The placement epoch in which a shard could not be opened, and when to try again in it."""
 
+        self._unended: list[OwnedShard] = []
+        """Those that were closed with I/O under way."""
+
         self._why_failed: dict[ShardId, str] = {}
         """Why shards could not be opened when that was tried last, unless others have owned them since."""
 
@@ -89,8 +94,9 @@ class ServedShards:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
-        return not self._tasks
+        """Whether nothing is under way, also of shards that are no longer served."""
+        self._unended = [owned for owned in self._unended if not owned.is_idle]
+        return not self._tasks and not self._unended
 
     def failed(self, fabric_map: FabricMap) -> frozenset[ShardId]:
         """Return the shards that could not be opened, and are not to be tried again yet under this map."""
@@ -190,8 +196,8 @@ class ServedShards:
             await self.stop(shard)
             return
         asked_s = self._clock()
-        is_superseded = serving.owned.core.grants.is_fenced  # and never writes again under this epoch
-        claimed = await self._claimed(shard, OwnerEpoch(serving.claim.epoch + is_superseded))
+        is_stranded = serving.owned.is_stranded
+        claimed = await self._claimed(shard, OwnerEpoch(serving.claim.epoch + is_stranded))
         if serving.owned.is_closed:
             return
         if claimed is not None and serving.goes_on_under(claimed):
@@ -199,6 +205,19 @@ class ServedShards:
         elif claimed is not None:
             self.standing.lost(shard)
             await self.stop(shard)
+
+    async def begin_anew(self, shard: ShardId) -> None:
+        """Stop a shard that is written no more here. Where a part of it has crashed leave it alone for a
+        while: others may fare better.
+        """
+        serving = self.serving.get(shard)
+        if serving is None:
+            return
+        self.standing.lost(shard)
+        if serving.owned.has_crashed:
+            log.warning("%s leaves shard %s alone for a while: %s", self._agent.id, shard, _CRASHED)
+            self._leave_alone(serving.owned.record, _CRASHED, self._settings.open_again_s)
+        await self.stop(shard)
 
     async def stop(self, shard: ShardId) -> bool:
         """Answer for a shard no more, and let it end."""
@@ -209,7 +228,7 @@ class ServedShards:
         self._owner.disown(shard)
         serving.owned.fence()
         has_ended = await self._ended(serving, serving.owned.close(within_s=self._settings.drain_s))
-        if not has_ended:
+        if not has_ended and not serving.owned.has_crashed:
             log.warning("%s stops shard %s with I/O under way that does not end", self._agent.id, shard)
         return has_ended
 
@@ -248,6 +267,8 @@ class ServedShards:
         if recovering is not None:  # it ends after what it reads just now
             await asyncio.wait([recovering], timeout=self._settings.drain_s)
             has_ended = has_ended and recovering.done()
+        if not has_ended:
+            self._unended = [*(owned for owned in self._unended if not owned.is_idle), serving.owned]
         return has_ended
 
     def _fence_if_superseded(self, serving: Serving, fabric_map: FabricMap) -> None:
@@ -271,7 +292,9 @@ class ServedShards:
             is_good = await self._is_newest(serving)
         except MembershipError as error:
             log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
-        except OstracaError as error:
+        except Exception as error:
+            if not isinstance(error, OstracaError):
+                log.exception("reading shard %s crashed; this is a bug in Ostraca", shard)
             if serving.owned.is_closed:  # it was stopped, and the claim may be another recovery's
                 return
             self._fail(serving.owned.record, error)
@@ -309,7 +332,7 @@ class ServedShards:
         shard = owned.record.id
         self._why_failed.pop(shard, None)
         self._epoch_least[shard] = OwnerEpoch(epoch + 1)
-        serving.begin(owned.spawn)
+        serving.begin(partial(owned.spawn, is_vital=True))
         self._owner.begun(shard)
         self._fence_if_superseded(serving, self._membership.map)
         claim = self._membership.map.claims.get(shard)
@@ -350,12 +373,16 @@ class ServedShards:
         self._refused.pop(shard, None)
         return claimed
 
-    def _fail(self, record: ShardRecord, error: OstracaError) -> None:
+    def _fail(self, record: ShardRecord, error: Exception) -> None:
         """Leave a shard alone until the map changes; or only for a while, or until its drive answers again,
         where that was the trouble.
         """
+        why = str(error) if isinstance(error, OstracaError) else _CRASHED
+        is_lasting = isinstance(error, OstracaError) and not isinstance(error, DriveError)
+        log.warning("%s can't open shard %s: %s", self._agent.id, record.id, why)
+        self._leave_alone(record, why, math.inf if is_lasting else self._settings.open_again_s)
+
+    def _leave_alone(self, record: ShardRecord, why: str, for_s: float) -> None:
         if not self._drives[record.drive].refuses_reads:
-            waits_s = self._settings.open_again_s if isinstance(error, DriveError) else math.inf
-            self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + waits_s
-        self._why_failed[record.id] = str(error)
-        log.warning("%s can't open shard %s: %s", self._agent.id, record.id, error)
+            self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + for_s
+        self._why_failed[record.id] = why

@@ -72,11 +72,6 @@ class Standing:
         """Whose claims are counted on."""
         return frozenset(self._claimed)
 
-    @property
-    def sure(self) -> frozenset[ShardId]:
-        """Those of them whose owner may write again, if it may not now: nobody has come after it."""
-        return frozenset(shard for shard, owned in self._claimed.items() if not owned.core.grants.is_fenced)
-
     def claimed(self, owned: OwnedShard, *, asked_s: float) -> None:
         """Count on a claim that was asked for then, and stands."""
         self._claimed[owned.record.id] = owned

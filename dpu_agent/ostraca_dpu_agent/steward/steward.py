@@ -14,6 +14,7 @@ from ostraca_dpu_agent.steward.in_vain import InVain
 from ostraca_dpu_agent.steward.plan import (
     PATIENCE_S,
     Attach,
+    BeginAnew,
     Detach,
     GiveBack,
     HandOver,
@@ -144,6 +145,7 @@ class Steward:
                     if self._clock() < due_s:
                         continue
                 await self.turn()
+                self._see_successors(self._membership.map)
                 self._owner.prune()
                 soonest_s = self._clock() + _TURNS_APART_S
                 due_s = self._clock() + self._until_next_turn_s()
@@ -163,8 +165,10 @@ class Steward:
         if decided.sentence != self.sentence:
             log.info("%s: %s", self._agent.id, decided.sentence)
         self.sentence = decided.sentence
+        stops = [step for step in decided.steps if isinstance(step, Stop)]  # the first ones
         try:
-            for step in decided.steps:
+            await asyncio.gather(*map(self._apply, stops))  # each may wait long for I/O that does not end
+            for step in decided.steps[len(stops) :]:
                 await self._apply(step)
         except (StoreAwayError, WrongStoreError) as error:  # ``Standing`` says it
             log.debug("%s ends its turn early, and will look again: %s", self._agent.id, error)
@@ -190,7 +194,8 @@ class Steward:
             attached=frozenset(self._drives),
             served=frozenset(shards.serving) - shards.handing_over,
             failed=shards.failed(fabric_map),
-            unsure=frozenset(shards.serving) - shards.recoveries.keys() - self.standing.sure,
+            unsure=frozenset(shards.serving) - shards.recoveries.keys() - self.standing.shards,
+            stranded=frozenset(shard for shard, each in shards.serving.items() if each.owned.is_stranded),
             leaving=frozenset(shards.handing_over),
             is_leaving=shards.leaving.is_set(),
             broken=frozenset(
@@ -289,10 +294,21 @@ class Steward:
         no longer than their next owners take to read them. What is being recovered writes nothing, and may be
         claimed anew.
         """
-        for shard in self._owner.left:
-            if fabric_map.owner(shard) is not None:
-                self._owner.succeeded(shard, until_s=self._clock() + self._settings.drain_s)
+        self._see_successors(fabric_map)
         self.shards.fence_superseded(fabric_map)
+
+    def _see_successors(self, fabric_map: FabricMap) -> None:
+        """Answer for shards that were left for a while longer where they have their next owner, and no longer
+        where there are none of them in the map.
+        """
+        if not self._owner.left:
+            return
+        known, now_s = {shard.id for shard in fabric_map.shards()}, self._clock()
+        for shard in self._owner.left:
+            if shard not in known:
+                self._owner.succeeded(shard, until_s=now_s)
+            elif fabric_map.owner(shard) is not None:
+                self._owner.succeeded(shard, until_s=now_s + self._settings.drain_s)
 
     async def _apply(self, step: Step) -> None:
         match step:
@@ -309,6 +325,8 @@ class Steward:
                 await self.shards.reclaim(shard_id)
             case Stop():
                 await self._stop_as(step)
+            case BeginAnew(shard_id):
+                await self.shards.begin_anew(shard_id)
             case GiveBack(shard_id):
                 await self.shards.release(shard_id)
             case HandOver(shard_id):

@@ -1,0 +1,127 @@
+"""Shards of which a part crashes, for want of memory or by a mistake: they cost themselves, not for good."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.agent.assembly import (
+    SETTINGS,
+    HeldDrive,
+    assembled,
+    committed,
+    get_states,
+    put_states,
+    reserved,
+    until,
+)
+from tests.agent.test_takeover import QUICK, SECOND, THE_SHARD, pair
+
+from ostraca_dpu_agent.steward import adopt, recover
+from ostraca_fabric.memory import HugeMemory
+from ostraca_fabric.outcome import BlockState, PutState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOON = replace(SETTINGS, turn_s=0.02, open_again_s=0.2)
+
+
+class NoMemory:
+    """Stands for ``HugeMemory`` where the machine has none left, *times* in all."""
+
+    def __init__(self, *, times: int, least_bytes: int = 0) -> None:
+        self.times = times
+        self._least_bytes = least_bytes
+
+    def __call__(self, size_bytes: int, **more: Any) -> HugeMemory:
+        if self.times and size_bytes >= self._least_bytes:
+            self.times -= 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return HugeMemory(size_bytes, **more)
+
+
+async def test_a_shard_whose_recovery_crashes_is_read_again_a_while_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drive = HeldDrive()
+    async with assembled(SOON, drive=drive) as fabric:
+        await fabric.ready()
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        crashes = NoMemory(times=1, least_bytes=5 * 4096)  # and the superblock can be read
+        monkeypatch.setattr(recover, "HugeMemory", crashes)
+        steward, shard = fabric.agent._steward, fabric.shard
+        await steward.shards.hand_over(THE_SHARD)
+        await until(lambda: not crashes.times)
+        await until(lambda: "has crashed" in steward.shards.why_not.get(THE_SHARD, ""))
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not shard)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        assert not fabric.agent.crashed.is_set()
+    assert f"reading shard {THE_SHARD} crashed" in caplog.text
+
+
+async def test_a_shard_that_can_not_list_any_more_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with assembled(SOON, segments=12) as fabric:
+        await fabric.ready()
+        shard, worker = fabric.shard, fabric.worker()
+        assert put_states(await fabric.put(worker, [1])) == [PutState.COMMITTED]
+
+        async def crashes(*_: object) -> None:
+            raise AssertionError("a mistake")
+
+        monkeypatch.setattr(shard._writer, "_write", crashes)
+        assert put_states(await fabric.put(worker, [2])) == [PutState.DECLINED]
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not shard)
+        await until(lambda: bool(fabric.shard.core.ring.ready))
+        assert fabric.shard.epoch == shard.epoch + 1
+        assert put_states(await fabric.put(worker, [2])) == [PutState.COMMITTED]
+        assert get_states(await fabric.get(worker, [1, 2])) == [BlockState.HIT] * 2
+
+
+async def test_a_shard_that_can_not_adopt_is_begun_anew_and_its_earlier_grants_are_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair(replace(QUICK, open_again_s=0.2)) as agents:
+        assert put_states(await agents.fabric.put(agents.fabric.worker(), [1])) == [PutState.COMMITTED]
+        crashes = NoMemory(times=1)
+        monkeypatch.setattr(adopt, "read_summaries", crashing(crashes))
+        agents.lease_runs_out()
+        await agents.taken_over()
+        await until(lambda: not crashes.times)
+        await until(lambda: [grant.agent for grant in agents.grants] in ([SECOND], [agents.fabric.agent.id]))
+
+
+def crashing(instead: NoMemory) -> Callable[..., Any]:
+    read = recover.read_summaries
+
+    async def reading(*given: Any, **more: Any) -> Any:
+        instead(4096, prefault=False).close()
+        async for part in read(*given, **more):
+            yield part
+
+    return reading
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_an_agent_tells_of_a_stopped_shard_s_write_that_has_not_ended_when_it_leaves(
+    *, is_over: bool
+) -> None:
+    drive = HeldDrive()
+    async with assembled(replace(SETTINGS, turn_s=60.0, drain_s=0.05), drive=drive) as fabric:
+        await fabric.ready()
+        made = await reserved(fabric.shard, [1])
+        drive.holds_writes = True
+        committing = asyncio.create_task(committed(fabric.shard, made, [1]))
+        await until(lambda: bool(drive.held))
+        has_ended = await fabric.agent._steward.shards.stop(THE_SHARD)
+        if is_over:
+            drive.let_go()
+            await until(lambda: fabric.agent._steward.shards.is_idle)
+        said = await fabric.agent._steward.close()
+        drive.let_go()
+        await committing
+        assert (has_ended, said) == (False, is_over)
