@@ -262,22 +262,24 @@ class DriveHealth:
         self.counted["damaged"] += 1
         self._fault(now_s, offset // PLACE_BYTES, "a block was damaged")
 
-    def turn(self, now_s: float) -> bool:
-        """Notice what is overdue, and what is over. Returns whether something under way was given up."""
+    def turn(self, now_s: float) -> frozenset[Kind]:
+        """Notice what is overdue, and what is over. Returns the kinds of which something under way was given
+        up: a write that is stuck says nothing of reads that are answered.
+        """
         # A turn that comes late was held up with its whole process: the drive is not to blame for that.
-        silences = self.counted["silences"]
+        given_up: set[Kind] = set()
         self._heard_s += min(now_s - self._turn_s, 2 * self.turn_every_s)
         self._turn_s = now_s
         if self._watched and self._heard_s - self._ended_heard_s > self._limit_s():
-            self._give_up(now_s, dict(self._watched), "answered nothing")
+            given_up |= self._give_up(now_s, dict(self._watched), "answered nothing")
         stuck = self._stuck()
         if stuck:
-            self._give_up(now_s, stuck, "left something unanswered")
+            given_up |= self._give_up(now_s, stuck, "left something unanswered")
         is_over = now_s - self._fault_s > self._settings.clean_s
         if self.condition is Condition.SUSPECT and is_over:
             self.condition = Condition.GOOD
             self._say(f"is good again: no fault for {self._settings.clean_s:.0f} s")
-        return self.counted["silences"] > silences
+        return frozenset(given_up)
 
     def take_said(self) -> tuple[str, ...]:
         """Return what has changed since the last call, as predicates of sentences about the drive."""
@@ -312,8 +314,8 @@ class DriveHealth:
         allowed_s = max(settings.overdue_s, settings.write_overdue_s) if has_writes else settings.overdue_s
         return allowed_s + max(operation.move_s for operation in watched)
 
-    def _give_up(self, now_s: float, operations: dict[int, _Operation], what: str) -> None:
-        """Hold off the kinds of operation that are overdue; one silence is one fault."""
+    def _give_up(self, now_s: float, operations: dict[int, _Operation], what: str) -> set[Kind]:
+        """Hold off the kinds of operation that are overdue, and return them; one silence is one fault."""
         self.counted["silences"] += 1
         for number, operation in operations.items():
             self._given_up[number] = self._watched.pop(number)
@@ -324,6 +326,7 @@ class DriveHealth:
                 breaker.open(now_s)
                 self._say(f"{what} for {took_s:.2f} s: {operation.kind.value}s are held off")
         self._fault(now_s, f"silence {self.counted['silences']}", "it did not answer")
+        return {operation.kind for operation in operations.values()}
 
     def _fail(self, now_s: float, kind: Kind, failed_at: int, *, is_flush: bool) -> None:
         breaker = self._breakers[kind]

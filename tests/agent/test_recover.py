@@ -30,6 +30,7 @@ from ostraca_fabric.ids import EnclosureId, FabricId, OwnerEpoch
 from ostraca_fabric.outcome import PutState
 from ostraca_fabric.ports.drive import Drive, Pieces
 from ostraca_fabric.testing.memory_drive import MemoryDrive
+from ostraca_fabric.testing.virtual_time import VirtualLoop
 
 RECORD = ShardRecord(SHARD, DRIVE, 0, 0, weight=1)
 
@@ -189,6 +190,30 @@ async def test_a_drive_that_fails_all_reads_is_given_up_at_once() -> None:
     status = watched.status()
     assert (status.failed_reads, status.reads_held_off) == (3, True)
     watched.unwatch()
+
+
+def test_a_write_that_is_stuck_ends_no_reading_of_a_drive_that_answers_reads() -> None:
+    async def story() -> None:
+        drive = HeldDrive()
+        watched = guarded(drive)
+        drive.holds_writes = True
+        page = np.zeros(4096, np.uint8)
+        watched.submit_write(Pieces.one(page, drive_offset=drive.size_bytes - 4096))
+        writes_given_up = watched.writes_given_up
+        until_s = asyncio.get_running_loop().time() + HealthSettings().stuck_s
+        while asyncio.get_running_loop().time() < until_s:
+            assert await watched.submit_read(Pieces.one(page, drive_offset=0))
+            await asyncio.sleep(0.01)
+        drive.holds_reads = True  # for far less than a read may take
+        reading = asyncio.create_task(read_superblock(watched, RECORD, FABRIC))
+        await writes_given_up
+        drive.let_go()
+        assert (await reading).shard == SHARD
+        assert watched.status().silences == 1
+        watched.unwatch()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
 
 
 async def test_what_may_not_be_read_for_now_is_not_taken_for_lost() -> None:

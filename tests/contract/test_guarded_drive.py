@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,18 +44,33 @@ async def test_a_drive_that_hangs_gives_up_what_it_has_and_is_asked_nothing_more
     drive: GuardedDrive, held: HeldDrive
 ) -> None:
     held.holds_reads = True
-    reading, given_up = drive.submit_read(at_page(pages(1), 0)), drive.given_up
+    reading, given_up = drive.submit_read(at_page(pages(1), 0)), drive.reads_given_up
     await given_up
     assert not reading.done(), "its memory is still in use"
     assert drive.refuses_reads
     refused = drive.submit_read(pieces(pages(3), range(3), range(3)))
     assert refused.done()
     assert refused.result().tolist() == [False] * 3
-    assert not drive.given_up.done(), "that was about what was under way then"
+    assert not drive.reads_given_up.done(), "that was about what was under way then"
     await until(lambda: len(held.held) > 1)
     probes = len(held.held) - 1
     await asyncio.sleep(0.2)
     assert (probes, len(held.held) - 1) == (1, 1), "a probe that hangs is the only one"
+
+
+async def test_a_write_that_is_stuck_is_given_up_and_reads_that_are_answered_are_waited_for(
+    held: HeldDrive,
+) -> None:
+    drive = GuardedDrive(held, replace(HASTY, stuck_s=0.1), time.monotonic)
+    held.holds_writes = True
+    writing, given_up = drive.submit_write(at_page(pages(1), 0)), drive.writes_given_up
+    reads_given_up = drive.reads_given_up
+    while not given_up.done():
+        assert await read(drive, at_page(pages(1), 0)) == [True]
+    assert not writing.done()
+    assert not reads_given_up.done()
+    assert (drive.refuses_reads, drive.refuses_writes) == (False, True)
+    drive.unwatch()
 
 
 async def test_a_file_is_waited_for_while_a_drive_of_flash_is_given_up(
@@ -65,7 +81,7 @@ async def test_a_file_is_waited_for_while_a_drive_of_flash_is_given_up(
     file.is_file = file.holds_reads = True
     patient = GuardedDrive(file, HASTY, time.monotonic)
     assert patient.is_file
-    waiting, given_up = patient.submit_read(at_page(pages(1), 0)), drive.given_up
+    waiting, given_up = patient.submit_read(at_page(pages(1), 0)), drive.reads_given_up
     drive.submit_read(at_page(pages(1), 0))
     await given_up  # by now, the file has been silent for as long
     assert not patient.refuses_reads

@@ -43,7 +43,7 @@ class FaultyDrive:
 
     refuses_reads = False
     refuses_writes = False
-    given_up = None
+    reads_given_up = writes_given_up = None
 
     def __init__(self, drive: Drive, *, is_file: bool = False) -> None:
         """*is_file*: whether the fabric is to know that it is one; else it stands for flash."""

@@ -43,12 +43,14 @@ class Watched:
     def condition(self) -> Condition:
         return self.health.condition
 
-    def pass_s(self, seconds: float) -> None:
-        until_s = self.now_s + seconds
+    def pass_s(self, seconds: float) -> set[Kind]:
+        """Take turns for so long; return the kinds of which something was given up."""
+        until_s, given_up = self.now_s + seconds, set[Kind]()
         while self.now_s < until_s - 1e-9:
             self.now_s = min(until_s, self.now_s + TURN_S)
-            self.health.turn(self.now_s)
+            given_up |= self.health.turn(self.now_s)
             self.health.check()
+        return given_up
 
     def probe(self, *, is_good: bool) -> None:
         while not self.health.is_probe_due(self.now_s):
@@ -121,6 +123,31 @@ def test_one_operation_that_hangs_while_others_end_is_noticed_too() -> None:
     watched.probe(is_good=True)
     watched.pass_s(60)
     assert not watched.refuses_reads(), "one silence counts once, however long it lasts"
+
+
+@pytest.mark.parametrize(("hangs", "ends"), [(Kind.WRITE, Kind.READ), (Kind.READ, Kind.WRITE)])
+def test_what_is_stuck_is_given_up_by_its_kind_alone(hangs: Kind, ends: Kind) -> None:
+    watched, given_up = Watched(), set[Kind]()
+    watched.begin(hangs)
+    until_s = watched.now_s + SETTINGS.stuck_s + 1.0
+    while watched.now_s < until_s:
+        number = watched.begin(ends)
+        given_up |= watched.pass_s(TURN_S)
+        watched.end(number)
+    assert given_up == {hangs}
+    assert (watched.health.held_off(hangs), watched.health.held_off(ends)) == (True, False)
+
+
+def test_a_drive_that_answers_nothing_has_all_that_is_under_way_given_up() -> None:
+    watched = Watched()
+    watched.begin(Kind.READ)
+    assert watched.pass_s(0.3) == {Kind.READ}
+    watched.begin(Kind.WRITE)
+    assert watched.pass_s(1.3) == {Kind.WRITE}
+    both = Watched()
+    both.begin(Kind.READ)
+    both.begin(Kind.WRITE)
+    assert both.pass_s(1.3) == {Kind.READ, Kind.WRITE}
 
 
 def test_an_agent_that_was_stopped_itself_blames_no_drive() -> None:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_fabric.ports.drive import Drive
-
 
 @dataclass(slots=True, eq=False)
 class Begun:
@@ -46,9 +44,14 @@ class WaveIO:
 
     begun: list[Begun] = field(default_factory=list)
 
-    def add(self, drive: Drive, rows: NDArray[np.intp], ends: asyncio.Future[NDArray[np.bool_]]) -> Begun:
-        """Add what was submitted to *drive* just now."""
-        self.begun.append(Begun(rows, ends, drive.given_up))
+    def add(
+        self,
+        rows: NDArray[np.intp],
+        ends: asyncio.Future[NDArray[np.bool_]],
+        given_up: asyncio.Future[None] | None,
+    ) -> Begun:
+        """Add what was submitted to a drive just now; *given_up*: when it gives up what is of that kind."""
+        self.begun.append(Begun(rows, ends, given_up))
         return self.begun[-1]
 
     @property

@@ -274,7 +274,7 @@ class GetRun:
             tenant=self._worker.tenant,
             within_s=self._clocked.left_s,
             drive=drive_id,
-            given_up=None if drive is None else drive.given_up,
+            given_up=None if drive is None else drive.reads_given_up,
         )
         if isinstance(lease, NoRoom):
             self._refuse(positions, lease)

@@ -68,7 +68,7 @@ class Loader:
                     pieces = Pieces(self._staging.array, offsets, drive_offsets, whole_pages(lengths))
                     chosen = positions[rows]
                     check = _checker(pieces, lengths, seeds[chosen], located.tags[chosen], rows, reasons)
-                    read = reads.add(drive, rows, drive.submit_read(pieces, check))
+                    read = reads.add(rows, drive.submit_read(pieces, check), drive.reads_given_up)
                     self._measure(read, self._pace.drives[drive_id], int(lengths.sum()))
             await reads.ended_or_given_up()
         except BaseException:  # whatever went wrong: the lease must outlive every read that was begun

@@ -118,7 +118,7 @@ class PrefetchRun:
             tenant=self._holder.tenant,
             within_s=self._clocked.left_s,
             drive=drive_id,
-            given_up=None if drive is None else drive.given_up,
+            given_up=None if drive is None else drive.reads_given_up,
         )
         if isinstance(lease, NoRoom):
             if lease is not NoRoom.DEADLINE and not self._clocked.is_over():

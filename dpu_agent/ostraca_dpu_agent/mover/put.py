@@ -215,7 +215,7 @@ class PutRun:
                 tenant=self._worker.tenant,
                 within_s=self._clocked.left_s,
                 drive=drive_id,
-                given_up=None if drive is None else drive.given_up,
+                given_up=None if drive is None else drive.writes_given_up,
             )
         if isinstance(lease, Lease) and not self._clocked.is_over():
             return lease
@@ -346,7 +346,7 @@ class PutRun:
                     self._space.drive_offsets(positions[its]),
                     whole_pages(self._blocks.lengths[positions[its]]),
                 )
-                writes.add(drive, its, drive.submit_write(pieces))
+                writes.add(its, drive.submit_write(pieces), drive.writes_given_up)
 
     async def _written(self, reasons: NDArray[np.uint8], writes: WaveIO) -> None:
         """Wait for a group's writes; what is on flash gets the reason NONE."""

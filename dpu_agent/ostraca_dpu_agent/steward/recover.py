@@ -163,7 +163,7 @@ class _Reader:
         if self.drive.refuses_reads:
             message = f"reads of drive {self.drive.id} are held off"
             raise DriveError(message)
-        read, given_up = self.drive.submit_read(pieces), self.drive.given_up
+        read, given_up = self.drive.submit_read(pieces), self.drive.reads_given_up
         if given_up is not None:
             await asyncio.wait((read, given_up), return_when=asyncio.FIRST_COMPLETED)
             if not read.done():

@@ -78,7 +78,7 @@ class FileDrive:
 
     refuses_reads = False
     refuses_writes = False
-    given_up = None
+    reads_given_up = writes_given_up = None
 
     def __init__(
         self,

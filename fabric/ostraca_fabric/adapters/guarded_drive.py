@@ -25,7 +25,7 @@ from ostraca_fabric.ports.drive import Pieces
 from ostraca_fabric.status import DriveStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -50,7 +50,7 @@ class GuardedDrive:
         self._drive = drive
         self._clock = clock
         self._turn: asyncio.TimerHandle | None = None
-        self._given_up: asyncio.Future[None] | None = None
+        self._given_up: dict[Kind, asyncio.Future[None]] = {}
         self._probes = 0
         self._is_closed = False
 
@@ -75,11 +75,14 @@ class GuardedDrive:
         return self.health.refuses_writes(self._clock())
 
     @property
-    def given_up(self) -> asyncio.Future[None]:
-        """Done once the drive has fallen silent with what is under way now."""
-        if self._given_up is None:
-            self._given_up = asyncio.get_running_loop().create_future()
-        return self._given_up
+    def reads_given_up(self) -> asyncio.Future[None]:
+        """Done once the drive leaves reads unanswered that are under way now."""
+        return self._when_given_up(Kind.READ)
+
+    @property
+    def writes_given_up(self) -> asyncio.Future[None]:
+        """Done once the drive leaves writes or flushes unanswered that are under way now."""
+        return self._when_given_up(Kind.WRITE)
 
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
@@ -154,6 +157,17 @@ class GuardedDrive:
             self._turn.cancel()
             self._turn = None
 
+    def _when_given_up(self, kind: Kind) -> asyncio.Future[None]:
+        if kind not in self._given_up:
+            self._given_up[kind] = asyncio.get_running_loop().create_future()
+        return self._given_up[kind]
+
+    def _give_up(self, kinds: Iterable[Kind]) -> None:
+        for kind in kinds:
+            waited_for = self._given_up.pop(kind, None)
+            if waited_for is not None:
+                waited_for.set_result(None)
+
     def _begin(self, kind: Kind, pieces: Pieces) -> int | None:
         if self._is_closed:
             return None
@@ -201,9 +215,7 @@ class GuardedDrive:
     def _take_turn(self) -> None:
         self._turn = None
         now_s = self._clock()
-        if self.health.turn(now_s) and self._given_up is not None:
-            self._given_up.set_result(None)
-            self._given_up = None
+        self._give_up(self.health.turn(now_s))
         self._tell()
         if self.health.is_probe_due(now_s) and not self._is_closed:
             self._probe(now_s)

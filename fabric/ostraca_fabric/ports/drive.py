@@ -112,10 +112,14 @@ class Drive(Protocol):
         """
 
     @property
-    def given_up(self) -> asyncio.Future[None] | None:
-        """Done once what is under way now is not worth waiting for: the drive has fallen silent. Its memory
-        is in use all the same. None of a drive that nobody watches.
+    def reads_given_up(self) -> asyncio.Future[None] | None:
+        """Done once reads that are under way now are not worth waiting for: the drive leaves them unanswered.
+        Their memory is in use all the same. None of a drive that nobody watches.
         """
+
+    @property
+    def writes_given_up(self) -> asyncio.Future[None] | None:
+        """The same of writes and flushes."""
 
     def close(self) -> None:
         """Wait for operations under way, then let the drive go."""

@@ -75,7 +75,12 @@ class HostedDrive:
         return False
 
     @property
-    def given_up(self) -> asyncio.Future[None] | None:
+    def reads_given_up(self) -> asyncio.Future[None] | None:
+        """As in the port."""
+        return None
+
+    @property
+    def writes_given_up(self) -> asyncio.Future[None] | None:
         """As in the port."""
         return None
 

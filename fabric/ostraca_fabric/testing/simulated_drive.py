@@ -46,7 +46,7 @@ class SimulatedDrive:
 
     refuses_reads = False
     refuses_writes = False
-    given_up = None
+    reads_given_up = writes_given_up = None
 
     def __init__(
         self,
