@@ -173,8 +173,8 @@ class DriveHealth:
     @property
     def needs_turns(self) -> bool:
         """Whether ``turn`` has anything to look at."""
-        if self.condition is Condition.FAILED:
-            return False
+        if self.condition is Condition.FAILED:  # nothing new is begun, and somebody waits for the rest
+            return bool(self._watched)
         return bool(self._watched) or self.held_off(Kind.READ) or self.condition is Condition.SUSPECT
 
     @property
@@ -315,14 +315,16 @@ class DriveHealth:
         return allowed_s + max(operation.move_s for operation in watched)
 
     def _give_up(self, now_s: float, operations: dict[int, _Operation], what: str) -> set[Kind]:
-        """Hold off the kinds of operation that are overdue, and return them; one silence is one fault."""
+        """Hold off the kinds of operation that are overdue, and return them; one silence is one fault. Of a
+        drive that has failed nothing need be held off.
+        """
         self.counted["silences"] += 1
         for number, operation in operations.items():
             self._given_up[number] = self._watched.pop(number)
             breaker, took_s = self._breakers[operation.kind], self._heard_s - operation.begun_heard_s
             if operation.is_trial:
                 breaker.delay(now_s)
-            elif breaker.is_shut:
+            elif breaker.is_shut and self.condition is not Condition.FAILED:
                 breaker.open(now_s)
                 self._say(f"{what} for {took_s:.2f} s: {operation.kind.value}s are held off")
         self._fault(now_s, f"silence {self.counted['silences']}", "it did not answer")

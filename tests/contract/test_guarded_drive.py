@@ -175,6 +175,31 @@ async def test_a_drive_that_has_failed_is_left_alone(drive: GuardedDrive, held: 
     assert held.asked == []
 
 
+async def test_a_drive_that_fails_while_it_hangs_gives_up_what_it_has(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.holds_reads = held.holds_writes = True
+    drive.submit_read(at_page(pages(1), 0))
+    drive.submit_write(at_page(pages(1), 1))
+    given_up = drive.reads_given_up, drive.writes_given_up
+    for place in range(HASTY.failed_faults):
+        drive.note_damage(place << 22)
+    assert drive.health.condition is Condition.FAILED
+    await until(lambda: all(each.done() for each in given_up))
+    assert drive._turn is None, "and there is nothing left to watch"
+
+
+async def test_what_is_under_way_is_given_up_when_nobody_watches_it_any_more(
+    drive: GuardedDrive, held: HeldDrive
+) -> None:
+    held.holds_reads = held.holds_writes = True
+    drive.submit_read(at_page(pages(1), 0))
+    drive.submit_write(at_page(pages(1), 1))
+    given_up = drive.reads_given_up, drive.writes_given_up
+    drive.unwatch()
+    assert [each.done() for each in given_up] == [True, True]
+
+
 async def test_a_queue_that_is_full_says_nothing_of_the_drive(drive: GuardedDrive, held: HeldDrive) -> None:
     held._pieces_queued_max = 1
     for _ in range(9):

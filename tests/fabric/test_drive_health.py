@@ -150,6 +150,21 @@ def test_a_drive_that_answers_nothing_has_all_that_is_under_way_given_up() -> No
     assert both.pass_s(1.3) == {Kind.READ, Kind.WRITE}
 
 
+def test_what_a_drive_has_under_way_when_it_fails_is_watched_until_it_is_given_up() -> None:
+    watched = Watched()
+    ends, _ = watched.begin(), watched.begin()
+    for place in range(SETTINGS.failed_faults):
+        watched.health.damage(watched.now_s, place * PLACE_BYTES)
+    assert watched.condition() is Condition.FAILED
+    is_watched = watched.health.needs_turns
+    assert watched.pass_s(0.15) == set(), "it may answer yet"
+    watched.end(ends)
+    assert watched.pass_s(0.15) == set()
+    assert watched.pass_s(0.15) == {Kind.READ}
+    assert (is_watched, watched.health.needs_turns) == (True, False)
+    assert watched.health.why.startswith("is failed: 64 faults"), "which is for good, and says more"
+
+
 def test_an_agent_that_was_stopped_itself_blames_no_drive() -> None:
     watched = Watched()
     number = watched.begin()

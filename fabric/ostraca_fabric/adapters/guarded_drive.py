@@ -151,11 +151,14 @@ class GuardedDrive:
         self._drive.close()
 
     def unwatch(self) -> None:
-        """Watch no more, begin nothing any more, and leave the drive open: somebody else closes it."""
+        """Watch no more, begin nothing any more, and leave the drive open: somebody else closes it. What is
+        under way is given up, as nobody would notice that it never ends.
+        """
         self._is_closed = True
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
+        self._give_up(Kind)
 
     def _when_given_up(self, kind: Kind) -> asyncio.Future[None]:
         if kind not in self._given_up:
