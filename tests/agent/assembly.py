@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,8 @@ from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
 
+_End = TypeVar("_End")
+
 FAR_S = 30.0
 """A deadline that only a test that fails reaches."""
 
@@ -94,6 +97,7 @@ class HeldDrive(MemoryDrive):
         self.holds_reads = False
         self.holds_writes = False
         self.held: list[Callable[[], None]] = []
+        self.holds_flushes = False
         self.fails_flushes = False
         self.writes: list[Pieces] = []
         self.asked: list[str] = []
@@ -121,24 +125,23 @@ class HeldDrive(MemoryDrive):
 
     def submit_flush(self) -> asyncio.Future[bool]:
         self.asked.append("flush")
-        flushed = super().submit_flush()
         if self.fails_flushes:
+            flushed = super().submit_flush()
             flushed.set_result(False)
-        return flushed
+            return flushed
+        return self._perhaps(self.holds_flushes, super().submit_flush)
 
     def let_go(self) -> None:
         """Hold nothing any more, and do what was held."""
-        self.holds_reads = self.holds_writes = False
+        self.holds_reads = self.holds_writes = self.holds_flushes = False
         held, self.held = self.held, []
         for act in held:
             act()
 
-    def _perhaps(
-        self, is_held: bool, submit: Callable[[], asyncio.Future[NDArray[np.bool_]]]
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def _perhaps(self, is_held: bool, submit: Callable[[], asyncio.Future[_End]]) -> asyncio.Future[_End]:
         if not is_held:
             return submit()
-        outer: asyncio.Future[NDArray[np.bool_]] = asyncio.get_running_loop().create_future()
+        outer: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
 
         def act() -> None:
             submit().add_done_callback(lambda inner: outer.set_result(inner.result()))

@@ -216,6 +216,22 @@ def test_a_write_that_is_stuck_ends_no_reading_of_a_drive_that_answers_reads() -
         runner.run(story())
 
 
+def test_a_flush_that_does_not_end_ends_the_reading_and_is_not_taken_for_one_that_did() -> None:
+    async def story() -> None:
+        drive = HeldDrive()
+        drive.has_volatile_cache = drive.holds_flushes = True
+        watched = guarded(drive)
+        with pytest.raises(DriveError, match="does not answer to a flush"):
+            await recovered_core(watched)
+        assert asyncio.get_running_loop().time() < 2.0
+        assert drive.asked == ["flush"]
+        drive.let_go()
+        watched.unwatch()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+
+
 async def test_what_may_not_be_read_for_now_is_not_taken_for_lost() -> None:
     drive = HeldDrive()
     watched = guarded(drive)

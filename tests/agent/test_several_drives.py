@@ -260,3 +260,18 @@ async def test_a_drive_that_hangs_when_its_agent_starts_keeps_no_other_from_bein
         await fabric.ready()
         assert set(put_states(await fabric.put(worker, NUMBERS))) == {PutState.COMMITTED, PutState.EXISTS}
         await fabric.at_rest()
+
+
+async def test_a_drive_that_does_not_flush_what_was_found_on_it_keeps_no_other_from_being_recovered(
+    other: HeldDrive,
+) -> None:
+    hung = HeldDrive()
+    hung.has_volatile_cache = hung.holds_flushes = True
+    settings = replace(HASTY, turn_s=0.02, open_again_s=0.2)
+    async with assembled(settings, drive=hung, others=[other]) as fabric:
+        shards = fabric.service.shards
+        await until(lambda: bool(hung.held))  # its recovery came first
+        await until(lambda: other.shard in shards and not shards[other.shard].core.is_recovering)
+        assert SHARD not in shards or shards[SHARD].core.is_recovering, "a power cut would lose what it says"
+        hung.let_go()
+        await until(lambda: SHARD in shards and not shards[SHARD].core.is_recovering)

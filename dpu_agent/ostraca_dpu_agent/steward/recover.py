@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -164,13 +164,11 @@ class _Reader:
             message = f"reads of drive {self.drive.id} are held off"
             raise DriveError(message)
         read, given_up = self.drive.submit_read(pieces), self.drive.reads_given_up
-        if given_up is not None:
-            await asyncio.wait((read, given_up), return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                self._is_left = True
-                message = f"drive {self.drive.id} does not answer"
-                raise DriveError(message)
-        return await read
+        if not await _has_ended(read, given_up):
+            self._is_left = True
+            message = f"drive {self.drive.id} does not answer"
+            raise DriveError(message)
+        return read.result()
 
     async def read_by_page(self, piece: Pieces) -> NDArray[np.bool_]:
         """Read the pages of one piece that could not be read at once; say which are bad. Those are blank.
@@ -255,6 +253,20 @@ async def _flushed(drive: Drive) -> bool:
     """Make durable what an owner before this one has written, and did not live to flush.
 
     It was found, and a power cut must not take it. A flush that fails is not tried again: what the cache held
-    may be gone by then, and the next one would have nothing to say of it. All is read again instead.
+    may be gone by then, and the next one would have nothing to say of it. All is read again instead. Raises
+    DriveError when it is given up, and still under way.
     """
-    return not drive.has_volatile_cache or await drive.submit_flush()
+    if not drive.has_volatile_cache:
+        return True
+    flushed, given_up = drive.submit_flush(), drive.writes_given_up
+    if not await _has_ended(flushed, given_up):
+        message = f"drive {drive.id} does not answer to a flush"
+        raise DriveError(message)
+    return flushed.result()
+
+
+async def _has_ended(operation: asyncio.Future[Any], given_up: asyncio.Future[None] | None) -> bool:
+    """Wait until an operation has ended, or its drive gives it up: then it is still under way."""
+    either = (operation,) if given_up is None else (operation, given_up)
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    return operation.done()
