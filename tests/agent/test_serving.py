@@ -20,7 +20,7 @@ from ostraca_fabric.adapters.guarded_drive import GuardedDrive
 from ostraca_fabric.adapters.memory_membership import MemoryMembership
 from ostraca_fabric.drive_health import HealthSettings
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.fabric_map import AgentRecord, Claim
+from ostraca_fabric.fabric_map import AgentRecord, Claim, Grant
 from ostraca_fabric.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.outcome import PutState
 from ostraca_fabric.testing.virtual_time import VirtualLoop
@@ -89,7 +89,10 @@ class Succession:
 
 
 @asynccontextmanager
-async def succession(*, is_closed: bool = False) -> AsyncIterator[Succession]:
+async def succession(*, is_closed: bool = False, also: tuple[Grant, ...] = ()) -> AsyncIterator[Succession]:
+    """Have the second one about to begin, where the grant of the first is closed or not, and with other
+    earlier ones.
+    """
     drive, clock, store = HeldDrive(12), asyncio.get_running_loop().time, Busy()
     await store.put_enclosures([drive.record()])
     async with owned(drive, clock) as before:
@@ -106,7 +109,8 @@ async def succession(*, is_closed: bool = False) -> AsyncIterator[Succession]:
         claimed = await store.claim(THE_SHARD, SECOND.id, SECOND.start, epoch_at_least=OwnerEpoch(1))
         assert claimed is not None
         claimed = replace(
-            claimed, grants=(*(replace(each, is_closed=is_closed) for each in claimed.earlier), claimed.own)
+            claimed,
+            grants=(*also, *(replace(each, is_closed=is_closed) for each in claimed.earlier), claimed.own),
         )
         superblock = await superblock_of(drive)
         core, events = core_of(superblock, OWNER), EventRing("b", 16, clock)
@@ -252,5 +256,75 @@ def test_segments_stay_withheld_until_the_store_has_forgotten_the_grant_they_wer
             scene.store.says = None
             await scene.at(WAIT_S + 20.0)
             assert not scene.after.withheld
+
+    played(story)
+
+
+def test_what_was_read_once_a_grant_was_due_is_not_read_again_while_the_store_is_away() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            scene.drive.has_volatile_cache = True  # each look ends with a flush
+            begin(scene)
+            await scene.at(WAIT_S - 1.0)
+            await scene.lands(1)
+            scene.store.says = fails
+            scene.drive.asked.clear()
+            await scene.at(WAIT_S + 0.1)
+            assert scene.finds(1)
+            asked = len(scene.store.asked)
+            await scene.at(WAIT_S + 600.0)
+            assert scene.drive.asked == ["flush"]
+            assert len(scene.store.asked) - asked >= 599, "the store is asked each second"
+            assert scene.after.withheld
+            scene.store.says = None
+            await scene.at(WAIT_S + 602.0)
+            assert not scene.after.withheld
+
+    played(story)
+
+
+def test_while_the_store_is_away_what_is_listed_under_grants_not_due_yet_is_read_as_before() -> None:
+    closed = Grant(OwnerEpoch(0), FIRST.id, FIRST.start, (11,), is_closed=True)
+
+    async def story() -> None:
+        async with succession(also=(closed,)) as scene:
+            begin(scene)
+            await scene.at(110.0)
+            scene.store.says = fails
+            scene.drive.has_volatile_cache = True
+            await scene.at(120.1)
+            assert len(scene.store.asked) > 1, "the closed one is due"
+            await scene.lands(1)
+            scene.drive.asked.clear()
+            await scene.at(WAIT_S - 1.0)
+            assert scene.drive.asked == []
+            await scene.lands(2)
+            scene.drive.asked.clear()
+            await scene.at(WAIT_S + 1.1)
+            assert scene.finds(1)
+            assert scene.finds(2)
+            await scene.at(WAIT_S + 600.0)
+            assert scene.drive.asked == ["flush"]
+            scene.store.says = None
+            await scene.at(WAIT_S + 602.0)
+            assert not scene.after.withheld
+
+    played(story)
+
+
+def test_a_look_that_failed_when_a_grant_was_due_is_taken_again_before_it_is_retired() -> None:
+    async def story() -> None:
+        async with succession() as scene:
+            begin(scene)
+            await scene.at(WAIT_S - 1.0)
+            await scene.lands(1)
+            scene.drive.has_volatile_cache = scene.drive.fails_flushes = True
+            scene.store.asked.clear()
+            await scene.at(WAIT_S + 60.0)
+            assert scene.store.asked == []
+            scene.drive.fails_flushes = False
+            await scene.at(WAIT_S + 95.0)
+            assert not scene.after.withheld
+            assert scene.finds(1)
 
     played(story)

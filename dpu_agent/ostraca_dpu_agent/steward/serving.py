@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from ostraca_fabric.fabric_map import Claim
 from ostraca_fabric.spells import Spell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
     from typing import Any
 
     from ostraca_dpu_agent.owner.shard import OwnedShard
@@ -189,14 +190,12 @@ class Serving:
     async def _adopt(self) -> None:
         """Adopt what earlier owners list, until the last of their grants is retired.
 
-        No owner is granted more than ``AHEAD_MAX`` segments ahead; of a shard that is withheld whole, the
-        summaries are read again so much less often that no more is read.
+        A read that began once a grant was due has found all that is ever listed under it. Where the store
+        does not record then that the grant is retired, that alone is asked for again.
         """
         owned = self.owned
         while self._earlier and not owned.is_closed:
-            soonest_s = min(self._retire_at_s.values()) - self._clock()
-            every_s = self._settings.adopt_every_s * max(1.0, len(owned.withheld) / AHEAD_MAX)
-            await owned.closed_within(max(0.0, min(every_s, soonest_s)))
+            await owned.closed_within(self._adopts_at_s(self._earlier) - self._clock())
             now_s = self._clock()
             due = frozenset(epoch for epoch, at_s in self._retire_at_s.items() if at_s <= now_s)
             try:
@@ -205,8 +204,27 @@ class Serving:
                 log.warning("shard %s can't be read for what others listed: %s", owned.record.id, error)
                 await owned.closed_within(_ASK_AGAIN_S)
                 continue
-            if due and not await self._retired(due):
-                await owned.closed_within(_ASK_AGAIN_S)
+            if due:
+                await self._retire(due, until_s=self._adopts_at_s(self._earlier.keys() - due))
+
+    def _adopts_at_s(self, epochs: Collection[OwnerEpoch]) -> float:
+        """Say when to read next what is listed under grants of these earlier epochs: once more when the first
+        of them is due; and until then every so often.
+
+        No owner is granted more than ``AHEAD_MAX`` segments ahead; of a shard that is withheld whole, the
+        summaries are read again so much less often that no more is read.
+        """
+        if not epochs:
+            return math.inf
+        every_s = self._settings.adopt_every_s * max(1.0, len(self.owned.withheld) / AHEAD_MAX)
+        return min(self._clock() + every_s, *(self._retire_at_s[epoch] for epoch in epochs))
+
+    async def _retire(self, due: frozenset[OwnerEpoch], *, until_s: float) -> None:
+        """Have earlier grants retired, however often the store has to be asked, or until then."""
+        while not self.owned.is_closed and not await self._retired(due):
+            await self.owned.closed_within(_ASK_AGAIN_S)
+            if self._clock() >= until_s:
+                return
 
     async def _retired(self, due: frozenset[OwnerEpoch]) -> bool:
         """Have earlier grants forgotten; their segments are like any other then."""
