@@ -134,3 +134,9 @@ def test_a_fabric_id_is_written_as_people_write_it() -> None:
     assert json.loads(meta) == {"version": 1, "fabric": "ab" * 16, "key_check": "c0de"}
     assert records.decode_key_check(meta) == "c0de"
     assert records.decode_key_check(records.encode_meta(sample.FABRIC)) == "", "it was not said"
+
+
+def test_a_fabric_s_record_says_of_a_rebuild_only_where_there_was_one() -> None:
+    rebuilt = records.encode_meta(sample.FABRIC, "c0de", rebuilt_unix_s=1767225600.5)
+    assert json.loads(rebuilt)["rebuilt_unix_s"] == records.decode_rebuilt(rebuilt) == 1767225600.5
+    assert records.decode_rebuilt(records.encode_meta(sample.FABRIC, "c0de")) == 0.0

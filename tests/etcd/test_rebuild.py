@@ -30,7 +30,9 @@ from ostraca_fabric.adapters.etcd.found import fabric_at
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.etcd.lost import Lost
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+from ostraca_fabric.adapters.etcd.past import Past
 from ostraca_fabric.adapters.etcd.rebuilding import Rebuilding
+from ostraca_fabric.adapters.etcd.records import encode_meta
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.errors import ChangedError, RefusedError, WrongStoreError
 from ostraca_fabric.ids import EnclosureId, FabricId, StartId, TenantId
@@ -107,7 +109,17 @@ class Place:
 def place(etcd: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     """Two enclosures of one drive each, of a fabric that etcd has lost. One drive is behind the other."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())
-    place = Place(etcd, Keys(f"/rebuild/{name[-60:].strip('-')}"), tmp_path / "files")
+    return place_in(etcd, Keys(f"/rebuild/{name[-60:].strip('-')}"), tmp_path)
+
+
+@pytest.fixture
+def own_place(fresh_etcd: Cluster, tmp_path: Path) -> Place:
+    """The same in an etcd of its own."""
+    return place_in(fresh_etcd, Keys("/rebuild"), tmp_path)
+
+
+def place_in(etcd: Cluster, keys: Keys, folder: Path) -> Place:
+    place = Place(etcd, keys, folder / "files")
     place.files.mkdir()
     for drive in place.drives:
         FileEnclosure(
@@ -123,13 +135,16 @@ Opens = Callable[..., Awaitable[EtcdMembership]]
 
 
 @pytest.fixture
-async def opened(place: Place) -> AsyncIterator[Opens]:
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Opens]:
     """Opens memberships, each as a process of its own would, and closes them."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(*, fabric: FabricId = FABRIC, begin: bool = False) -> EtcdMembership:
+        async def open_one(
+            there: Place | None = None, *, fabric: FabricId = FABRIC, begin: bool = False
+        ) -> EtcdMembership:
+            at = there or request.getfixturevalue("place")
             membership = await EtcdMembership.open(
-                fabric, place.settings, dice=random.Random(9), keys=place.keys, begin=begin
+                fabric, at.settings, dice=random.Random(9), keys=at.keys, begin=begin
             )
             stack.push_async_callback(membership.close)
             return membership
@@ -191,6 +206,7 @@ async def test_wherever_a_rebuild_dies_it_is_repeated_plainly_and_nothing_is_hal
 ) -> None:
     assert await place.rebuild() == 0
     whole, number = place.listed(), 0
+    whole["meta"].pop("rebuilt_unix_s")
     assert place.incarnations() == {"plain": 1, "erased": 2}
     assert [key.partition("/")[0] for key in whole] == [
         *(2 * ["enclosures"]),
@@ -200,11 +216,11 @@ async def test_wherever_a_rebuild_dies_it_is_repeated_plainly_and_nothing_is_hal
     ]
     place.lose()
     while await died_at(place, number, is_done=is_done):
-        if "meta" in (left := place.listed()):
-            assert left == whole
-        else:
+        if "meta" not in place.listed():
             assert await place.rebuild() == 0
-            assert place.listed() == whole
+        left = place.listed()
+        assert left["meta"].pop("rebuilt_unix_s") > 0
+        assert left == whole
         place.lose()
         number += 1
     assert number == len(whole) + 1, "each of its writes, and the one that takes the prefix"
@@ -300,6 +316,91 @@ async def test_an_agent_that_runs_believes_nothing_of_it_before_it_is_whole_and_
     assert place.incarnations() == {"plain": 1, "erased": 2}
 
 
+def remade(etcd: Cluster, kept: Path | None = None) -> None:
+    """Put a new and empty etcd in place of what there is, or one of the data *kept*."""
+    (node,) = etcd.nodes
+    etcd.kill()
+    shutil.rmtree(node.folder / node.name)
+    if kept is not None:
+        shutil.copytree(kept, node.folder / node.name)
+    etcd.start()
+
+
+async def said_by(membership: EtcdMembership, says: str, *, is_joined: bool = True) -> None:
+    """Wait until its trouble says so, or, if that is empty, until it has none; and until its map has the
+    agent or, *is_joined* being false, has it no more.
+    """
+
+    def is_said() -> bool:
+        return says in membership.trouble and bool(membership.trouble) == bool(says)
+
+    async with asyncio.timeout(HEARD_WITHIN_S):
+        while not (is_said() and (A in membership.map.agents) == is_joined):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_seen_empty", [True, False], ids=["seen-empty", "seen-rebuilt"])
+async def test_who_sees_etcd_lost_and_rebuilt_is_told_to_rebuild_and_then_nothing_more(
+    own_place: Place, opened: Opens, caplog: pytest.LogCaptureFixture, is_seen_empty: bool
+) -> None:
+    for _ in range(3):  # so the revision is higher than that of the rebuild to come
+        assert await own_place.rebuild() == 0
+        own_place.lose()
+    assert await own_place.rebuild() == 0
+    running = await opened(own_place)
+    await running.join(agent(A))
+    caplog.clear()
+    remade(own_place.etcd)
+    if is_seen_empty:
+        await said_by(running, "has lost fabric")
+        assert await own_place.rebuild() == 0
+    else:  # this loop stands meanwhile
+        rebuilding = threading.Thread(target=asyncio.run, args=(own_place.rebuild(),))
+        rebuilding.start()
+        rebuilding.join()
+    await said_by(running, "", is_joined=False)
+    await running.join(agent(A))
+    assert running.trouble == ""
+    assert "stop all agents" not in caplog.text
+    assert ("fabric rebuild --etcd" in caplog.text) == is_seen_empty
+
+
+async def test_a_rebuild_that_a_backup_brings_back_does_not_tell_what_was_granted_since(
+    own_place: Place, opened: Opens, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (node,) = own_place.etcd.nodes
+    assert await own_place.rebuild() == 0
+    running = await opened(own_place)
+    own_place.etcd.kill()
+    shutil.copytree(node.folder / node.name, tmp_path / "backup")
+    own_place.etcd.start()
+    await running.join(agent(A))
+    remade(own_place.etcd, tmp_path / "backup")
+    await said_by(running, "stop all agents for late_write_s", is_joined=False)
+    assert "the map of the fabric may be old: etcd has gone back" in caplog.text
+    own_place.put("agents/new", '{"version":9,"agent":"new"}')
+    await said_by(running, f"; besides, {own_place.keys.text}agents/new is left out", is_joined=False)
+    assert "stop all agents" in running.trouble
+    own_place.lose()
+    await said_by(running, "has lost fabric", is_joined=False)
+    assert "stop all agents" not in running.trouble
+    assert await own_place.rebuild() == 0
+    await said_by(running, "", is_joined=False)
+
+
+def test_a_rebuild_that_is_older_than_one_that_was_seen_is_none_to_go_by() -> None:
+    past = Past()
+    first, second, third = (encode_meta(FABRIC, rebuilt_unix_s=unix_s) for unix_s in (100.0, 200.0, 300.0))
+    past.take(second)
+    assert past.trouble == ""
+    past.note_went_back("its revision is 7, and was 9")
+    for meta in (first, second, encode_meta(FABRIC)):
+        past.take(meta)
+        assert "(its revision is 7, and was 9)" in past.trouble
+    past.take(third)
+    assert past.trouble == ""
+
+
 # ------------------------------------------------------------------------------------- what else lies there
 
 
@@ -372,7 +473,12 @@ async def test_what_nobody_knows_the_fabric_of_is_left_as_it_is(
 
 def rebuilding(place: Place, start: bytes = b"1", fabric: FabricId = FABRIC) -> Rebuilding:
     return Rebuilding(
-        fabric, place.settings, keys=place.keys, dice=random.Random(1), start=StartId(start * 16)
+        fabric,
+        place.settings,
+        keys=place.keys,
+        dice=random.Random(1),
+        start=StartId(start * 16),
+        unix_s=float(start),
     )
 
 

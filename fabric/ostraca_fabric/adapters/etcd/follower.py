@@ -10,6 +10,8 @@ import math
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ostraca_fabric.adapters.etcd.past import Past
+from ostraca_fabric.adapters.etcd.told import Listed
 from ostraca_fabric.adapters.etcd.view import View
 from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import MembershipError, StoreAwayError
@@ -44,11 +46,9 @@ class Follower:
         """A heap: the revision that is waited for, a number for order, and who waits."""
 
         self._numbers = itertools.count()
-        self._wrong = ""
-        """Why what lies there is not this fabric."""
-
-        self._left_out = ""
-        """Which of its records is left out, and why."""
+        self._past = Past()
+        self._lacks = ""
+        """Why what lies there is not this fabric, or may be old or not whole."""
 
         self._failed = ""
         """What ended the watch last."""
@@ -76,7 +76,7 @@ class Follower:
             return self._failed
         if self.heard_s_ago > self._client.settings.watch_silence_max_s:
             return f"etcd has not been heard for {self.heard_s_ago:.0f} s: the map stays as it was"
-        return self._wrong or self._watch.went_back or self._left_out
+        return self._lacks
 
     async def until_told(self, revision: int) -> None:
         """Wait until the watch has told all up to *revision*. Raises MembershipError if it does not in
@@ -100,6 +100,8 @@ class Follower:
             try:
                 async with aclosing(self._watch.run()) as told:
                     async for each in told:
+                        if isinstance(each, Listed) and each.went_back:
+                            self._past.note_went_back(each.went_back)
                         self.view.take(each)
                         backoff.reset()
                         self._look_for_trouble()
@@ -122,16 +124,21 @@ class Follower:
 
     def _look_for_trouble(self) -> None:
         self._failing.over("the fabric in etcd is followed again")
-        self._wrong = self._left_out = ""
+        meta, is_old = self.view.meta, ""
         try:
-            self._store.check(self.view.meta)
-        except MembershipError as error:
-            self._wrong = str(error)
+            self._store.check(meta)
+        except MembershipError as error:  # none of it is believed, and there is one thing to do
+            self._lacks = str(error)
         else:
+            assert meta is not None, "it was checked"
+            self._past.take(meta)
+            is_old = self._past.trouble
             left_out = (f"{key.decode()} is left out: {why}" for key, why in self.view.unreadable.items())
-            self._left_out = next(left_out, "")
-        if trouble := self._wrong or self._left_out:
-            self._lacking.goes_on("the map of the fabric may not be whole: %s", trouble)
+            self._lacks = "; besides, ".join(filter(None, (is_old, next(left_out, ""))))
+        if is_old:
+            self._lacking.goes_on("the map of the fabric may be old: %s", self._lacks)
+        elif self._lacks:
+            self._lacking.goes_on("the map of the fabric may not be whole: %s", self._lacks)
         else:
             self._lacking.over("the map of the fabric is whole again")
 

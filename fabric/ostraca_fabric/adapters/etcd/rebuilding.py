@@ -59,12 +59,22 @@ class Rebuilding:
     """
 
     def __init__(
-        self, fabric: FabricId, settings: EtcdSettings, *, keys: Keys, dice: Dice, start: StartId
+        self,
+        fabric: FabricId,
+        settings: EtcdSettings,
+        *,
+        keys: Keys,
+        dice: Dice,
+        start: StartId,
+        unix_s: float,
     ) -> None:
-        """Make this fabric again at *keys*; *start* tells this try from others."""
+        """Make this fabric again at *keys*; *start* tells this try from others, and the time *unix_s*, which
+        stays in ``meta``, its fabric from that of an earlier rebuild.
+        """
         self._client = EtcdClient(settings, dice=dice)
         self._keys = keys
         self._fabric = fabric
+        self._unix_s = unix_s
         self._mark = encode_rebuild(fabric, start)
         self._taken = 0
         """The revision in which the prefix became ours."""
@@ -108,10 +118,11 @@ class Rebuilding:
         """Begin the fabric, whose key is told by *key_check*. Raises ChangedError where another try has taken
         the prefix over.
         """
-        meta, value = self._keys.meta(), encode_meta(self._fabric, key_check)
+        meta = self._keys.meta()
+        value = encode_meta(self._fabric, key_check, rebuilt_unix_s=self._unix_s)
         if await self._is_done(put(meta, value), delete(self._keys.rebuild())):
             return
-        # It may be ours, asked for twice; or of one who took over all that we had written.
+        # It may be ours, asked for twice.
         begun = (await self._client.range(meta)).kvs
         if not begun or begun[0].value != value:
             raise self._overtaken()

@@ -58,6 +58,7 @@ class _Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     fabric: str
     key_check: str = ""
+    rebuilt_unix_s: float = 0.0
 
 
 class _Agent(msgspec.Struct, frozen=True):
@@ -172,9 +173,11 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 _Type = TypeVar("_Type")
 
 
-def encode_meta(fabric: FabricId, key_check: str = "") -> bytes:
-    """Say which fabric lies under a prefix, and what its key is told by (``keys.fabric_key_check``)."""
-    return msgspec.json.encode(_Meta(VERSION, fabric.hex(), key_check))
+def encode_meta(fabric: FabricId, key_check: str = "", *, rebuilt_unix_s: float = 0.0) -> bytes:
+    """Say which fabric lies under a prefix, what its key is told by (``keys.fabric_key_check``), and when a
+    rebuild made it again; 0: none did.
+    """
+    return msgspec.json.encode(_Meta(VERSION, fabric.hex(), key_check, rebuilt_unix_s))
 
 
 def decode_meta(data: bytes) -> FabricId:
@@ -185,6 +188,11 @@ def decode_meta(data: bytes) -> FabricId:
 def decode_key_check(data: bytes) -> str:
     """Return what the fabric's key is told by; empty when that was not said."""
     return _decoded(data, _Meta, lambda meta: meta.key_check)
+
+
+def decode_rebuilt(data: bytes) -> float:
+    """Return when a rebuild made the fabric again, in seconds since 1970; 0 where none did."""
+    return _decoded(data, _Meta, lambda meta: meta.rebuilt_unix_s)
 
 
 def encode_agent(record: AgentRecord) -> bytes:

@@ -35,6 +35,8 @@ class Listed:
 
     entries: tuple[Entry, ...]
     revision: int
+    went_back: str = ""
+    """How etcd was found to have forgotten what was told before; empty where it was not."""
 
 
 @dataclass(frozen=True, slots=True)

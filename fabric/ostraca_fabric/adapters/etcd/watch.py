@@ -7,7 +7,7 @@ member from the revision that comes next. Listed anew is only
 - when that revision is compacted away, as after a long absence: nobody can tell then what happened between,
   but what came of it;
 - when etcd's revisions went back, or its cluster is another: it was made anew, or from a backup. What it
-  says then may be older than what was told before, and ``went_back`` says so from then on.
+  says then may be older than what was told before, and ``Listed.went_back`` says so.
 
 A revision's changes come together. That matters: a transaction is one revision.
 
@@ -59,8 +59,8 @@ class Watch:
         self.heard_at_s = -math.inf
         """When etcd last answered, on the loop's clock."""
 
-        self.went_back = ""
-        """How etcd was found to have forgotten what it had told, and what to do; empty while it was not."""
+        self._went_back = ""
+        """What is to be told with the next list of how etcd was found to have forgotten what it had told."""
 
     async def run(self) -> AsyncGenerator[Listed | Changed, None]:
         """Tell all there is, then each change. Without end: etcd's restarts and absence are waited out.
@@ -92,7 +92,8 @@ class Watch:
         self._next = listed.header.revision + 1
         self._cluster = listed.header.cluster_id
         self._hear()
-        return Listed(tuple(map(entry_of, listed.kvs)), listed.header.revision)
+        went_back, self._went_back = self._went_back, ""
+        return Listed(tuple(map(entry_of, listed.kvs)), listed.header.revision, went_back)
 
     async def _follow(self) -> AsyncGenerator[Changed, None]:
         """Watch at one member until it ends the watch or falls silent, or until all must be listed anew."""
@@ -113,8 +114,8 @@ class Watch:
             await self._write(call, rpc.WatchRequest(create_request=asked))
             while (answer := await self._read(call)) is not None:
                 if answer.created and (why := await self._why_not_our_past(answer)):
-                    self._note_went_back(why)
-                    self._next = 0
+                    log.info("etcd has forgotten what it had told (%s): listing anew", why)
+                    self._went_back, self._next = why, 0
                     return
                 if answer.compact_revision:
                     log.info("etcd has compacted what changed from revision %d on: listing anew", self._next)
@@ -159,13 +160,6 @@ class Watch:
         if newest.header.revision + 1 >= self._next:
             return ""
         return f"its revision is {newest.header.revision}, and was {self._next - 1}"
-
-    def _note_went_back(self, why: str) -> None:
-        self.went_back = (
-            f"etcd has gone back to an older state, or was made anew ({why}), and may not know of what was "
-            "granted since: stop all agents for late_write_s (120 s unless it is set), then start them"
-        )
-        log.warning("%s", self.went_back)
 
     async def _write(self, call: _WatchCall, request: rpc.WatchRequest) -> None:
         async with asyncio.timeout(self._client.settings.request_timeout_s):

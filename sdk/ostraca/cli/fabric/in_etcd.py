@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,7 @@ def _count(number: int, word: str) -> str:
 async def _look(place: EtcdPlace, fabric: FabricId) -> InEtcd:
     settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
     if not _is_there(await fabric_at(keys, settings, dice=dice), fabric, place):
-        async with Rebuilding(fabric, settings, keys=keys, dice=dice, start=_start()) as rebuilding:
+        async with _rebuilding(place, fabric) as rebuilding:
             return InEtcd(None, is_begun=await rebuilding.is_begun())
     membership = await EtcdMembership.open(fabric, settings, dice=dice, keys=keys)
     try:
@@ -184,7 +185,7 @@ async def _put(
     settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
     key_check = fabric_key_check(key, fabric)
     if not _is_there(await fabric_at(keys, settings, dice=dice), fabric, place):
-        async with Rebuilding(fabric, settings, keys=keys, dice=dice, start=_start()) as rebuilding:
+        async with _rebuilding(place, fabric) as rebuilding:
             await rebuilding.take()
             keep_key()
             await rebuilding.write(found.enclosures, found.volumes)
@@ -211,8 +212,16 @@ async def _put(
         await membership.close()
 
 
-def _start() -> StartId:
-    return StartId(secrets.token_bytes(ID_BYTES))
+def _rebuilding(place: EtcdPlace, fabric: FabricId) -> Rebuilding:
+    """Return a new try."""
+    return Rebuilding(
+        fabric,
+        etcd_settings(place),
+        keys=etcd_keys(place),
+        dice=random.Random(),  # noqa: S311 (for waits)
+        start=StartId(secrets.token_bytes(ID_BYTES)),
+        unix_s=time.time(),
+    )
 
 
 def _lower(there: Iterable[VolumeRecord], found: FoundFabric) -> list[VolumeRecord]:
