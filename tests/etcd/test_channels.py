@@ -9,14 +9,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.etcd.nodes import Cluster
+from tests.etcd.watched import values
 
 from ostraca_fabric.adapters.etcd.channels import PING_AFTER_MS, PING_TIMEOUT_MS
 from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.lease import LeaseKeeper
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
+from ostraca_fabric.adapters.etcd.told import Listed
+from ostraca_fabric.adapters.etcd.transactions import put
+from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import StoreAwayError
 
 pytestmark = pytest.mark.slow
 
+TTL_S = 5.0
 MORE_S = 4.0
 """Until a new connection is made and asked."""
 
@@ -66,7 +72,9 @@ async def test_a_connection_on_which_nothing_passes_is_given_up_and_another_one_
     way: tuple[Way, str],
 ) -> None:
     lossy, endpoint = way
-    client = EtcdClient(EtcdSettings((endpoint,), operation_timeout_s=1), dice=random.Random(1))
+    # No call is given the time after which one that is silent would be replaced: it is for the ping.
+    settings = EtcdSettings((endpoint,), request_timeout_s=60, operation_timeout_s=1)
+    client = EtcdClient(settings, dice=random.Random(1))
     try:
         await client.range(b"/channels/none")
         lossy.lose_everything()
@@ -82,3 +90,62 @@ async def test_a_connection_on_which_nothing_passes_is_given_up_and_another_one_
         assert lossy.connections == 2
     finally:
         await client.close()
+
+
+async def test_a_call_and_a_watch_go_on_over_a_new_connection_where_the_only_one_falls_silent(
+    way: tuple[Way, str],
+) -> None:
+    lossy, endpoint = way
+    settings = EtcdSettings((endpoint,), watch_silence_max_s=2)
+    calling, watching = (EtcdClient(settings, dice=random.Random(seed)) for seed in (1, 2))
+    key = b"/channels/silent"
+    try:
+        telling = Watch(watching, key).run()
+        assert isinstance(await anext(telling), Listed)
+        told = asyncio.ensure_future(anext(telling))
+        await calling.txn([], [put(key, b"before")])
+        assert values(await told) == [b"before"]
+        assert lossy.connections == 2
+        lossy.lose_everything()
+        lost_s = time.monotonic()
+        told = asyncio.ensure_future(anext(telling))
+        await calling.txn([], [put(key, b"after")])
+        async with asyncio.timeout(30):
+            assert values(await told) == [b"after"]
+        assert time.monotonic() < lost_s + settings.watch_silence_max_s + MORE_S
+        assert lossy.connections == 4
+        await telling.aclose()
+    finally:
+        await calling.close()
+        await watching.close()
+
+
+async def test_a_lease_lives_on_where_its_only_connection_falls_silent(way: tuple[Way, str]) -> None:
+    lossy, endpoint = way
+    lost = asyncio.Event()
+    keeper = LeaseKeeper(EtcdSettings((endpoint,)), dice=random.Random(1))
+    try:
+        lease = await keeper.begin(TTL_S, lost.set)
+        lossy.lose_everything()
+        lost_s = time.monotonic()
+        async with asyncio.timeout(30):
+            while lease.renewed_at_s < lost_s and not lost.is_set():  # noqa: ASYNC110 (another thread renews it)
+                await asyncio.sleep(0.02)
+        assert not lost.is_set()
+        assert lossy.connections == 2
+    finally:
+        await asyncio.to_thread(keeper.close)
+
+
+async def test_a_connection_that_was_never_heard_is_given_the_time_it_takes_to_be_made() -> None:
+    taken = list[asyncio.StreamWriter]()
+    server = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
+    endpoint = "{}:{}".format(*server.sockets[0].getsockname())
+    settings = EtcdSettings((endpoint,), request_timeout_s=0.1, operation_timeout_s=1)
+    client = EtcdClient(settings, dice=random.Random(1))
+    with pytest.raises(StoreAwayError):
+        await client.range(b"/channels/none")
+    assert len(taken) == 1
+    await client.close()
+    taken[0].close()
+    server.close()

@@ -1,7 +1,8 @@
 """One call to etcd at a time: over several members, with TLS, a user's token, time-outs and waits.
 
 A call goes to the member that answered last. When that does not answer in ``request_timeout_s``, or says that
-it can't, the next one is asked, after a random wait, until ``operation_timeout_s`` is over. Whether a member
+it can't, the next one is asked, after a random wait, until ``operation_timeout_s`` is over; where there is
+one only, that one, over a new connection if the one before has fallen silent. Whether a member
 that did not answer did what it was asked is then unknown, so **a call may be done twice**. Whoever changes
 something compares in a transaction, and reads again when a comparison fails: it may be his own change that he
 finds.
@@ -102,6 +103,14 @@ class EtcdClient:
         """Whether what goes on for long may stay on *channel*: not once our certificates have changed."""
         return self._channels.holds(channel)
 
+    def hear(self, channel: grpc.aio.Channel) -> None:
+        """Note that what goes on for long was told something over *channel*."""
+        self._channels.hear(channel)
+
+    def replace_silent(self, channel: grpc.aio.Channel, *, since_s: float) -> None:
+        """Connect anew where *channel* was heard, and nothing of it *since_s*, on the loop's clock."""
+        self._channels.replace_silent(channel, since_s=since_s)
+
     async def metadata(self) -> _Metadata:
         """Return what goes with each call: the user's token, if there is a user."""
         user = self.settings.user
@@ -165,18 +174,19 @@ class EtcdClient:
         """Renew a lease once; return its time to live in seconds, 0 when it has ended."""
 
         async def renew(metadata: _Metadata, timeout_s: float) -> int:
-            call = self.channel().stream_stream(
-                LEASE_KEEP_ALIVE,
-                request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
-                response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
-            )(iter([rpc.LeaseKeepAliveRequest(ID=lease)]), timeout=timeout_s, metadata=metadata)
-            try:
-                async for answer in call:
-                    return int(answer.TTL)
-            finally:
-                call.cancel()  # else, cancelled as it begins, it leaves a task of grpc's that never ends
-            message = f"etcd at {self.endpoint} ended a lease's stream without an answer"
-            raise MembershipError(message)
+            with self._channels.asking(self._at) as channel:
+                call = channel.stream_stream(
+                    LEASE_KEEP_ALIVE,
+                    request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+                    response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+                )(iter([rpc.LeaseKeepAliveRequest(ID=lease)]), timeout=timeout_s, metadata=metadata)
+                try:
+                    async for answer in call:
+                        return int(answer.TTL)
+                finally:
+                    call.cancel()  # else, cancelled as it begins, it leaves a task of grpc's that never ends
+                message = f"etcd at {self.endpoint} ended a lease's stream without an answer"
+                raise MembershipError(message)
 
         return await self._until_answered(renew, "renew a lease")  # also for who ends: he still writes
 
@@ -184,12 +194,13 @@ class EtcdClient:
         """Make one call; *what* says in an error what etcd did not do."""
 
         async def ask(metadata: _Metadata, timeout_s: float) -> _Answer:
-            call = self.channel().unary_unary(
-                path,
-                request_serializer=type(asked).SerializeToString,
-                response_deserializer=answer.FromString,
-            )
-            given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
+            with self._channels.asking(self._at) as channel:
+                call = channel.unary_unary(
+                    path,
+                    request_serializer=type(asked).SerializeToString,
+                    response_deserializer=answer.FromString,
+                )
+                given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
             return given
 
         self.patience.check(what)
@@ -237,12 +248,13 @@ class EtcdClient:
 
     async def _log_in(self, user: EtcdUser) -> str:
         asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
-        call = self.channel().unary_unary(
-            AUTHENTICATE,
-            request_serializer=rpc.AuthenticateRequest.SerializeToString,
-            response_deserializer=rpc.AuthenticateResponse.FromString,
-        )
-        given = await call(asked, timeout=self.settings.request_timeout_s)
+        with self._channels.asking(self._at) as channel:
+            call = channel.unary_unary(
+                AUTHENTICATE,
+                request_serializer=rpc.AuthenticateRequest.SerializeToString,
+                response_deserializer=rpc.AuthenticateResponse.FromString,
+            )
+            given = await call(asked, timeout=self.settings.request_timeout_s)
         return str(given.token)
 
     def _logged_in(self, login: asyncio.Task[str]) -> None:

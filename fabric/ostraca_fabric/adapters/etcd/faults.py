@@ -70,6 +70,11 @@ def remedy(error: grpc.RpcError) -> Remedy:
     return Remedy.GIVE_UP
 
 
+def is_time_out(error: grpc.RpcError) -> bool:
+    """Say whether a call got no answer in the time that it was given."""
+    return code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     """Return the error an operator should read: what was asked of which member, and what to do."""
     code, words = code_of(error), words_of(error)

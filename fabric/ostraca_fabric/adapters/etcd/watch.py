@@ -113,6 +113,7 @@ class Watch:
         try:
             await self._write(call, rpc.WatchRequest(create_request=asked))
             while (answer := await self._read(call)) is not None:
+                self._client.hear(channel)
                 if answer.created and (why := await self._why_not_our_past(answer)):
                     log.info("etcd has forgotten what it had told (%s): listing anew", why)
                     self._went_back, self._next = why, 0
@@ -132,6 +133,8 @@ class Watch:
                     return
         except TimeoutError:
             log.debug("etcd's member %s is silent: the watch is begun again", self._client.endpoint)
+            asked_at_s = asyncio.get_running_loop().time() - self._client.settings.watch_silence_max_s / 2
+            self._client.replace_silent(channel, since_s=asked_at_s)
         finally:
             call.cancel()
 
