@@ -25,6 +25,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
         ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
         ├── NamesakeError        another process is already what this one would be
         ├── ChangedError         what a change was decided on is not so any more
+        ├── NotAllowedError      the membership store's access control forbids it
         └── LeaseEndedError      the agent is no longer in the fabric
 """
 
@@ -152,6 +153,10 @@ class NamesakeError(MembershipError):
 
 class ChangedError(MembershipError):
     """Somebody else has changed meanwhile what this change was decided on: look again, and decide anew."""
+
+
+class NotAllowedError(MembershipError):
+    """The membership store does not let our user of it read, or write, what was asked for."""
 
 
 class LeaseEndedError(MembershipError):

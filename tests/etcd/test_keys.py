@@ -13,8 +13,9 @@ from tests.etcd import sample_fabric as sample
 from ostraca_fabric import record_keys
 from ostraca_fabric.adapters.etcd import records
 from ostraca_fabric.adapters.etcd.keys import PREFIX_DEFAULT, Keys, Kind
+from ostraca_fabric.adapters.etcd.nesting import check_none_below
 from ostraca_fabric.adapters.membership_rules import GRANTS_LOST
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, WrongStoreError
 from ostraca_fabric.ids import FabricId
 
 PAGE = Path(__file__).parents[2] / "docs/reference/etcd-keys.md"
@@ -70,6 +71,29 @@ def test_every_key_lies_under_the_prefix_and_is_known_by_its_kind() -> None:
     assert all(key.startswith(b"/a/b/") for key, _ in sample.lines(keys))
     assert keys.kind(b"/a/b/later/thing") is None
     assert Keys("/a/b/").prefix == keys.prefix
+
+
+def test_a_key_of_a_fabric_further_down_is_of_no_kind() -> None:
+    keys, lower = Keys("/a"), Keys("/a/b")
+    assert {keys.kind(key) for key, _ in sample.lines(lower)} == {None}
+    of_live = {keys.kind(key) for key, _ in sample.lines(Keys("/a/live"))}
+    assert of_live == {None}, "a name that is a kind of key, which has another number of words"
+    assert [above.text for above in Keys("/a/b/c").above()] == ["/a/", "/a/b/"]
+    assert keys.above() == []
+    told = {key: below for key, _ in sample.lines(lower) if (below := keys.below(key)) is not None}
+    assert told == {lower.meta(): "/a/b/"}
+    assert keys.below(lower.rebuild()) == "/a/b/"
+    assert keys.below(keys.meta()) is None
+
+
+def test_a_volume_that_is_called_as_a_fabric_s_record_is_none() -> None:
+    keys = Keys("/a")
+    volume = keys.volume(sample.VOLUME.tenant, "meta")
+    check_none_below({volume: records.encode_volume(sample.VOLUME)}, keys)
+    with pytest.raises(
+        WrongStoreError, match="another fabric lies under /a/volumes/acme/, which begins with /a/"
+    ):
+        check_none_below({volume: records.encode_meta(sample.FABRIC)}, keys)
 
 
 def test_records_come_back_as_they_were() -> None:

@@ -22,6 +22,7 @@ from ostraca_fabric.adapters.etcd import view
 from ostraca_fabric.adapters.etcd.found import fabric_at
 from ostraca_fabric.adapters.etcd.keys import Keys
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
+from ostraca_fabric.adapters.etcd.records import encode_meta
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.adapters.etcd.view import View
 from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError, WrongStoreError
@@ -98,6 +99,39 @@ async def test_two_fabrics_on_one_etcd_do_not_see_each_other(etcd: Cluster, open
     assert set(theirs.map.agents) == {B}
     assert not theirs.map.claims
     assert not theirs.map.enclosures
+
+
+@pytest.mark.parametrize(("first", "second"), [("/nest/in", "/nest/in/a/b"), ("/nest/out/a/b", "/nest/out")])
+async def test_no_fabric_is_begun_whose_prefix_begins_another_s_or_begins_with_it(
+    etcd: Cluster, opened: Open, first: str, second: str
+) -> None:
+    await opened(etcd, keys=Keys(first))
+    with pytest.raises(WrongStoreError, match=rf"fabric lies under {first}/.*{second}/.*Take another prefix"):
+        await opened(etcd, fabric=OTHER_FABRIC, keys=Keys(second))
+    assert await fabric_at(Keys(second), EtcdSettings(etcd.endpoints), dice=random.Random(9)) is None
+    await opened(etcd, keys=Keys(first))
+    await opened(etcd, fabric=OTHER_FABRIC, keys=Keys(f"{first}-2"))
+
+
+async def test_no_fabric_is_begun_in_a_prefix_that_a_rebuild_above_has_taken(
+    etcd: Cluster, opened: Open
+) -> None:
+    etcd.ctl("put", "/nest/taken/rebuild", "{}")
+    with pytest.raises(WrongStoreError, match="a fabric lies under /nest/taken/"):
+        await opened(etcd, keys=Keys("/nest/taken/live"))
+
+
+async def test_a_fabric_is_not_told_of_one_further_down_that_an_earlier_release_has_begun(
+    etcd: Cluster, opened: Open
+) -> None:
+    """It lies under a name that is a kind of the upper one's keys."""
+    upper = await opened(etcd, keys=Keys("/nest/upper"))
+    etcd.ctl("put", "/nest/upper/placement/meta", encode_meta(OTHER_FABRIC).decode())
+    lower = await opened(etcd, fabric=OTHER_FABRIC, keys=Keys("/nest/upper/placement"))
+    await lower.join(agent(B))
+    await upper.join(agent(A))
+    assert upper.trouble == ""
+    assert set(upper.map.agents) == {A}
 
 
 async def test_an_etcd_without_the_fabric_is_refused(etcd: Cluster, opened: Open) -> None:

@@ -32,7 +32,7 @@ from ostraca_fabric.adapters.etcd.lost import Lost
 from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.past import Past
 from ostraca_fabric.adapters.etcd.rebuilding import Rebuilding
-from ostraca_fabric.adapters.etcd.records import encode_meta
+from ostraca_fabric.adapters.etcd.records import encode_meta, encode_rebuild
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 from ostraca_fabric.errors import ChangedError, RefusedError, WrongStoreError
 from ostraca_fabric.ids import EnclosureId, FabricId, StartId, TenantId
@@ -466,6 +466,35 @@ async def test_what_nobody_knows_the_fabric_of_is_left_as_it_is(
         f"there are other keys, as {place.keys.text}volumes/t/erased: nobody knows" in capsys.readouterr().err
     )
     assert place.listed() == {"volumes/t/erased": {}}
+
+
+@pytest.mark.parametrize("word", ["meta", "rebuild"])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
+async def test_nobody_is_advised_to_delete_a_fabric_that_lies_further_down(
+    place: Place, capsys: pytest.CaptureFixture[str], dry: tuple[str, ...], word: str
+) -> None:
+    place.put(f"live/{word}", json.dumps({"version": 1, "fabric": OTHER_FABRIC.hex(), "start": "00" * 16}))
+    for left in ({}, {"rebuild": encode_rebuild(OTHER_FABRIC, StartId(b"1" * 16)).decode()}):
+        for key, value in left.items():
+            place.put(key, value)
+        assert await place.rebuild(*dry) == 1
+        said = capsys.readouterr().err
+        assert f"another fabric lies under {place.keys.text}live/" in said
+        assert "etcdctl del" not in said
+        assert set(place.listed()) == {f"live/{word}", *left}
+
+
+@pytest.mark.parametrize("word", ["meta", "rebuild"])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
+async def test_nothing_is_rebuilt_under_another_fabric_s_prefix(
+    place: Place, capsys: pytest.CaptureFixture[str], dry: tuple[str, ...], word: str
+) -> None:
+    upper = replace(place, keys=Keys(f"{place.keys.text}upper"))
+    upper.put(word)
+    lower = replace(place, keys=Keys(f"{upper.keys.text}lower"))
+    assert await lower.rebuild(*dry) == 1
+    assert f"a fabric lies under {upper.keys.text} of etcd" in capsys.readouterr().err
+    assert lower.listed() == {}
 
 
 # ------------------------------------------------------------------------------------------ several tries

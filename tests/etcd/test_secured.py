@@ -17,11 +17,14 @@ from tests.etcd.watched import values
 from tests.stalls import Stopwatch
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient
+from ostraca_fabric.adapters.etcd.keys import Keys
+from ostraca_fabric.adapters.etcd.membership import EtcdMembership
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls, EtcdUser
 from ostraca_fabric.adapters.etcd.told import Listed
 from ostraca_fabric.adapters.etcd.transactions import put
 from ostraca_fabric.adapters.etcd.watch import Watch
 from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError
+from ostraca_fabric.ids import FabricId
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +152,22 @@ async def test_a_user_reads_writes_and_watches_what_is_his(guarded_etcd: Cluster
     with pytest.raises(MembershipError, match="grant the user's role"):
         await client.range(b"/theirs/k")
     await client.close()
+
+
+async def test_a_user_who_may_read_nothing_above_his_prefix_begins_a_fabric_there(
+    guarded_etcd: Cluster,
+) -> None:
+    allowed = ("ours", "--prefix=true", "readwrite", "/all/ours/")
+    guarded_etcd.ctl("role", "grant-permission", *allowed, user="root:root")
+    membership = await EtcdMembership.open(
+        FabricId(b"f" * 16),
+        settings(guarded_etcd, user=OURS),
+        dice=random.Random(1),
+        keys=Keys("/all/ours"),
+        begin=True,
+    )
+    assert membership.trouble == ""
+    await membership.close()
 
 
 async def test_a_token_that_etcd_forgot_is_replaced(guarded_etcd: Cluster, opened: Opened) -> None:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import grpc
 
-from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, shown
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, NotAllowedError, StoreAwayError, shown
 
 
 class Remedy(Enum):
@@ -86,8 +86,11 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
         return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(last)}): {advice}")
     advice = ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        advice = ": grant the user's role reading and writing of every key under the fabric's prefix"
-    elif code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in words:
+        return NotAllowedError(
+            f"etcd at {at} did not {asked} ({code.name}: {shown(words)}): grant the user's role reading and "
+            "writing of every key under the fabric's prefix"
+        )
+    if code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in words:
         advice = ": check etcd's user and password in the settings"
     elif any(part in words for part in _TOKEN_IS_OLD):
         advice = ": etcd's access control is on, name a user and its password in the settings"

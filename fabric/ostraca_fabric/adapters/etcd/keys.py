@@ -1,8 +1,10 @@
 """Where things lie in etcd: one function per key. Nobody else puts keys together.
 
-A fabric is everything under one prefix, which ends with a slash, so that no fabric's prefix begins another's.
-Names are checked where they are given (``ids.checked_name``), and hold no slash of their own. Where records
-beside the map lie says ``ostraca_fabric.record_keys``.
+A fabric is everything under one prefix. That ends with a slash, so that ``/pod-1/`` is not taken for a part
+of ``/pod/``; ``/pod/live/`` is one, and so no fabric is begun there beside ``/pod/`` (``nesting``). Names are
+checked where they are given (``ids.checked_name``), and hold no slash of their own; a shard's has two. So
+each kind of key has a number of words, by which it is told from those of a fabric further down that was begun
+there by an earlier release. Where records beside the map lie says ``ostraca_fabric.record_keys``.
 """
 
 from __future__ import annotations
@@ -42,6 +44,15 @@ class Kind(Enum):
     LIVE = "live"
     RULED = "ruled"
     REBUILD = "rebuild"
+
+
+_WORDS = {
+    **dict.fromkeys(Kind, 2),
+    **dict.fromkeys((Kind.META, Kind.PLACEMENT, Kind.LIVE, Kind.RULED, Kind.REBUILD), 1),
+    **dict.fromkeys((Kind.VOLUME, Kind.SWITCH), 3),
+    **dict.fromkeys((Kind.CLAIM, Kind.GRANTS), 4),
+}
+"""How many words a key of each kind has, between slashes."""
 
 
 class Keys:
@@ -123,8 +134,21 @@ class Keys:
 
     def kind(self, key: bytes) -> Kind | None:
         """Return what lies at a key under this prefix, None for what this release does not know."""
-        word = key[len(self.prefix) :].split(b"/", 1)[0].decode("ascii", "replace")
-        return next((kind for kind in Kind if kind.value == word), None)
+        words = key[len(self.prefix) :].decode("ascii", "replace").split("/")
+        return next((kind for kind in Kind if kind.value == words[0] and _WORDS[kind] == len(words)), None)
+
+    def above(self) -> list[Keys]:
+        """Return the keys of each fabric whose prefix would begin this one."""
+        names = self.text.strip("/").split("/")
+        return [Keys("/" + "/".join(names[:count])) for count in range(1, len(names))]
+
+    def below(self, key: bytes) -> str | None:
+        """Return the prefix of the fabric further down that *key*, under this prefix, would be the record or
+        the rebuild of; None where it would be neither.
+        """
+        *names, word = key[len(self.prefix) :].decode("ascii", "replace").split("/")
+        is_one = bool(names) and word in {Kind.META.value, Kind.REBUILD.value}
+        return f"{self.text}{'/'.join(names)}/" if is_one else None
 
     def _under(self, kind: Kind, *names: str) -> bytes:
         return self.prefix + "/".join((kind.value, *names)).encode()

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient, range_end
+from ostraca_fabric.adapters.etcd.nesting import check_none_below, none_above
 from ostraca_fabric.adapters.etcd.records import (
     decode_rebuild,
     decode_volume,
@@ -89,6 +90,7 @@ class Rebuilding:
 
     async def is_begun(self) -> bool:
         """Say whether a try was made that has not ended. Raises WrongStoreError where none may be made."""
+        await none_above(self._client, self._keys)
         return bool((await self._read()).entries)
 
     async def take(self) -> None:
@@ -98,10 +100,12 @@ class Rebuilding:
         key, prefix = self._keys.rebuild(), self._keys.prefix
         tries = Tries("begin a rebuild", self._client)
         while (read := await self._read()).value(key) != self._mark:
+            above = await none_above(self._client, self._keys)
             is_as_read = (
                 is_unchanged(key, read.modified(key)) if read.entries else is_empty(prefix, range_end(prefix))
             )
-            if not (await self._client.txn([is_as_read], [put(key, self._mark)])).succeeded:
+            is_free = [is_as_read, *map(is_absent, above)]
+            if not (await self._client.txn(is_free, [put(key, self._mark)])).succeeded:
                 await tries.again()
         self._taken = read.modified(key)
 
@@ -143,13 +147,16 @@ class Rebuilding:
         if keys.meta() in read.entries:
             raise WrongStoreError(f"a fabric was begun {where} meanwhile: look again")
         mark = read.value(keys.rebuild())
-        if mark is None and read.entries:
+        fabric = None if mark is None else decode_rebuild(mark)[0]
+        if fabric != self._fabric:
+            check_none_below({key: entry.value for key, entry in read.entries.items()}, keys)
+        if fabric is None and read.entries:
             raise WrongStoreError(
                 f"no fabric is {where}, and there are other keys, as {min(read.entries).decode()}: nobody "
                 "knows of which fabric. Take another prefix, or delete them (`etcdctl del --prefix "
                 f"{keys.text}`)"
             )
-        if mark is not None and (fabric := decode_rebuild(mark)[0]) != self._fabric:
+        if fabric not in (None, self._fabric):
             raise WrongStoreError(
                 f"a rebuild of another fabric, {fabric.hex()}, has not ended {where}, and these are drives "
                 f"of {self._fabric.hex()}: take another prefix, or give that one up (`etcdctl del --prefix "

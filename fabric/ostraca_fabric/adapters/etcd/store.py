@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.client import range_end
+from ostraca_fabric.adapters.etcd.nesting import check_none_below, none_above
 from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, encode_meta
 from ostraca_fabric.adapters.etcd.told import Entry
-from ostraca_fabric.adapters.etcd.transactions import get, get_all, is_empty, is_unchanged, none_written, put
+from ostraca_fabric.adapters.etcd.transactions import (
+    get,
+    get_all,
+    is_absent,
+    is_empty,
+    is_unchanged,
+    none_written,
+    put,
+)
 from ostraca_fabric.adapters.etcd.watch import entry_of
 from ostraca_fabric.errors import MembershipError, WrongStoreError
 
@@ -84,18 +93,30 @@ class EtcdStore:
         """Whether this process has seen the fabric there."""
 
     async def begin(self) -> None:
-        """Begin the fabric where nothing lies, unless it lies there already: what others left would be its
-        map otherwise.
+        """Begin the fabric where nothing lies, and under no other's prefix, unless it lies there already:
+        what others left would be its map otherwise.
         """
         meta, prefix = self._keys.meta(), self._keys.prefix
-        value = encode_meta(self._fabric, self._key_check)
-        done = await self._client.txn([is_empty(prefix, range_end(prefix))], [put(meta, value)], [get(meta)])
-        if not done.succeeded and not done.responses[0].response_range.kvs:
-            raise WrongStoreError(
-                f"there is no fabric under {self._keys.text} of etcd at {self._client.endpoint}, and other "
-                "keys are, as a rebuild leaves them that did not end: repeat that, or take another prefix"
-            )
+        if not (await self._client.range(meta)).kvs:
+            await self._begin(meta, prefix)
         await self.read()
+
+    async def _begin(self, meta: bytes, prefix: bytes) -> None:
+        value = encode_meta(self._fabric, self._key_check)
+        above = await none_above(self._client, self._keys)
+        is_free = [is_empty(prefix, range_end(prefix)), *map(is_absent, above)]
+        done = await self._client.txn(is_free, [put(meta, value)], [get_all(prefix, range_end(prefix))])
+        if done.succeeded:
+            return
+        there = {kv.key: kv.value for kv in done.responses[0].response_range.kvs}
+        if meta in there:
+            return
+        await none_above(self._client, self._keys)
+        check_none_below(there, self._keys)
+        raise WrongStoreError(
+            f"there is no fabric under {self._keys.text} of etcd at {self._client.endpoint}, and other "
+            "keys are, as a rebuild leaves them that did not end: repeat that, or take another prefix"
+        )
 
     def check(self, meta: bytes | None) -> None:
         """Raise WrongStoreError unless this is the record of the fabric that is meant."""
