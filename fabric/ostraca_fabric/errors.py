@@ -34,14 +34,14 @@ from __future__ import annotations
 _SHOWN_CHARACTERS = 64
 
 
-def shown(text: str) -> str:
+def shown(text: str, characters_max: int = _SHOWN_CHARACTERS) -> str:
     """Return text of someone else's as it can stand in a message or a log line: quoted, and not at length.
 
     What it holds can then neither begin a line of its own, nor drive a terminal, nor make a refusal longer
     than its reader takes.
     """
-    quoted = ascii(text[: _SHOWN_CHARACTERS + 1])
-    return quoted if len(quoted) <= _SHOWN_CHARACTERS + 2 else f"{quoted[:_SHOWN_CHARACTERS]}...'"
+    quoted = ascii(text[: characters_max + 1])
+    return quoted if len(quoted) <= characters_max + 2 else f"{quoted[:characters_max]}...'"
 
 
 class OstracaError(Exception):

@@ -6,12 +6,15 @@ import random
 import socket
 from collections.abc import Callable
 
+import grpc
+import grpc.aio
 import pytest
 from tests.etcd.nodes import Cluster
 from tests.stalls import Stopwatch
 
 from ostraca_fabric.adapters.etcd.backoff import Backoff
 from ostraca_fabric.adapters.etcd.client import EtcdClient, range_end
+from ostraca_fabric.adapters.etcd.faults import in_words
 from ostraca_fabric.adapters.etcd.settings import EtcdSettings, EtcdTls
 from ostraca_fabric.adapters.etcd.told import Changed, Entry, Listed
 from ostraca_fabric.adapters.etcd.transactions import is_absent, put
@@ -76,13 +79,28 @@ async def test_an_etcd_that_is_not_there_is_an_error_in_time() -> None:
         client = EtcdClient(settings, dice=random.Random(1))
         watch = Stopwatch()
         with pytest.raises(
-            MembershipError, match=f"{endpoint} .*: check that etcd runs there, and that --etcd"
+            MembershipError,
+            match=rf"{endpoint} .*Connection refused'\): check that etcd runs there, and that --etcd",
         ):
             await client.range(b"/")
         assert watch.took_s < 2
         await client.close()
     with pytest.raises(MembershipError, match="closed"):
         await client.range(b"/")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
+def test_the_cause_that_etcd_s_error_ends_with_is_shown_and_no_more_than_an_operator_reads(
+    code: grpc.StatusCode,
+) -> None:
+    def said(words: str) -> str:
+        none = grpc.aio.Metadata()
+        return str(in_words(grpc.aio.AioRpcError(code, none, none, words), asked="read", at="etcd:1"))
+
+    who = "UNKNOWN: ipv4:192.168.100.100:24379: Failed to connect to remote host: "
+    assert f"'{who}{'x' * 100} at last')" in said(f"{who}{'x' * 100} at last")
+    assert len(said("\x1b[2J\n" * 10_000)) < 400
+    assert said("\x1b[2J\n").isprintable()
 
 
 async def test_a_member_that_is_paused_is_left_for_another(three: Cluster, client_of: ClientOf) -> None:

@@ -38,6 +38,9 @@ _TOKEN_IS_OLD = ("invalid auth token", "revision in header is old", "user name i
 _IS_FULL = "database space exceeded"
 _IS_BUSY = "too many requests"
 _LEASE_HAS_ENDED = "lease not found"
+_WORDS_CHARACTERS_MAX = 200
+"""How much is shown of what grpc says, which begins with who said it to whom, and ends with the cause."""
+
 _LAST = "last error: "
 """What grpc says before what happened at last when it could not connect."""
 
@@ -83,11 +86,11 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     if remedy(error) is Remedy.ASK_ANOTHER:
         advice = next((advice for part, advice in _TLS_ADVICE if part in words), _NOT_THERE)
         _, _, last = words.rpartition(_LAST)
-        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {shown(last)}): {advice}")
+        return StoreAwayError(f"etcd at {at} did not {asked} ({code.name}: {_shown(last)}): {advice}")
     advice = ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotAllowedError(
-            f"etcd at {at} did not {asked} ({code.name}: {shown(words)}): grant the user's role reading and "
+            f"etcd at {at} did not {asked} ({code.name}: {_shown(words)}): grant the user's role reading and "
             "writing of every key under the fabric's prefix"
         )
     if code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in words:
@@ -98,7 +101,7 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
         advice = ": compact and defragment etcd, then clear its alarm (etcdctl alarm disarm)"
     elif "not enabled" in words:
         advice = ": name no user in the settings, or turn etcd's access control on"
-    return MembershipError(f"etcd at {at} did not {asked} ({code.name}: {shown(words)}){advice}")
+    return MembershipError(f"etcd at {at} did not {asked} ({code.name}: {_shown(words)}){advice}")
 
 
 def code_of(error: grpc.RpcError) -> grpc.StatusCode:
@@ -111,3 +114,7 @@ def words_of(error: grpc.RpcError) -> str:
     """Return what the other end said about it."""
     details = error.details() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
     return details or str(error)
+
+
+def _shown(words: str) -> str:
+    return shown(words, _WORDS_CHARACTERS_MAX)
