@@ -89,6 +89,21 @@ async def test_an_etcd_that_is_not_there_is_an_error_in_time() -> None:
         await client.range(b"/")
 
 
+async def test_what_is_no_etcd_is_said_to_be_none_perhaps() -> None:
+    other = grpc.aio.server()
+    endpoint = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+    await other.start()
+    client = EtcdClient(EtcdSettings((endpoint,)), dice=random.Random(1))
+    try:
+        with pytest.raises(
+            MembershipError, match=rf"{endpoint} did not read \(UNIMPLEMENTED: .*is it an etcd\?"
+        ):
+            await client.range(b"/")
+    finally:
+        await client.close()
+        await other.stop(None)
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
 def test_the_cause_that_etcd_s_error_ends_with_is_shown_and_no_more_than_an_operator_reads(
     code: grpc.StatusCode,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,20 @@ async def test_a_lease_that_ended_is_told_and_its_keys_are_gone(
     assert not (await client.range(b"/lease/ended")).kvs
     assert not kept.is_lost
     assert not other.is_set()
+
+
+async def test_a_lease_that_an_etcd_made_anew_does_not_know_is_not_said_to_be_its_holder_s_fault(
+    fresh_etcd: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper, lost = LeaseKeeper(EtcdSettings(fresh_etcd.endpoints), dice=random.Random(5)), asyncio.Event()
+    await keeper.begin(TTL_S, lost.set)
+    (node,) = fresh_etcd.nodes
+    fresh_etcd.kill()
+    shutil.rmtree(node.folder / node.name)
+    fresh_etcd.start()
+    await asyncio.wait_for(lost.wait(), 20)
+    assert "or etcd has lost it, as one that was made anew has" in caplog.text
+    await asyncio.to_thread(keeper.close)
 
 
 async def test_ending_a_lease_takes_its_keys_along_and_is_no_loss(

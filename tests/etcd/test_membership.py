@@ -185,8 +185,21 @@ async def test_the_fabric_at_a_prefix_can_be_asked_for(etcd: Cluster, opened: Op
 
 async def test_a_fabric_of_a_newer_release_is_refused(etcd: Cluster, opened: Open) -> None:
     etcd.ctl("put", "/newer/meta", json.dumps({"version": 2, "fabric": FABRIC.hex()}))
-    with pytest.raises(MembershipError, match=r"version 2, and this release reads 1.*start a release"):
+    with pytest.raises(
+        WrongStoreError, match=r"/newer/meta .*version 2, and this release reads 1.*start a release"
+    ):
         await opened(etcd, keys=Keys("/newer"))
+    with pytest.raises(WrongStoreError, match=r"/newer/meta .*version 2.*start a release"):
+        await fabric_at(Keys("/newer"), EtcdSettings(etcd.endpoints), dice=random.Random(9))
+
+
+async def test_a_fabric_whose_record_is_broken_is_named_with_what_to_do(etcd: Cluster, opened: Open) -> None:
+    etcd.ctl("put", "/broken/meta", "of something else")
+    says = r"/broken/meta of etcd at .*can't be read: .*: write it again as it was .*another prefix"
+    with pytest.raises(WrongStoreError, match=says):
+        await opened(etcd, keys=Keys("/broken"))
+    with pytest.raises(WrongStoreError, match=says):
+        await fabric_at(Keys("/broken"), EtcdSettings(etcd.endpoints), dice=random.Random(9))
 
 
 async def test_a_fabric_that_is_raised_to_a_newer_version_is_changed_no_more(

@@ -97,6 +97,8 @@ def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
         advice = ": check etcd's user and password in the settings"
     elif any(part in words for part in _TOKEN_IS_OLD):
         advice = ": etcd's access control is on, name a user and its password in the settings"
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        advice = ": is it an etcd? Have --etcd or etcd.endpoints say where etcd listens for clients"
     elif _IS_FULL in words:
         advice = ": compact and defragment etcd, then clear its alarm (etcdctl alarm disarm)"
     elif "not enabled" in words:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.client import EtcdClient
 from ostraca_fabric.adapters.etcd.records import decode_meta
+from ostraca_fabric.errors import MembershipError, WrongStoreError
 
 if TYPE_CHECKING:
     from ostraca_fabric.adapters.etcd.backoff import Dice
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
 async def fabric_at(keys: Keys, settings: EtcdSettings, *, dice: Dice) -> FabricId | None:
     """Return the id of the fabric at *keys*, None when there is none.
 
-    Raises StoreAwayError when etcd can't be reached, and MembershipError when it refuses, or a newer release
-    made that fabric.
+    Raises StoreAwayError when etcd can't be reached, MembershipError when it refuses, and WrongStoreError
+    when the fabric's record can't be read, as that of a newer release.
     """
     client = EtcdClient(settings, dice=dice)
     try:
         answer = await client.range(keys.meta())
     finally:
         await client.close()
-    return decode_meta(answer.kvs[0].value) if answer.kvs else None
+    try:
+        return decode_meta(answer.kvs[0].value) if answer.kvs else None
+    except MembershipError as error:
+        raise not_for_us(keys, client.endpoint, error) from error
+
+
+def not_for_us(keys: Keys, endpoint: str, why: MembershipError) -> WrongStoreError:
+    """Return the error for a fabric whose own record can't be read; *why* says what to do."""
+    return WrongStoreError(f"{keys.meta().decode()} of etcd at {endpoint} is not for this release: {why}")

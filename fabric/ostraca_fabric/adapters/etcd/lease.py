@@ -160,7 +160,8 @@ class LeaseKeeper:
             if ttl_s <= 0:
                 log.warning(
                     "lease %x has ended, renewed for the last time %.0f s ago: another start of this agent "
-                    "has ended it, or it was silent for too long, as one that is stopped is",
+                    "has ended it, or it was silent for too long, as one that is stopped is, or etcd has "
+                    "lost it, as one that was made anew has",
                     lease.number,
                     time.monotonic() - lease.renewed_at_s,
                 )

@@ -52,6 +52,10 @@ GRANTS_VERSION = 2
 """That of a shard's grants where one of them is whole: who can't know takes it for one of no segments."""
 
 _ADVICE = "start a release of Ostraca as new as the fabric's"
+_META_ADVICE = (
+    "write it again as it was (docs/reference/etcd-keys.md shows one), or take another prefix where it is "
+    "not Ostraca's"
+)
 
 
 class _Meta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -182,7 +186,7 @@ def encode_meta(fabric: FabricId, key_check: str = "", *, rebuilt_unix_s: float 
 
 def decode_meta(data: bytes) -> FabricId:
     """Return which fabric it is."""
-    return _decoded(data, _Meta, lambda meta: FabricId(_id_of(meta.fabric)))
+    return _decoded(data, _Meta, lambda meta: FabricId(_id_of(meta.fabric)), advice=_META_ADVICE)
 
 
 def decode_key_check(data: bytes) -> str:
@@ -439,16 +443,22 @@ def decode_readable(found: Iterable[Entry], decode: Callable[[bytes], _Type]) ->
 
 
 def _decoded(
-    data: bytes, form: type[_Record], made: Callable[[_Record], _Type], *, newest: int = VERSION
+    data: bytes,
+    form: type[_Record],
+    made: Callable[[_Record], _Type],
+    *,
+    newest: int = VERSION,
+    advice: str = "",
 ) -> _Type:
-    """Read one record. Raises MembershipError that says what to do."""
+    """Read one record. Raises MembershipError that says what to do: *advice*, where it is broken."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version <= newest:
             return made(msgspec.json.decode(data, type=form))
     # Nesting without end is a RecursionError.
     except (msgspec.DecodeError, UsageError, ValueError, RecursionError) as error:
-        raise MembershipError(f"a record in etcd can't be read: {error}") from error
+        message = f"a record in etcd can't be read: {error}{advice and f': {advice}'}"
+        raise MembershipError(message) from error
     raise MembershipError(
         f"a record in etcd has version {version}, and this release reads {newest} and older: {_ADVICE}"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_fabric.adapters.etcd.client import range_end
+from ostraca_fabric.adapters.etcd.found import not_for_us
 from ostraca_fabric.adapters.etcd.nesting import check_none_below, none_above
 from ostraca_fabric.adapters.etcd.records import decode_key_check, decode_meta, encode_meta
 from ostraca_fabric.adapters.etcd.told import Entry
@@ -136,7 +137,7 @@ class EtcdStore:
         try:
             fabric, known = decode_meta(meta), decode_key_check(meta)
         except MembershipError as error:
-            raise WrongStoreError(f"the fabric {where} is not one for this release: {error}") from error
+            raise not_for_us(self._keys, self._client.endpoint, error) from error
         if fabric != self._fabric:
             raise WrongStoreError(
                 f"the fabric {where} is {fabric.hex()}, and not {self._fabric.hex()}: check the endpoints, "
