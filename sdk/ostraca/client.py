@@ -314,7 +314,9 @@ class Client:
         return ticket
 
     def carry(self, job: Job[Any], deliver: Deliver) -> Ticket:
-        """Begin a job whose result *deliver* is called with, in the driver's thread; it must not block."""
+        """Begin a job whose result *deliver* is called with: in the driver's thread, or in this one where no
+        other can be had. It must not block.
+        """
         ticket = self._next_ticket()
         self._enter()
 

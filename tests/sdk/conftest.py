@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +38,21 @@ SETTINGS = ostraca.ClientSettings(
 def hashes(count: int, seed: str = "prompt") -> list[bytes]:
     """Engine hashes of a prefix."""
     return [hashlib.sha256(f"{seed} {number}".encode()).digest() for number in range(count)]
+
+
+@contextmanager
+def no_thread_to_be_had(*names: str) -> Iterator[None]:
+    """Refuse threads of these names, as the kernel does where a process has as many as it may."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield
 
 
 @pytest.fixture

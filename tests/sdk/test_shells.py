@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
+from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes, no_thread_to_be_had
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 from tests.stalls import Stopwatch
 
@@ -234,6 +234,51 @@ def test_more_than_may_be_submitted_is_declined_until_something_is_taken(agent: 
         assert again.result.reasons == (Reason.NOT_FOUND,)
 
 
+@pytest.mark.parametrize("refused", ["ostraca-driver", "ostraca-reach"])
+def test_what_is_submitted_where_no_thread_can_be_had_is_declined_and_the_next_one_tries_again(
+    agent: ScriptedAgent, refused: str
+) -> None:
+    with ostraca.connect(agent.address, settings=SETTINGS) as client:
+        volume = opened(client)
+        chain, source = stored(volume, 2)
+        with no_thread_to_be_had(refused):
+            tickets = [volume.submit_get(chain, into=somewhere(2), deadline_s=FAR_S) for _ in range(2)]
+            declined = {each.ticket: each.result for each in take(client, 2)}
+        assert set(declined) == set(tickets)
+        for result in declined.values():
+            assert isinstance(result, ostraca.GetResult)
+            assert set(result.reasons) == {Reason.OVERLOADED}
+            assert result.note == "this process may have no more threads"
+        volume.submit_get(chain, into=(memory := somewhere(2)), deadline_s=FAR_S)
+        (done,) = take(client, 1)
+        assert reasons_of(done.result) == {Reason.NONE}
+        assert np.array_equal(memory, source)
+
+
+def test_slots_that_could_not_be_put_for_lack_of_a_thread_come_back(client: ostraca.Client) -> None:
+    volume = opened(client)
+    with no_thread_to_be_had("ostraca-driver"):
+        volume.submit_put_slots(
+            volume.chain(hashes(64)), volume.slots(64, lengths=BLOCK_BYTES), deadline_s=FAR_S
+        )
+    (done,) = take(client, 1)
+    assert isinstance(done.result, ostraca.PutResult)
+    assert set(done.result.reasons) == {Reason.OVERLOADED}
+    with volume.slots(64, lengths=BLOCK_BYTES):
+        """All of the arena."""
+
+
+def test_a_client_that_could_have_no_thread_is_closed_whole(agent: ScriptedAgent) -> None:
+    client = ostraca.connect(agent.address, settings=SETTINGS)
+    volume = opened(client)
+    with no_thread_to_be_had("ostraca-driver"):
+        volume.submit_lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+    watch = Stopwatch()
+    client.close()
+    assert watch.took_s < 4.0, "nothing is left that it waits for"
+    assert client.fileno() == -1
+
+
 def test_closing_the_client_ends_what_was_submitted(agent: ScriptedAgent) -> None:
     agent.script = dict.fromkeys((Get, Put), silent)
     client = ostraca.connect(agent.address, settings=SETTINGS)
@@ -337,6 +382,16 @@ async def test_a_cancelled_task_goes_on_only_when_its_operation_has_ended(agent:
         assert await asyncio.to_thread(agent.cancelled.wait, FAR_S)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(volume.get(chain, into=somewhere(2), deadline_s=FAR_S), 0.05)
+
+
+async def test_what_is_awaited_where_no_thread_can_be_had_is_declined(agent: ScriptedAgent) -> None:
+    async with await aio.connect(agent.address, settings=SETTINGS) as client:
+        volume = await client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        chain = volume.chain(hashes(1))
+        with no_thread_to_be_had("ostraca-driver"):
+            found = await volume.lookup(chain, deadline_s=FAR_S)
+        assert found.reasons == (Reason.OVERLOADED,)
+        assert (await volume.lookup(chain, deadline_s=FAR_S)).reasons == (Reason.NOT_FOUND,)
 
 
 async def test_while_an_operation_waits_the_loop_goes_on(agent: ScriptedAgent) -> None:

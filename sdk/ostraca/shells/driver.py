@@ -11,7 +11,8 @@ States of a job::
                    |                    |
                    +-- deadline, cancel, close: delivered as late, cancelled or disconnected
 
-*deliver* is called once for each job, in the driver's thread, and must not block.
+*deliver* is called once for each job, in the driver's thread, and must not block. Where the process may have
+no more threads it is called by who submits: the job is declined then, and the next one tries again.
 """
 
 from __future__ import annotations
@@ -122,15 +123,11 @@ class Driver:
 
     def submit(self, ticket: Ticket, job: Job[Any], deliver: Deliver) -> None:
         """Take a job over. Never blocks for what the fabric does."""
-        with self._starting:
-            if not self._threads:
-                self._threads = [
-                    threading.Thread(target=self._drive, name="ostraca-driver", daemon=True),
-                    threading.Thread(target=self._reach, name="ostraca-reach", daemon=True),
-                ]
-                for thread in self._threads:
-                    thread.start()
-        self._inbox.put(_Submitted(_Carried(ticket, job, deliver)))
+        if self._has_started():
+            self._inbox.put(_Submitted(_Carried(ticket, job, deliver)))
+        else:
+            declined = job.ended(job.declined, Reason.OVERLOADED, "this process may have no more threads")
+            deliver(ticket, job.skipped(declined), None)
 
     def cancel(self, ticket: Ticket) -> None:
         """Nobody wants the rest of this job. It is still delivered, soon."""
@@ -150,6 +147,19 @@ class Driver:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def _has_started(self) -> bool:
+        """Start the threads that are missing; False where this process may have no more."""
+        roles = ((self._drive, "ostraca-driver"), (self._reach, "ostraca-reach"))
+        with self._starting:
+            for run, name in roles[len(self._threads) :]:
+                thread = threading.Thread(target=run, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # this process may have no more threads, and the next job tries again
+                    return False
+                self._threads.append(thread)
+        return True
 
     # In the thread beside the driver's.
 
