@@ -61,8 +61,10 @@ class Settler:
         with self._starting:
             if self._is_running or self._closed.is_set() or not self._owing():
                 return
-            self._is_running = True
-            threading.Thread(target=self._run, name="ostraca-settler", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="ostraca-settler", daemon=True)
+            with suppress(RuntimeError):  # this process may have no more threads: the next call tries
+                thread.start()
+                self._is_running = True
 
     def close(self) -> None:
         """Ask no more. A question that is out may still be answered; that harms nobody."""
