@@ -24,7 +24,7 @@ from ostraca.core.silence import Silence
 from ostraca.pump import Pump
 from ostraca.waiting import Waiting
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
-from ostraca_fabric.errors import ProtocolError
+from ostraca_fabric.errors import ProtocolError, TransportError
 from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.labels import label_of
 from ostraca_fabric.wire import columns
@@ -271,8 +271,11 @@ class Session:
             return self._settings.progress_s if self._arena.ledger.is_due(self) else None
 
     def progress(self) -> None:
-        """Let the transport make progress."""
-        self._end.progress()
+        """Let the transport make progress. Where it can't the connection ends, as it does in the pump."""
+        try:
+            self._end.progress()
+        except TransportError as error:
+            self.break_off(f"the data plane broke: {error}")
 
     def wait(self, mail: Mail, *, until_s: float) -> tuple[int, Event] | None:
         """As ``Waiting.wait``."""

@@ -11,7 +11,9 @@ from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 from tests.sdk.test_faults import somewhere, stored
 
 import ostraca
+from ostraca import Reason
 from ostraca_fabric.adapters.inline_arena import InlineArenaEnd
+from ostraca_fabric.errors import TransportError
 from ostraca_fabric.wire.messages import Get, Lookup
 
 FAR_S = 10.0
@@ -75,3 +77,24 @@ def test_who_waits_for_a_look_up_takes_part_in_the_transfer_of_another_caller(
         assert volume.get(chain, into=somewhere(2), deadline_s=FAR_S / 2).hits == 2
         got.set()
         assert looked_up.result().hits == 2
+
+
+def test_where_transfers_can_not_go_on_the_connection_ends_and_the_next_one_begins(
+    agent: ScriptedAgent, volume: ostraca.Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, _ = stored(volume, 2)
+    broken = threading.Event()
+
+    def break_once(_: InlineArenaEnd) -> None:
+        if not broken.is_set():
+            broken.set()
+            raise TransportError("NIXL could not make progress")
+
+    monkeypatch.setattr(InlineArenaEnd, "needs_progress", True)
+    monkeypatch.setattr(InlineArenaEnd, "progress", break_once)
+    agent.script = {Get: lambda *_: None}
+    got = volume.get(chain, into=somewhere(2), deadline_s=FAR_S)
+    assert broken.is_set()
+    assert set(got.reasons) == {Reason.DISCONNECTED}
+    agent.script = {}
+    assert volume.lookup(chain, deadline_s=FAR_S).hits == 2

@@ -8,20 +8,23 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes, no_thread_to_be_had
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.sdk.stand_in_devices import DeviceArray, StandInCopies, StandInDevices
 from tests.stalls import Stopwatch
 
 import ostraca
 from ostraca import BlockState, PutState, Reason, aio
+from ostraca.jobs import lookup_job
 from ostraca.shells.done import Done
 from ostraca_fabric.wire.messages import Failed, Get, Lookup, OpenVolume, Put
 
@@ -69,6 +72,23 @@ def both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], 
 
 def silent(_: AgentConnection, __: object) -> None:
     """Say nothing."""
+
+
+def lack_memory(*_: object) -> NoReturn:
+    raise MemoryError("there is no more")
+
+
+class Unsynchronised(StandInDevices):
+    """A device whose driver fails where copies are waited for, which the port does not provide for."""
+
+    def copies(self, devices: Iterable[Hashable]) -> StandInCopies:
+        super().copies(devices)
+        return _Unsynchronised(self)
+
+
+class _Unsynchronised(StandInCopies):
+    def wait(self) -> bool:
+        raise ValueError("the driver is of another release")
 
 
 def test_what_is_submitted_is_done_in_any_order_and_each_ticket_once(client: ostraca.Client) -> None:
@@ -277,6 +297,50 @@ def test_a_client_that_could_have_no_thread_is_closed_whole(agent: ScriptedAgent
     client.close()
     assert watch.took_s < 4.0, "nothing is left that it waits for"
     assert client.fileno() == -1
+
+
+@pytest.mark.parametrize("way", ["at hand", "to be reached", "late"])
+def test_what_a_job_raises_is_the_error_of_its_ticket_and_others_go_on(
+    agent: ScriptedAgent, client: ostraca.Client, way: str
+) -> None:
+    volume = opened(client)
+    job = lookup_job(volume, volume.chain(hashes(1)), deadline_s=0 if way == "late" else FAR_S, pin_s=0)
+    broken = replace(job, result=lack_memory) if way == "late" else replace(job, begin=lack_memory)
+    if way == "to be reached":
+        agent.connections.get(timeout=FAR_S).hang_up()
+        with client.arena.changed:
+            assert client.arena.changed.wait_for(lambda: not client.is_connected, timeout=FAR_S)
+    ticket = client.submit(broken)
+    (done,) = take(client, 1)
+    assert (done.ticket, done.result, type(done.error)) == (ticket, None, MemoryError)
+    volume.submit_lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+    (after,) = take(client, 1)
+    assert isinstance(after.result, ostraca.LookupResult)
+    assert after.result.reasons == (Reason.NOT_FOUND,)
+    assert client.reach.session is not None
+    assert client.reach.session._users == 0
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel"])
+def test_what_is_raised_when_a_get_is_given_up_is_the_error_of_its_ticket_and_others_go_on(
+    agent: ScriptedAgent, client: ostraca.Client, end: str
+) -> None:
+    client.devices = Unsynchronised()
+    volume, asked = opened(client), threading.Event()
+    agent.script[Get] = lambda *_: asked.set()
+    into = DeviceArray(somewhere(1))
+    ticket = volume.submit_get(
+        volume.chain(hashes(1)), into=into, deadline_s=SOON_S if end == "deadline" else FAR_S
+    )
+    assert asked.wait(FAR_S)
+    if end == "cancel":
+        client.cancel(ticket)
+    (done,) = take(client, 1)
+    assert (done.ticket, done.result, type(done.error)) == (ticket, None, ValueError)
+    volume.submit_lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+    (after,) = take(client, 1)
+    assert isinstance(after.result, ostraca.LookupResult)
+    assert after.result.reasons == (Reason.NOT_FOUND,)
 
 
 def test_closing_the_client_ends_what_was_submitted(agent: ScriptedAgent) -> None:

@@ -11,6 +11,8 @@ States of a job::
                    |                    |
                    +-- deadline, cancel, close: delivered as late, cancelled or disconnected
 
+What a job raises is handed to who submitted it, whatever it is: the thread goes on with the others.
+
 *deliver* is called once for each job, in the driver's thread, and must not block. Where the process may have
 no more threads it is called by who submits: the job is declined then, and the next one tries again.
 """
@@ -66,7 +68,7 @@ class _Reached:
 
     ticket: Ticket
     target: Target | None = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +240,30 @@ class Driver:
             heapq.heappush(self._deadlines, (job.until_s, carried.ticket))
         target = self._client.reach.target_at_hand(job.volume, _Mail(carried.ticket, self._inbox))
         if target is not None:
-            carried.batch = job.begin(target)
+            self._begin_at(target, carried)
         else:
             self._to_reach.put(carried)
 
+    def _begin_at(self, target: Target, carried: _Carried) -> None:
+        try:
+            carried.batch = carried.job.begin(target)
+        except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
+            target.session.put_down()
+            self._fail(carried, error)
+
     def _reached(
-        self, carried: _Carried | None, target: Target | None, error: BaseException | None
+        self, carried: _Carried | None, target: Target | None, error: Exception | None
     ) -> _Carried | None:
         if carried is None:
             if target is not None:
                 target.session.put_down()
             return None
         if error is not None:
-            self._deliver(carried, None, error)
+            self._fail(carried, error)
         elif target is None:
             self._skip(carried, carried.job.unreachable(self._client.reach.unreachable_because))
         else:
-            carried.batch = carried.job.begin(target)
+            self._begin_at(target, carried)
         return carried
 
     def _heard(self, carried: _Carried | None, request: int, event: Event) -> _Carried | None:
@@ -262,14 +271,17 @@ class Driver:
             try:
                 carried.batch.on(request, event)
             except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
-                self._deliver(carried, None, error)
+                self._fail(carried, error)
         return carried
 
     def _cancelled(self, carried: _Carried | None) -> _Carried | None:
         if carried is not None and carried.batch is None:
             self._skip(carried, carried.job.ended(carried.job.late, Reason.CANCELLED))
         elif carried is not None and carried.batch is not None:
-            carried.batch.cancel()
+            try:
+                carried.batch.cancel()
+            except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
+                self._fail(carried, error)
         return carried
 
     def _go_on(self, carried: _Carried) -> None:
@@ -286,7 +298,7 @@ class Driver:
             batch.close()
             result = job.end(Outcome(batch.states, batch.reasons, batch.note), batch)
         except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
-            self._deliver(carried, None, error)
+            self._fail(carried, error)
         else:
             self._deliver(carried, result, None)
 
@@ -306,22 +318,39 @@ class Driver:
             if carried.batch is None:
                 self._skip(carried, carried.job.ended(carried.job.late, Reason.DEADLINE))
             else:
-                carried.batch.tick()
-                self._go_on(carried)
+                self._tick(carried, carried.batch)
+
+    def _tick(self, carried: _Carried, batch: Batch) -> None:
+        try:
+            batch.tick()
+        except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
+            self._fail(carried, error)
+        else:
+            self._go_on(carried)
 
     def _skip(self, carried: _Carried, outcome: Outcome) -> None:
         """Deliver a job whose batch was never begun, or has lost its client."""
-        if carried.batch is not None:
-            carried.batch.close()
-            self._deliver(carried, carried.job.end(outcome, carried.batch), None)
+        batch, job = carried.batch, carried.job
+        try:
+            if batch is not None:
+                batch.close()
+            result = job.skipped(outcome) if batch is None else job.end(outcome, batch)
+        except Exception as error:  # noqa: BLE001 (handed to who submitted the job)
+            self._deliver(carried, None, error)
         else:
-            self._deliver(carried, carried.job.skipped(outcome), None)
+            self._deliver(carried, result, None)
 
-    def _deliver(self, carried: _Carried, result: object, error: BaseException | None) -> None:
-        del self._carried[carried.ticket]
-        if error is not None:
+    def _fail(self, carried: _Carried, error: Exception) -> None:
+        """Let go of what a job has, and deliver what it raised."""
+        try:
             if carried.batch is None:
                 carried.job.never_begun()
             else:
                 carried.batch.close()
+        except Exception as another:  # noqa: BLE001 (delivered, and tells of the first)
+            error = another
+        self._deliver(carried, None, error)
+
+    def _deliver(self, carried: _Carried, result: object, error: Exception | None) -> None:
+        del self._carried[carried.ticket]
         carried.deliver(carried.ticket, result, error)
