@@ -287,28 +287,29 @@ class Reach:
     def _change_over(self, leaving: Session) -> None:
         """Find another agent, begin there, and end what is left here."""
         show_name("change")
-        ends: dict[str, ArenaEnd] = {}
-        while True:
-            with self._dialling:
-                if leaving is not self.live or self._closed.is_set():
-                    break
-                dialled = self._another(leaving, ends)
-                if dialled is not None:
-                    self._succeed(leaving, dialled, ends)
-                    break
-            self._closed.wait(self._settings.redial_s)
+        spare: dict[str, ArenaEnd] = {}
+        try:
+            while True:
+                with self._dialling:
+                    if leaving is not self.live or self._closed.is_set():
+                        break
+                    dialled = self._another(leaving, spare)
+                    if dialled is not None:
+                        self._succeed(leaving, dialled, spare)
+                        break
+                self._closed.wait(self._settings.redial_s)
+        finally:
+            _cut_off(spare)
         if leaving not in self._left:
-            for end in ends.values():
-                end.cut_off()
             return
         leaving.end_unused()
         with self._dialling:
             self._left = tuple(each for each in self._left if each is not leaving)
         self._settler.look()
 
-    def _another(self, leaving: Session, ends: dict[str, ArenaEnd]) -> Dialled | None:
-        """Connect to an agent that none of the sessions is with, offering *ends*, which are made if there are
-        none yet; None when there is no such agent now.
+    def _another(self, leaving: Session, spare: dict[str, ArenaEnd]) -> Dialled | None:
+        """Connect to an agent that none of the sessions is with, offering the ends in *spare*, which are made
+        if there are none; None when there is no such agent now, or when an end broke.
 
         Addresses that are held off come last: nobody probes them while there is a session, nor waits here.
         """
@@ -317,12 +318,12 @@ class Reach:
         addresses = [each for each in self._addresses if all(each != session.address for session in known)]
         addresses.sort(key=lambda address: address not in at_hand)
         try:
-            if addresses and not ends:
-                ends.update(self._arena.successors())
+            if addresses and not spare:
+                spare.update(self._arena.successors())
         except TransportError as error:
             log.debug("no end can be offered to another agent than %s: %s", leaving.agent, error)
             return None
-        caller = replace(self._caller, ends=ends)
+        caller = replace(self._caller, ends=spare)
         for address in addresses:
             until_s = time.monotonic() + self._settings.handshake_s_max / len(addresses)
             try:
@@ -330,14 +331,22 @@ class Reach:
             except (ConnectError, ProtocolError) as error:
                 log.debug("%s does not take over from %s: %s", address, leaving.agent, error)
                 continue
+            except TransportError as error:
+                log.debug("an end broke that was offered to another agent than %s: %s", leaving.agent, error)
+                _cut_off(spare)
+                return None
             if all(dialled.welcome.start_id != session.start_id for session in known):
                 return dialled
             dialled.line.close()  # another address of the one that leaves
         return None
 
-    def _succeed(self, leaving: Session, dialled: Dialled, ends: dict[str, ArenaEnd]) -> None:
-        """Have operations go to another agent from now on, with the volumes open that they have used."""
+    def _succeed(self, leaving: Session, dialled: Dialled, spare: dict[str, ArenaEnd]) -> None:
+        """Have operations go to another agent from now on, with the volumes open that they have used, and by
+        the ends in *spare*, where none are left.
+        """
         leaving.retire()
+        ends = dict(spare)
+        spare.clear()
         self._arena.ends = ends
         self._caller = replace(self._caller, ends=ends)
         session = self._met(dialled)
@@ -391,6 +400,14 @@ def _opened(session: Session, key: tuple[str, bytes, int, int], asked: OpenVolum
     session.asked[key] = asked
     session.handles[key] = answer.handle
     return answer.handle
+
+
+def _cut_off(spare: dict[str, ArenaEnd]) -> None:
+    """Offer these to nobody any more, and leave none there."""
+    while spare:
+        _, end = spare.popitem()
+        with suppress(TransportError):  # whoever was offered it was asked for nothing, so nothing lands
+            end.cut_off()
 
 
 def _prepare(end: ArenaEnd) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -304,3 +305,38 @@ def test_what_was_offered_to_an_agent_that_is_lost_while_it_is_left_is_cut_off(
     two.leave()
     two.await_agent("agent-2")
     assert made.cut_off == ends
+
+
+def test_an_end_that_breaks_while_another_agent_is_dialled_is_cut_off_and_the_next_try_makes_one(
+    two: Two, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_the_first(end: InlineArenaEnd) -> None:
+        if made.ends[:1] == [end]:
+            raise TransportError("NIXL could not make progress")
+
+    monkeypatch.setattr(InlineArenaEnd, "needs_progress", True)
+    monkeypatch.setattr(InlineArenaEnd, "progress", break_the_first)
+    two.leave()
+    two.await_agent("agent-2")
+    assert made.cut_off[:1] == made.ends[:1]
+    assert list(two.client.arena.ends.values()) == made.ends[1:]
+    chain, _ = stored(two.volume, 1)
+    assert len(chain) == len(two.second.seen_of(Put)) == 1
+
+
+def test_ends_are_cut_off_too_where_changing_over_fails_as_nobody_foresaw(
+    two: Two, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: InlineArenaEnd) -> None:
+        raise MemoryError("there is no more")
+
+    failed: SimpleQueue[type[BaseException]] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda what: failed.put(what.exc_type))
+    with monkeypatch.context() as patch:
+        patch.setattr(InlineArenaEnd, "needs_progress", True)
+        patch.setattr(InlineArenaEnd, "progress", fail)
+        two.leave()
+        assert failed.get(timeout=FAR_S) is MemoryError
+    assert made.cut_off == made.ends
+    chain, _ = stored(two.volume, 1)
+    assert len(chain) == len(two.first.seen_of(Put)) == 1
