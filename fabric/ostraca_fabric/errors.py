@@ -21,6 +21,7 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never one 
     └── MembershipError          the membership store can't be reached or refused
         ├── StoreAwayError       the membership store did not answer in time
         ├── WrongStoreError      it answers, and what lies there is not the fabric that is meant
+        │   └── OtherFabricError
         ├── PlacementBusyError   too many placement epochs are still asked
         ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
         ├── NamesakeError        another process is already what this one would be
@@ -137,6 +138,15 @@ class WrongStoreError(MembershipError):
     """The membership store answers, and what lies there can't be believed: no fabric, or another than is
     meant, or one of a newer release.
     """
+
+
+class OtherFabricError(WrongStoreError):
+    """The membership store has another fabric than the one that is meant."""
+
+    def __init__(self, message: str, fabric: bytes) -> None:
+        super().__init__(message)
+        self.fabric = fabric
+        """The id of the one that it has."""
 
 
 class PlacementBusyError(MembershipError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -90,6 +91,16 @@ def test_killed_and_started_again_it_takes_its_own_place_at_once(begun: Pod, she
     shelf.start()
     until(lambda: [each["start"] for each in reports(begun)] not in ([], [first]), "it reports again")
     assert shelf.exports() == exported
+
+
+def test_a_state_directory_of_another_fabric_is_refused_by_its_name(shelf: EnclosureProcess) -> None:
+    state, other = shelf.folder / "state", "0" * 31 + "1"
+    state.mkdir(mode=0o700)
+    record = {"version": 1, "daemon": f"enclosure {shelf.name}", "fabric": other}
+    (state / "daemon.json").write_text(json.dumps(record))
+    shelf.launch()
+    assert shelf.ended() != 0
+    assert f"{state} is the directory of enclosure {shelf.name} in fabric {other}, not in " in shelf.said
 
 
 def test_exports_go_on_while_etcd_is_away_and_come_back_without_it(

@@ -64,7 +64,9 @@ def test_a_state_directory_keeps_to_the_fabric_it_joined(pod: Pod, own: Pod) -> 
     shutil.copytree(pod.folder / "state-agent-0", copied)
     fabric = json.loads((copied / "daemon.json").read_text())["fabric"]
     said = refusal(wrong)
-    assert f"and not {fabric}: check the endpoints, the prefix" in said
+    assert f"{copied} is the directory of agent agent-0 in fabric {fabric}, not in " in said
+    assert "take another directory if that is a new fabric" in said
+    assert f"and not {fabric}: check the endpoints, the prefix" in refusal(wrong, "--fabric", fabric)
     said = refusal(wrong, "--prefix", "/ostraca/nobody/")
     assert f"fabric {fabric} is no longer under /ostraca/nobody/" in said
     assert "ostraca fabric rebuild --etcd" in said

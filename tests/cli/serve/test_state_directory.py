@@ -69,7 +69,13 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("{", "is damaged"), ('{"version":2,"daemon":"agent a"}', "has version 2")]
+    ("content", "said"),
+    [
+        ("{", "is damaged"),
+        ('{"version":1,"daemon":"agent a","fabric":"that of last week"}', "is damaged .*remove it if"),
+        ('{"version":1,"daemon":"agent a","start":"0123"}', "is damaged .*remove it if"),
+        ('{"version":2,"daemon":"agent a"}', "has version 2"),
+    ],
 )
 def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / RECORD_FILE).write_text(content)

@@ -26,7 +26,7 @@ from ostraca_fabric.adapters.etcd.transactions import (
     put,
 )
 from ostraca_fabric.adapters.etcd.watch import entry_of
-from ostraca_fabric.errors import MembershipError, WrongStoreError
+from ostraca_fabric.errors import MembershipError, OtherFabricError, WrongStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -139,9 +139,10 @@ class EtcdStore:
         except MembershipError as error:
             raise not_for_us(self._keys, self._client.endpoint, error) from error
         if fabric != self._fabric:
-            raise WrongStoreError(
+            raise OtherFabricError(
                 f"the fabric {where} is {fabric.hex()}, and not {self._fabric.hex()}: check the endpoints, "
-                "the prefix and the fabric's id"
+                "the prefix and the fabric's id",
+                fabric,
             )
         if self._key_check and known and known != self._key_check:
             raise WrongStoreError(

@@ -34,7 +34,8 @@ from ostraca_fabric.adapters.nvme_timeouts import PathSettings
 from ostraca_fabric.adapters.target_paths import TargetPaths
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.listening import check_free
-from ostraca_fabric.errors import DriveError, FormatError, MembershipError
+from ostraca_fabric.errors import DriveError, FormatError, MembershipError, OtherFabricError
+from ostraca_fabric.ids import FabricId
 from ostraca_fabric.target import NQN_PREFIX
 from ostraca_fabric.tasks import Tasks
 from ostraca_fabric.tls import Tls, TlsFiles
@@ -140,15 +141,20 @@ class AgentDaemon:
         if wanted is not None:
             self._state.check_fabric(wanted)
         self._say("I look for the fabric in etcd.")
-        fabric, membership = await self._patiently(
-            "join the fabric",
-            lambda: opened(
-                settings.etcd,
-                wanted or self._state.fabric,
-                self._key,
-                has_joined=self._state.fabric is not None,
-            ),
-        )
+        try:
+            fabric, membership = await self._patiently(
+                "join the fabric",
+                lambda: opened(
+                    settings.etcd,
+                    wanted or self._state.fabric,
+                    self._key,
+                    has_joined=self._state.fabric is not None,
+                ),
+            )
+        except OtherFabricError as error:
+            if wanted is None:  # then nothing but the directory says which fabric it is to be
+                self._state.check_fabric(FabricId(error.fabric))
+            raise
         self._membership = membership
         self._state.check_fabric(fabric)
         self._say("I make sure that no other process is this agent.")

@@ -8,7 +8,7 @@ it before is gone. ``daemon.json`` says whose directory it is.
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -25,15 +25,18 @@ RECORD_FILE = "daemon.json"
 _VERSION = 1
 
 
+_Id = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
+
+
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     daemon: str
     """What it is and its name, as in ``agent host-7``."""
 
-    fabric: str = ""
+    fabric: _Id = ""
     """The id of the fabric that it has joined, in hexadecimal; empty before it has."""
 
-    start: str = ""
+    start: _Id = ""
     """The start id of its last process, in hexadecimal."""
 
 
@@ -89,7 +92,8 @@ class StateDirectory:
         if self.fabric not in (None, fabric):
             raise UsageError(
                 f"{self.path} is the directory of {self._record.daemon} in fabric {self._record.fabric}, not "
-                f"in {fabric.hex()}: take another directory, or check where etcd is and the prefix"
+                f"in {fabric.hex()}: take another directory if that is a new fabric, or check where etcd is "
+                "and the prefix"
             )
 
     def close(self) -> None:

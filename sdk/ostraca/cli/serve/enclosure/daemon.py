@@ -27,8 +27,8 @@ from ostraca_enclosure.choice import Asked
 from ostraca_enclosure.enclosure import Enclosure
 from ostraca_enclosure.steward import Place, Steward
 from ostraca_enclosure.taken import Taken
-from ostraca_fabric.errors import NamesakeError, OstracaError
-from ostraca_fabric.ids import ID_BYTES, StartId
+from ostraca_fabric.errors import NamesakeError, OstracaError, OtherFabricError
+from ostraca_fabric.ids import ID_BYTES, FabricId, StartId
 from ostraca_fabric.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -128,8 +128,15 @@ class EnclosureDaemon:
     async def _join(self) -> None:
         """Put the report into the fabric, and see to it that it is this one's, and nobody else is it."""
         settings = self._settings
-        wanted = settings.wanted_fabric() or self._state.fabric
-        fabric, reports = await patiently("join the fabric", lambda: opened_reports(settings.etcd, wanted))
+        wanted = settings.wanted_fabric()
+        try:
+            fabric, reports = await patiently(
+                "join the fabric", lambda: opened_reports(settings.etcd, wanted or self._state.fabric)
+            )
+        except OtherFabricError as error:
+            if wanted is None:  # then nothing but the directory says which fabric it is to be
+                self._state.check_fabric(FabricId(error.fabric))
+            raise
         self._reports = reports
         self._state.check_fabric(fabric)
         await patiently("look who else is this enclosure", lambda: self._await_namesake(reports))
