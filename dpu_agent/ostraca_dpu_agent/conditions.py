@@ -64,20 +64,22 @@ def observe(status: AgentStatus, phase: Phase, doing: str = "") -> Iterator[Obse
 def _of_membership(membership: MembershipStatus) -> Iterator[Observation]:
     trouble = membership.trouble
     fails = "does not answer" if membership.silent_s else "answers, and not as it should"
+    has_map = membership.has_map
+    meanwhile = "I work with the last map" if has_map else "I have no map to work with"
     yield Observation(
         "membership_answers",
         not trouble,
-        f"The membership store {fails}, and I work with the last map: {trouble}."
+        f"The membership store {fails}, and {meanwhile}: {trouble}."
         if trouble
         else "The membership store has not failed since it was last asked.",
     )
-    yield Observation(
-        "map_current",
-        not membership.map_trouble,
-        f"My map may lack something, or be old: {membership.map_trouble}."
-        if membership.map_trouble
-        else "My map is whole, and follows every change.",
-    )
+    if not has_map:
+        sentence = "I have read no map yet, and serve nothing."
+    elif membership.map_trouble:
+        sentence = f"My map may lack something, or be old: {membership.map_trouble}."
+    else:
+        sentence = "My map is whole, and follows every change."
+    yield Observation("map_current", has_map and not membership.map_trouble, sentence)
 
 
 def _of_ownership(status: AgentStatus) -> Iterator[Observation]:

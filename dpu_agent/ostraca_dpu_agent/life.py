@@ -31,9 +31,8 @@ class Life:
         self.doing = ""
         """What it does or waits for in its phase, as a sentence; empty where there is nothing to add."""
 
-        self.store_trouble = ""
-        """What the membership store failed with when it was asked last, before the agent is made."""
-
+        self._store_trouble = ""
+        self._silent_since_s = 0.0
         self._clock = clock
         self._began_s = clock()
         self._conditions = Conditions()
@@ -48,8 +47,20 @@ class Life:
         """For how long it has been going on."""
         return self._clock() - self._began_s
 
+    def wait_for_store(self, trouble: str, *, asked_s: float) -> None:
+        """Note that the membership store does not answer what it was first asked at *asked_s*, without which
+        the agent can't go on; or that it has, where *trouble* is empty.
+        """
+        self._store_trouble, self._silent_since_s = trouble, asked_s
+
     def judged(self, status: AgentStatus) -> AgentStatus:
         """Return a status with the conditions that it shows the agent to be in."""
+        if self._store_trouble:
+            silent_s = self._clock() - self._silent_since_s
+            membership = msgspec.structs.replace(
+                status.membership, silent_s=silent_s, trouble=self._store_trouble
+            )
+            status = msgspec.structs.replace(status, membership=membership)
         observed = observe(status, self.phase, self.doing)
         return msgspec.structs.replace(status, conditions=self._conditions.after(self._clock(), observed))
 
@@ -72,6 +83,6 @@ class Life:
                 counters=AgentCounters(),
                 shards=(),
                 agents=(),
-                membership=MembershipStatus(trouble=self.store_trouble),
+                membership=MembershipStatus(has_map=False),
             )
         )

@@ -238,6 +238,9 @@ class MembershipStatus(msgspec.Struct, frozen=True):
     map_trouble: str = ""
     """Why the map may lack something, or be old; empty while it is known to be whole and new."""
 
+    has_map: bool = True
+    """Whether the agent has read the map since it started."""
+
 
 class ClaimCounters(msgspec.Struct):
     """What became of an agent's claims of shards, since it started."""

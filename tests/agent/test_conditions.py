@@ -204,6 +204,16 @@ def test_a_map_that_is_old_or_not_whole_is_told_though_the_store_answers() -> No
     assert untrue(status) == {"map_current": f"My map may lack something, or be old: {trouble}."}
 
 
+def test_an_agent_that_has_read_no_map_yet_says_so() -> None:
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(8.0, "etcd is down", has_map=False))
+    assert untrue(status) == {
+        "membership_answers": (
+            "The membership store does not answer, and I have no map to work with: etcd is down."
+        ),
+        "map_current": "I have read no map yet, and serve nothing.",
+    }
+
+
 def test_an_agent_that_has_left_the_fabric_need_not_be_reached() -> None:
     assert untrue(msgspec.structs.replace(GOOD, peers=(HELD_OFF,), agents=GOOD.agents[:1])) == {}
 

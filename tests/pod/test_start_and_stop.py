@@ -12,9 +12,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.etcd.nodes import PATIENCE, free_ports
 from tests.pod.processes import AgentProcess, Pod, command, until
+
+from ostraca_fabric.conditions import Condition
 
 pytestmark = pytest.mark.slow
 
@@ -73,8 +76,16 @@ class Pages:
         code, said = self.get("/readyz")
         if not code:
             return code, said
-        told = {each["name"]: each["sentence"] for each in json.loads(said)["conditions"]}
-        return code, told["ready"]
+        return code, _conditions(said)["ready"].sentence
+
+    def conditions(self) -> dict[str, Condition]:
+        """Return the conditions by their names."""
+        return _conditions(self.get("/readyz")[1])
+
+
+def _conditions(said: str) -> dict[str, Condition]:
+    found = msgspec.convert(json.loads(said)["conditions"], list[Condition])
+    return {each.name: each for each in found}
 
 
 def heard(manager: socket.socket, *words: str) -> None:
@@ -87,12 +98,18 @@ def test_an_agent_without_etcd_says_on_its_pages_what_it_waits_for_and_what_it_e
     begun: Pod, manager: socket.socket
 ) -> None:
     pages = Pages()
-    told = {**os.environ, "NOTIFY_SOCKET": str(manager.getsockname())}
-    agent = begun.agent("agent-0", *pages.options, environment=told)
+    environment = {**os.environ, "NOTIFY_SOCKET": str(manager.getsockname())}
+    agent = begun.agent("agent-0", *pages.options, environment=environment)
     begun.etcd.kill()
     try:
         agent.launch()
         until(lambda: "I wait for etcd, to join the fabric: " in pages.ready()[1], "it says so")
+        told = pages.conditions()
+        assert told["membership_answers"].sentence.startswith(
+            "The membership store does not answer, and I have no map to work with: "
+        )
+        assert told["membership_answers"].since_s > 0, "it was looked at before anybody asked"
+        assert told["map_current"].sentence == "I have read no map yet, and serve nothing."
         assert pages.ready()[0] == 503
         assert pages.ready()[1].startswith("I do not serve gets yet: I am starting. I wait for etcd")
         assert pages.get("/healthz") == (200, "ok\n")

@@ -229,12 +229,15 @@ class AgentDaemon:
 
     def _say(self, doing: str) -> None:
         self.life.doing = doing
+        if self.agent is None:  # which looks by itself, once it is there: ``since_s`` counts from a look
+            self.status()
 
     async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Wait for etcd, and say so in the status."""
+        asked_s = time.monotonic()
 
         def say(trouble: str) -> None:
-            self.life.store_trouble = trouble
+            self.life.wait_for_store(trouble, asked_s=asked_s)
             self._say(f"I wait for etcd, to {what}: {trouble}." if trouble else "")
 
         return await patiently(what, attempt, say=say)
