@@ -79,7 +79,7 @@ def started(stack: ExitStack, command: str, folder: Path) -> tuple[subprocess.Po
 
 def test_the_page_from_top_to_bottom(here: Callable[[str], str], tmp_path: Path) -> None:
     assert CONSOLE[0] == "$ etcd --data-dir /tmp/pod/etcd\n"
-    create, *agents, status, scripts = [here(text) for text in CONSOLE[1:]]
+    create, *agents, status, scripts, again = [here(text) for text in CONSOLE[1:]]
     command, _, printed = create.removeprefix("$ ").partition("\n")
     assert masked(ran(command, tmp_path)) == masked(printed)
     (settings,) = (text for kind, text in BLOCKS if kind == "toml")
@@ -101,8 +101,12 @@ def test_the_page_from_top_to_bottom(here: Callable[[str], str], tmp_path: Path)
         assert ran(put_command.removeprefix("$ "), tmp_path).strip() == put_said
         assert ran(get_command.removeprefix("$ "), tmp_path).strip() == get_said
         running[0].kill()
+        again_command, again_said = again.splitlines()
+        got = ran(again_command.removeprefix("$ "), tmp_path).strip()
+        assert got != again_said, "blocks of the dead agent's shards are misses"
+        assert ran(get_command.removeprefix("$ "), tmp_path).strip() == get_said, "and are cached there"
         for _ in range(WITHIN_S):
-            if ran(get_command.removeprefix("$ "), tmp_path).strip() == get_said:
+            if ran(again_command.removeprefix("$ "), tmp_path).strip() == again_said:
                 break
         else:
             raise AssertionError("the others never had all blocks")
