@@ -34,6 +34,10 @@ def stall(seconds: float) -> None:
     time.sleep(seconds)
 
 
+async def test_a_lease_lasts_no_less_than_was_asked_for(keeper: LeaseKeeper) -> None:
+    assert (await keeper.begin(2.5, lambda: None)).ttl_s == 3.0
+
+
 async def test_a_lease_outlives_a_blocked_event_loop(
     etcd: Cluster, keeper: LeaseKeeper, client_of: ClientOf
 ) -> None:

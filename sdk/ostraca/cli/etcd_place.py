@@ -74,6 +74,9 @@ class EtcdPlace:
                 "nobody serves the shards of an agent that died"
             )
             raise UsageError(message)
+        if self.lease_ttl_s != int(self.lease_ttl_s):
+            message = f"lease_ttl_s is {self.lease_ttl_s}: make it whole seconds, as etcd counts them"
+            raise UsageError(message)
         if bool(self.cert) != bool(self.key):
             message = "etcd.cert and etcd.key go together: give both, or neither"
             raise UsageError(message)

@@ -121,6 +121,7 @@ def test_how_to_reach_etcd_can_be_copied_as_options() -> None:
         (("etcd.lease_ttl_s=3",), "owner.grant_s is 5.0 and etcd.lease_ttl_s 3.0: make the first no more"),
         (("etcd.lease_ttl_s=0.1",), "etcd: lease_ttl_s is 0.1: make it 1 to 300 seconds"),
         (("etcd.lease_ttl_s=100000",), "etcd: lease_ttl_s is 100000.0: make it 1 to 300 seconds"),
+        (("etcd.lease_ttl_s=2.5", "owner.grant_s=2.5"), "etcd: lease_ttl_s is 2.5: make it whole seconds"),
         (("flow.requests_max=0",), "flow: requests_max is 0: make it 1 or more"),
         (("flow.deadline_max_s=0",), "flow: deadline_max_s is 0.0: make it more than answer_margin_s"),
         (("turn_s=0",), "turn_s is 0.0: make it 0.01 or more, or the agent does nothing else"),

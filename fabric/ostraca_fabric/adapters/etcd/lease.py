@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -124,7 +125,7 @@ class LeaseKeeper:
 
     async def _begin(self, ttl_s: float, tell: Callable[[], None]) -> Lease:
         asked_at_s = time.monotonic()
-        granted = await self._client.lease_grant(max(1, round(ttl_s)))
+        granted = await self._client.lease_grant(max(1, math.ceil(ttl_s)))  # whole seconds, and never less
         lease = Lease(granted.ID, float(granted.TTL), asked_at_s=asked_at_s, on_lost=tell)
         self._renewals[lease.number] = asyncio.create_task(self._renew(lease))
         return lease
