@@ -610,6 +610,16 @@ async def test_an_owner_whose_grants_the_store_has_lost_begins_anew_when_it_clai
         assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
 
 
+async def begun_anew(fabric: Assembly, owned: OwnedShard) -> None:
+    """Wait until a shard has its next owner, here, with block 1, which was put before."""
+    await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
+    await until(lambda: not fabric.shard.core.is_recovering)
+    assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+    await until(lambda: bool(fabric.shard.core.grants.own))
+    assert fabric.shard.epoch == owned.epoch + 1
+    assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
+
+
 async def test_an_owner_that_was_succeeded_in_what_the_store_has_lost_begins_anew_when_it_claims_again() -> (
     None
 ):
@@ -619,12 +629,7 @@ async def test_an_owner_that_was_succeeded_in_what_the_store_has_lost_begins_ane
         owned.fence()  # as it has seen another one's claim, which was in no backup
         store.leave(FIRST, fabric.agent.start_id)
         fabric.membership._say_changed()
-        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
-        await until(lambda: not fabric.shard.core.is_recovering)
-        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
-        await until(lambda: bool(fabric.shard.core.grants.own))
-        assert fabric.shard.epoch == owned.epoch + 1
-        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
+        await begun_anew(fabric, owned)
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
@@ -645,9 +650,4 @@ async def test_an_owner_that_was_succeeded_and_whose_claim_is_there_again_begins
         else:  # its summaries have told of that one
             owned.fence()
         fabric.membership._say_changed()
-        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not owned)
-        await until(lambda: not fabric.shard.core.is_recovering)
-        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
-        await until(lambda: bool(fabric.shard.core.grants.own))
-        assert fabric.shard.epoch == owned.epoch + 1
-        assert put_states(await fabric.put(fabric.worker(), [2])) == [PutState.COMMITTED]
+        await begun_anew(fabric, owned)
