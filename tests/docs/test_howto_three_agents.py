@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -100,10 +101,12 @@ def test_the_page_from_top_to_bottom(here: Callable[[str], str], tmp_path: Path)
         put_command, put_said, get_command, get_said = scripts.splitlines()
         assert ran(put_command.removeprefix("$ "), tmp_path).strip() == put_said
         assert ran(get_command.removeprefix("$ "), tmp_path).strip() == get_said
+        first = json.loads(ran(f"{status.removeprefix('$ ').strip()} --json", tmp_path))["agents"][0]
+        assert first["agent"] == "agent-0"
         running[0].kill()
         again_command, again_said = again.splitlines()
         got = ran(again_command.removeprefix("$ "), tmp_path).strip()
-        assert got != again_said, "blocks of the dead agent's shards are misses"
+        assert (got == again_said) == (not first["shards"]), "blocks of the dead agent's shards are misses"
         assert ran(get_command.removeprefix("$ "), tmp_path).strip() == get_said, "and are cached there"
         for _ in range(WITHIN_S):
             if ran(again_command.removeprefix("$ "), tmp_path).strip() == again_said:
