@@ -21,6 +21,7 @@ from tests.agent.assembly import (
 from tests.agent.test_takeover import QUICK, SECOND, THE_SHARD, pair
 
 from ostraca_dpu_agent.steward import adopt, recover
+from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import BlockState, PutState
 
@@ -125,3 +126,23 @@ async def test_an_agent_tells_of_a_stopped_shard_s_write_that_has_not_ended_when
         drive.let_go()
         await committing
         assert (has_ended, said) == (False, is_over)
+
+
+async def test_a_shard_that_crashes_as_it_begins_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with assembled(SOON) as fabric:
+        await fabric.ready()
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        begin, crashes = Serving.begin, [True]
+
+        def begins(serving: Serving, spawn: Any) -> None:
+            if crashes:
+                crashes.pop()
+                raise AssertionError("a mistake")
+            begin(serving, spawn)
+
+        monkeypatch.setattr(Serving, "begin", begins)
+        await fabric.agent._steward.shards.hand_over(THE_SHARD)
+        await until(lambda: not crashes)
+        shards = fabric.service.shards
+        await until(lambda: THE_SHARD in shards and not shards[THE_SHARD].core.is_recovering)
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]

@@ -94,9 +94,9 @@ class Serving:
     def goes_on_under(self, claimed: Claimed) -> bool:
         """Say whether this claim, made anew, is the one that it is served under: of the same epoch, what this
         owner may write is still on record there, and no grant before it that is not heeded here. An owner
-        that never writes again goes on under none.
+        that never writes again goes on under none, nor one whose recovery ended before it had begun.
         """
-        if self.owned.is_stranded:
+        if self.owned.is_stranded or self.owned.core.is_recovering:
             return False
         granted = self.owned.core.grants.own
         is_on_record = granted <= set(claimed.own.segments)
