@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tests.simulation.fabric.process import REQUESTS_MAX
 from tests.simulation.fabric.resting import excuse, restlessness
 from tests.simulation.fabric.worker import Ended
@@ -172,6 +173,8 @@ class Calm:
             "a drive was silent": reason == Reason.DRIVE_SUSPECT and setup.drive_faults.stalls > 0,
             "its next owner can't open it, as the drive is silent": reason == Reason.NO_OWNER
             and self._is_left_alone(number),
+            "its next owner has not adopted it yet": reason == Reason.NOT_FOUND
+            and self._may_be_adopted(number),
             "a lie": reason == Reason.DAMAGED and setup.lies > 0,
             "it may lie beside what can't be read": reason == Reason.DRIVE_ERROR
             and world.drives.have_unreadable(world.oracle.places(number)),
@@ -184,6 +187,18 @@ class Calm:
         agents = [process.agent for process in self._world.agents.values()]
         return any(
             drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in drives
+        )
+
+    def _may_be_adopted(self, number: int) -> bool:
+        """Whether the owner of a block's shard lacks it, and looks now and then for what the one before has
+        listed since it took over. A get may have found it all the same: in the DRAM of who put it.
+        """
+        key = np.frombuffer(self._world.oracle.key_of(number), np.uint8).reshape(1, -1)
+        shards = self._world.oracle.places(number)
+        owners = (process.shards.get(shard) for process in self._world.agents.values() for shard in shards)
+        return any(
+            owned is not None and bool(owned.withheld) and owned.core.index.find(key)[0] < 0
+            for owned in owners
         )
 
     @property

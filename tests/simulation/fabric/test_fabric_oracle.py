@@ -327,3 +327,33 @@ def test_what_was_listed_by_a_shard_whose_recovery_comes_to_nothing_may_have_bee
 
     with contextlib.closing(HostsLoop()) as loop:
         loop.run_until_complete(scenario())
+
+
+def test_what_the_owner_before_lists_last_may_be_missed_until_the_next_one_has_adopted_it() -> None:
+    async def scenario() -> None:
+        world = World(Setup(drives=1, has_cache=False), random.Random(1), Story(loop))
+        try:
+            with Watched(world):
+                await rest(world)
+                (owner,) = (each for each in world.agents.values() if each.shards)
+                (other,) = (each for each in world.agents.values() if not each.shards)
+                world.begin_put(f"w{owner.name[1:]}", [2], 2.0, Ack.COMMITTED)  # and the volume is open
+                await world.settle()
+                owner.membership.cut()
+                world.outside.store.lose_leases()
+                await asyncio.sleep(1.0)
+                (owned,) = other.shards.values()
+                assert (owned.epoch, owned.core.is_recovering, bool(owned.withheld)) == (2, False, True)
+                world.begin_put(f"w{owner.name[1:]}", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                assert world.oracle.listed == [2, 1]
+                missed = (1, BlockState.MISS, Reason.NOT_FOUND)
+                said = [world.calm._excuse(*missed, has_time=True, is_told=True)]
+                await asyncio.sleep(11.0)
+                said.append(world.calm._excuse(*missed, has_time=True, is_told=True))
+                assert said == ["its next owner has not adopted it yet", ""]
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
