@@ -6,6 +6,7 @@ the lock brings both, that is an error.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -26,6 +27,21 @@ if _HAS_GRPC:
     from ostraca_fabric.adapters.etcd.settings import EtcdSettings
 
 SEED = 20
+
+
+@pytest.fixture(autouse=True)
+def without_what_grpc_says_of_closed_loops() -> Iterator[None]:
+    """Keep out of a test's log what grpc says there of an earlier one: that it had something to tell of a
+    call which was cancelled as that test's loop was closed.
+    """
+    log = logging.getLogger("asyncio")
+
+    def is_of_this_test(record: logging.LogRecord) -> bool:
+        return "PollerCompletionQueue._handle_events" not in record.getMessage()
+
+    log.addFilter(is_of_this_test)
+    yield
+    log.removeFilter(is_of_this_test)
 
 
 @pytest.fixture(scope="session")
