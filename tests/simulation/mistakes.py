@@ -337,12 +337,16 @@ def an_owner_writes_without_asking() -> None:
     _change(OwnedShard, "confirm", lambda self, _until_s, **asked: confirm(self, math.inf, **asked))
 
 
-def an_own_claim_is_a_fence() -> None:
+def an_own_claim_is_a_fence_for_good() -> None:
     def fencing(self: ServedShards, fabric_map: Any) -> None:
         for each in self.serving.values():
             self._fence_if_superseded(each, fabric_map)
 
+    async def left_as_it_is(self: ServedShards, shard: Any) -> None:
+        pass
+
     _change(ServedShards, "fence_superseded", fencing)
+    _change(ServedShards, "begin_anew", left_as_it_is)  # else the fence alone does no harm
 
 
 def a_grant_counts_before_it_is_recorded() -> None:

@@ -309,7 +309,11 @@ MUTANTS = (
         mistakes.an_owner_writes_without_asking,
         (in_fabric(STORE_DOWN),),
     ),
-    Mutant("an own claim is a fence", mistakes.an_own_claim_is_a_fence, (in_fabric(EMPTIED),)),
+    Mutant(
+        "an own claim is a fence for good",
+        mistakes.an_own_claim_is_a_fence_for_good,
+        (in_fabric(EMPTIED),),
+    ),
     Mutant(
         "a grant counts before it is recorded",
         mistakes.a_grant_counts_before_it_is_recorded,
