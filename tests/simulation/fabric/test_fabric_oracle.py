@@ -25,6 +25,7 @@ from tests.simulation.fabric.world import Setup, World
 from tests.simulation.model import ViolationError
 
 from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.steward.plan import REJOIN_WITHIN_S
 from ostraca_dpu_agent.steward.shards import ServedShards
 from ostraca_fabric.chain import DEPTH_UNKNOWN
 from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
@@ -341,7 +342,7 @@ def test_what_the_owner_before_lists_last_may_be_missed_until_the_next_one_has_a
                 await world.settle()
                 owner.membership.cut()
                 world.outside.store.lose_leases()
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(REJOIN_WITHIN_S + 0.5)
                 (owned,) = other.shards.values()
                 assert (owned.epoch, owned.core.is_recovering, bool(owned.withheld)) == (2, False, True)
                 world.begin_put(f"w{owner.name[1:]}", [1], 2.0, Ack.COMMITTED)
