@@ -300,8 +300,8 @@ class AgentSettings:
     """How often the steward looks again when nothing has changed."""
 
     open_again_s: float = 30.0
-    """How long a shard is left alone that could not be opened because its drive failed a read, or of which a
-    part has crashed. Each try reads all of its summaries."""
+    """How long a shard is left alone that could not be opened, or of which a part has crashed. Each try may
+    read all of its summaries."""
 
     placement_ttl_s: float = 7 * 86_400.0
     """How long blocks are looked up where an earlier placement epoch placed them, at most. Most often it ends

@@ -47,6 +47,26 @@ async def test_a_shard_whose_drive_failed_a_read_is_opened_a_while_later() -> No
         assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
 
 
+async def test_a_shard_whose_superblock_was_not_its_own_is_opened_a_while_later_and_why_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drive = HeldDrive()
+    good, drive.bytes[:] = drive.bytes[:], bytes(len(drive.bytes))
+    caplog.set_level(logging.DEBUG, "ostraca_dpu_agent")
+
+    def tries() -> list[int]:
+        return [each.levelno for each in caplog.records if "can't open shard" in each.getMessage()]
+
+    async with assembled(replace(SETTINGS, turn_s=0.02, open_again_s=0.05), drive=drive) as fabric:
+        await until(lambda: len(tries()) > 2)
+        assert fabric.service.shards == {}
+        drive.bytes[:] = good
+        await until(lambda: ShardId(SHARD) in fabric.service.shards)
+        await fabric.ready()
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+    assert [level for level in tries() if level > logging.DEBUG] == [logging.WARNING]
+
+
 async def test_a_claim_that_ran_out_is_claimed_again_and_nothing_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

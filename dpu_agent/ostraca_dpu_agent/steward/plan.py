@@ -56,7 +56,7 @@ class Observed:
     attached: frozenset[DriveId]
     served: frozenset[ShardId]
     failed: frozenset[ShardId]
-    """Shards that could not be opened; they are not tried again before the next change of the map."""
+    """Shards that could not be opened a while ago, and are left alone for now."""
 
     addresses: tuple[str, ...] = ()
     """Where this agent has said that it is reached."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from ostraca_dpu_agent.owner.shard import OwnedShard, core_of
 from ostraca_dpu_agent.steward.recover import read_superblock
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_dpu_agent.steward.standing import Standing
-from ostraca_fabric.errors import DriveError, MembershipError, OstracaError, StoreAwayError, WrongStoreError
+from ostraca_fabric.errors import MembershipError, OstracaError, StoreAwayError, WrongStoreError
 from ostraca_fabric.ids import OwnerEpoch
 from ostraca_fabric.sentences import counted
 from ostraca_fabric.tasks import Tasks
@@ -216,7 +215,7 @@ class ServedShards:
         self.standing.lost(shard)
         if serving.owned.has_crashed:
             log.warning("%s leaves shard %s alone for a while: %s", self._agent.id, shard, _CRASHED)
-            self._leave_alone(serving.owned.record, _CRASHED, self._settings.open_again_s)
+            self._leave_alone(serving.owned.record, _CRASHED)
         await self.stop(shard)
 
     async def stop(self, shard: ShardId) -> bool:
@@ -374,15 +373,22 @@ class ServedShards:
         return claimed
 
     def _fail(self, record: ShardRecord, error: Exception) -> None:
-        """Leave a shard alone until the map changes; or only for a while, or until its drive answers again,
-        where that was the trouble.
+        """Leave a shard alone for a while, or until its drive answers again where that was the trouble; say
+        why, once.
         """
         why = str(error) if isinstance(error, OstracaError) else _CRASHED
-        is_lasting = isinstance(error, OstracaError) and not isinstance(error, DriveError)
-        log.warning("%s can't open shard %s: %s", self._agent.id, record.id, why)
-        self._leave_alone(record, why, math.inf if is_lasting else self._settings.open_again_s)
+        is_known = self._why_failed.get(record.id) == why
+        log.log(
+            logging.DEBUG if is_known else logging.WARNING,
+            "%s can't open shard %s, and will try again: %s",
+            self._agent.id,
+            record.id,
+            why,
+        )
+        self._leave_alone(record, why)
 
-    def _leave_alone(self, record: ShardRecord, why: str, for_s: float) -> None:
+    def _leave_alone(self, record: ShardRecord, why: str) -> None:
         if not self._drives[record.drive].refuses_reads:
-            self._failed[record.id] = self._membership.map.placement_epoch, self._clock() + for_s
+            again_at_s = self._clock() + self._settings.open_again_s
+            self._failed[record.id] = self._membership.map.placement_epoch, again_at_s
         self._why_failed[record.id] = why
