@@ -83,7 +83,8 @@ def connect(
     arena = Arena(chosen)
     client = Client(where, arena, tenant=name, token=token, settings=chosen, tls=tls)
     try:
-        client.reach.dialled(until_s)
+        with client.reach.taken_up(until_s):
+            """There is a session that lives."""
     except BaseException:
         client.close()
         raise

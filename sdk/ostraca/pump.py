@@ -102,8 +102,12 @@ class Pump:
         _alive.add(self)
 
     def start(self) -> None:
-        """Begin. Afterwards ``on_lost`` is certain to come."""
-        self._thread.start()
+        """Begin. Afterwards ``on_lost`` is certain to come: it has by then where no thread can be had."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # this process may have no more threads
+            self._why = f"nobody can read what the agent sends: {error}"
+            self._close()
 
     def send(self, frames: Iterable[bytes | bytearray]) -> None:
         """Send messages, in order, before bulk frames that have not begun.
@@ -184,7 +188,8 @@ class Pump:
     def stop(self) -> None:
         """End the connection and wait until ``on_lost`` has returned. Not from the pump's own thread."""
         self.break_off("closed here")
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _shut_down(self, why: str) -> None:
         """Make the pump's next read the last one.
@@ -225,15 +230,19 @@ class Pump:
                     if not self._ended.is_set():
                         self._guarded_turn(None)
         finally:
-            with self._turns:
-                self._ended.set()
-                with self._lock:
-                    self._is_closed = True
-                    self._outbox.clear()
-                    self._line.close()
-                    os.close(self._wake)
-                self._reader.close()
-            self._on_lost(self._why or "the agent closed the connection")
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection, and say so."""
+        with self._turns:
+            self._ended.set()
+            with self._lock:
+                self._is_closed = True
+                self._outbox.clear()
+                self._line.close()
+                os.close(self._wake)
+            self._reader.close()
+        self._on_lost(self._why or "the agent closed the connection")
 
     def _guarded_turn(self, longest_s: float | None) -> None:
         """Do a turn; note it when the connection has ended."""
