@@ -67,7 +67,8 @@ def connect(
     timeout_s: float = 5.0,
 ) -> Client:
     """Connect to the first agent of *addresses* that answers; the others are for when it goes away or falls
-    silent.
+    silent. List first the agent that is preferred, as that of the own host: the client goes back there when
+    it answers again.
 
     Addresses are ``unix:///path``, ``tcp://host:port`` or, with a CA in the settings, ``tls://host:port``.
     Without any, the environment's OSTRACA_AGENT says where, else the sockets that ``ostraca up`` makes by

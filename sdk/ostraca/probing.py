@@ -52,6 +52,12 @@ class Prober:
         with self._lock:
             self._held_off += [each for each in addresses if each not in self._held_off]
 
+    def answers(self, address: Address) -> None:
+        """Hold an address off no more: it has answered somebody else."""
+        with self._lock:
+            if address in self._held_off:
+                self._held_off.remove(address)
+
     def at_hand(self, addresses: Sequence[Address]) -> list[Address]:
         """Return the addresses that may be dialled, in order."""
         with self._lock:
@@ -87,12 +93,11 @@ class Prober:
                 self._closed.wait(pause_s(rounds, first_s=first_s, longest_s=longest_s))
             rounds += 1
             for address in held_off:
-                if not self._closed.is_set() and self._answers(address):
-                    with self._lock:
-                        self._held_off.remove(address)
+                if not self._closed.is_set() and self._is_answered_at(address):
+                    self.answers(address)
                     self._on_found()
 
-    def _answers(self, address: Address) -> bool:
+    def _is_answered_at(self, address: Address) -> bool:
         """Say whether who is there answers in time, be it by a refusal."""
         try:
             dialled = dial([address], self._caller, until_s=time.monotonic() + self._settings.handshake_s_max)

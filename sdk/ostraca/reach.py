@@ -8,7 +8,8 @@ each dial, what prepares for the next one; and, before one, what takes back what
 
 An agent that ends in order says so beforehand. A thread then finds another one, over ends of its own, while
 operations go on with the first. They go to the other from when it is there, and the session that was left
-ends when those under way on it have.
+ends when those under way on it have. A client that is not with the first of its addresses goes back there in
+the same way, once an agent answers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ostraca.ask import ask
 from ostraca.batch import Target
 from ostraca.core.operations import CALLER_CODES
 from ostraca.dial import UnreachableError, dial
+from ostraca.elsewhere import cut_off, dialled_elsewhere
+from ostraca.homing import Homing
 from ostraca.probing import Prober
 from ostraca.renewal import Renewal
 from ostraca.session import Session
@@ -89,6 +92,10 @@ class Reach:
         self._preparing: threading.Timer | None = None
         self._settler = Settler(addresses, caller, arena, self._agent_now)
         self._prober = Prober(caller, settings, lambda: self.live is None, self._found)
+        self._ended: set[bytes] = set()
+        """The starts of agents that have said that they end."""
+
+        self._homing = Homing(caller, settings, self._preferred, self._has_ended, self._go_back)
 
     @property
     def live(self) -> Session | None:
@@ -184,6 +191,7 @@ class Reach:
         """End the session, and dial no more. Requests under way hear Disconnected."""
         self._settler.close()
         self._prober.close()
+        self._homing.close()
         self._closed.set()
         with self._dialling:
             if self._preparing is not None:
@@ -274,9 +282,11 @@ class Reach:
         self.session = session
         self._settler.look()
         self._prepare_renewal(session.transport)
+        self._homing.look()
         return session
 
     def _on_leaving(self, session: Session) -> None:
+        self._ended.add(session.start_id)
         thread = threading.Thread(
             target=self._change_over, args=(session,), name="ostraca-change", daemon=True
         )
@@ -293,52 +303,69 @@ class Reach:
                 with self._dialling:
                     if leaving is not self.live or self._closed.is_set():
                         break
-                    dialled = self._another(leaving, spare)
+                    dialled = self._another(leaving, spare, self._addresses)
                     if dialled is not None:
                         self._succeed(leaving, dialled, spare)
                         break
                 self._closed.wait(self._settings.redial_s)
         finally:
-            _cut_off(spare)
-        if leaving not in self._left:
-            return
-        leaving.end_unused()
+            cut_off(spare)
+        self._let_end(leaving)
+
+    def _preferred(self) -> Sequence[Address]:
+        """Return the addresses before that of the live session; none where there is no session."""
+        session = self.live
+        return () if session is None else self._addresses[: self._addresses.index(session.address)]
+
+    def _has_ended(self, start_id: bytes) -> bool:
+        """Say whether an agent is one to go to no more, or the one that the client is with."""
+        session = self.live
+        return start_id in self._ended or (session is not None and session.start_id == start_id)
+
+    def _go_back(self, address: Address) -> bool:
+        """Go to a preferred agent that answers there, and end what is left where the client was; say whether
+        it went.
+        """
+        away = self.live
+        spare: dict[str, ArenaEnd] = {}
         with self._dialling:
-            self._left = tuple(each for each in self._left if each is not leaving)
+            if away is None or away is not self.live or self._closed.is_set():
+                return False
+            try:
+                dialled = self._another(away, spare, [address])
+                if dialled is None:
+                    return False
+                self._prober.answers(address)
+                self._succeed(away, dialled, spare)
+            finally:
+                cut_off(spare)
+        self._let_end(away)
+        return True
+
+    def _let_end(self, left: Session) -> None:
+        """End a session that was left when nobody uses it any more; one that was not left goes on."""
+        if left not in self._left:
+            return
+        left.end_unused()
+        with self._dialling:
+            self._left = tuple(each for each in self._left if each is not left)
         self._settler.look()
 
-    def _another(self, leaving: Session, spare: dict[str, ArenaEnd]) -> Dialled | None:
-        """Connect to an agent that none of the sessions is with, offering the ends in *spare*, which are made
-        if there are none; None when there is no such agent now, or when an end broke.
-
-        Addresses that are held off come last: nobody probes them while there is a session, nor waits here.
+    def _another(
+        self, leaving: Session, spare: dict[str, ArenaEnd], wanted: Sequence[Address]
+    ) -> Dialled | None:
+        """As ``dialled_elsewhere``. Addresses that are held off come last: nobody probes them while there is
+        a session, nor waits here.
         """
-        known = (leaving, *self._left)
-        at_hand = self._prober.at_hand(self._addresses)
-        addresses = [each for each in self._addresses if all(each != session.address for session in known)]
-        addresses.sort(key=lambda address: address not in at_hand)
-        try:
-            if addresses and not spare:
-                spare.update(self._arena.successors())
-        except TransportError as error:
-            log.debug("no end can be offered to another agent than %s: %s", leaving.agent, error)
-            return None
-        caller = replace(self._caller, ends=spare)
-        for address in addresses:
-            until_s = time.monotonic() + self._settings.handshake_s_max / len(addresses)
-            try:
-                dialled = dial([address], caller, until_s=until_s)
-            except (ConnectError, ProtocolError) as error:
-                log.debug("%s does not take over from %s: %s", address, leaving.agent, error)
-                continue
-            except TransportError as error:
-                log.debug("an end broke that was offered to another agent than %s: %s", leaving.agent, error)
-                _cut_off(spare)
-                return None
-            if all(dialled.welcome.start_id != session.start_id for session in known):
-                return dialled
-            dialled.line.close()  # another address of the one that leaves
-        return None
+        at_hand = self._prober.at_hand(wanted)
+        return dialled_elsewhere(
+            sorted(wanted, key=lambda address: address not in at_hand),
+            (leaving, *self._left),
+            self._caller,
+            self._arena,
+            spare,
+            within_s=self._settings.handshake_s_max,
+        )
 
     def _succeed(self, leaving: Session, dialled: Dialled, spare: dict[str, ArenaEnd]) -> None:
         """Have operations go to another agent from now on, with the volumes open that they have used, and by
@@ -356,7 +383,7 @@ class Reach:
                 _opened(session, key, asked, until_s)
         self._left = (*self._left, leaving)
         self._begin(session)
-        log.debug("%s ends, and %s takes over", leaving.agent, session.agent)
+        log.debug("%s takes over from %s", session.agent, leaving.agent)
 
     def _note_silence(self, lost: Session) -> None:
         """Leave the address of an agent that has fallen silent alone, once for each such session."""
@@ -400,14 +427,6 @@ def _opened(session: Session, key: tuple[str, bytes, int, int], asked: OpenVolum
     session.asked[key] = asked
     session.handles[key] = answer.handle
     return answer.handle
-
-
-def _cut_off(spare: dict[str, ArenaEnd]) -> None:
-    """Offer these to nobody any more, and leave none there."""
-    while spare:
-        _, end = spare.popitem()
-        with suppress(TransportError):  # whoever was offered it was asked for nothing, so nothing lands
-            end.cut_off()
 
 
 def _prepare(end: ArenaEnd) -> None:

@@ -186,7 +186,7 @@ class Session:
         """
         with self._arena.changed:
             self._arena.changed.wait_for(lambda: bool(self.lost_because) or self._is_unused)
-            self.lost_because = self.lost_because or "its agent ends, and another one has taken over"
+            self.lost_because = self.lost_because or "another agent has taken over"
         self.close()
 
     @property

@@ -93,6 +93,12 @@ class ClientSettings:
     pauses between these attempts begin with ``redial_s`` and double up to this: what an agent that comes
     back may go unnoticed for, where there is no other."""
 
+    return_after_s: float = 10.0
+    """A client with several addresses prefers the first, then the second: most often that is the agent of its
+    own host. After so long with a later one it looks whether one before answers, and goes back there, losing
+    nothing that is under way; again after each pause of as long. An agent that does not stay is gone back to
+    after twice as long, up to 32 times as long. ``math.inf`` to stay until that connection is lost."""
+
     silent_misses_max: int = 2
     """After so many operations in a row that ended at their deadline with nothing heard from the agent, it is
     sent a Ping. It stands for what an agent that has stopped costs: so many deadlines, and
@@ -144,6 +150,7 @@ class ClientSettings:
             "handshake_s_max": self.handshake_s_max,
             "redial_s": self.redial_s,
             "redial_max_s": self.redial_max_s,
+            "return_after_s": self.return_after_s,
             "silent_misses_max": self.silent_misses_max,
             "silent_ping_s": self.silent_ping_s,
             "silent_deadline_least_s": self.silent_deadline_least_s,

@@ -12,6 +12,7 @@ from tests.pod.meanwhile import Meanwhile
 from tests.pod.processes import SHORT, Pod
 from tests.pod.work import CHAINS, SMALL, content, declined, empty, hashes, missing, put, volume_of
 from tests.sdk.shells import SHELLS
+from tests.sdk.test_leaving import await_agent
 
 import ostraca
 from ostraca import BlockState, Reason
@@ -78,7 +79,7 @@ class Getting(Meanwhile):
 
 
 @pytest.mark.parametrize("transport", ["inline", pytest.param("nixl", marks=pytest.mark.nixl)])
-def test_workers_that_know_every_agent_miss_no_get_when_agents_are_restarted_in_turn(
+def test_workers_that_know_every_agent_miss_no_get_when_agents_are_restarted_in_turn_and_come_back(
     own: Pod, transport: str
 ) -> None:
     if transport == "nixl":
@@ -86,18 +87,21 @@ def test_workers_that_know_every_agent_miss_no_get_when_agents_are_restarted_in_
     own.create()
     agents = [own.agent(f"agent-{number}", transport=transport) for number in range(3)]
     own.start()
-    settings = replace(SMALL, transports=(transport,))
+    settings = replace(SMALL, transports=(transport,), return_after_s=0.2)
     with ExitStack() as stack:
         with own.connect(settings=settings) as client:
             assert put(client) == list(CHAINS)
+        clients = [stack.enter_context(own.connect(first, settings=settings)) for first in agents]
         workers = [
-            stack.enter_context(Getting(stack.enter_context(own.connect(first, settings=settings)), shell))
-            for first, shell in zip(agents, sorted(SHELLS), strict=True)
+            stack.enter_context(Getting(client, shell))
+            for client, shell in zip(clients, sorted(SHELLS), strict=True)
         ]
         for agent in agents:
             before = [worker.gets for worker in workers]
             agent.stop()
             own.start()
+            for client, first in zip(clients, agents, strict=True):
+                await_agent(client, first.name)
             assert all(worker.gets > gets for worker, gets in zip(workers, before, strict=True))
     reasons = sum((worker.reasons for worker in workers), Counter[Reason]())
     assert reasons[Reason.NONE] >= 1000
