@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import logging
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +23,18 @@ from tests.agent.assembly import (
 )
 from tests.agent.test_takeover import QUICK, SECOND, THE_SHARD, pair
 
-from ostraca_dpu_agent.steward import adopt, recover
+from ostraca_dpu_agent.owner.shard import core_of
+from ostraca_dpu_agent.steward import adopt, recover, shards
 from ostraca_dpu_agent.steward.serving import Serving
 from ostraca_fabric.memory import HugeMemory
 from ostraca_fabric.outcome import BlockState, PutState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.agent.assembly import Assembly
+
+    from ostraca_dpu_agent.owner.core import ShardCore
 
 SOON = replace(SETTINGS, turn_s=0.02, open_again_s=0.2)
 
@@ -63,6 +71,87 @@ async def test_a_shard_whose_recovery_crashes_is_read_again_a_while_later(
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
         assert not fabric.agent.crashed.is_set()
     assert f"reading shard {THE_SHARD} crashed" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["the superblock", "the index"])
+async def test_a_shard_for_which_there_is_no_memory_is_given_back_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    tries = 0
+
+    def no_index(*given: Any, **more: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise MemoryError
+        return core_of(*given, **more)
+
+    async with assembled(SOON) as fabric:
+        await fabric.ready()
+        steward, shard = fabric.agent._steward, fabric.shard
+        assert put_states(await fabric.put(fabric.worker(), [1])) == [PutState.COMMITTED]
+        if where == "the index":
+            monkeypatch.setattr(shards, "core_of", no_index)
+        else:
+            monkeypatch.setattr(recover, "HugeMemory", NoMemory(times=2))
+        await steward.shards.hand_over(THE_SHARD)
+        await until(lambda: "has crashed" in steward.shards.why_not.get(THE_SHARD, ""))
+        assert THE_SHARD not in fabric.membership.map.claims, "others may have it"
+        await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not shard)
+        await until(lambda: not fabric.shard.core.is_recovering)
+        assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
+        assert not fabric.agent.crashed.is_set()
+    assert f"reading shard {THE_SHARD} crashed" in caplog.text
+
+
+async def test_of_a_shard_that_could_not_list_any_more_nothing_is_kept_when_it_is_begun_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        logging.getLogger("ostraca_fabric.tasks"), "disabled", True
+    )  # pytest keeps tracebacks
+    async with assembled(SOON, segments=12) as fabric:
+        await fabric.ready()
+        cores = []
+        for number in range(2):
+            cores.append(weakref.ref(fabric.shard.core))
+            await _crash_writing(fabric, number)
+        await until(lambda: _are_gone(cores))
+        assert fabric.agent._steward.shards.is_idle
+
+
+async def _crash_writing(fabric: Assembly, number: int) -> None:
+    shard = fabric.shard
+
+    async def crashes(*_: object) -> None:
+        raise AssertionError("a mistake")
+
+    shard._writer._write = crashes  # type: ignore[method-assign, assignment]
+    assert put_states(await fabric.put(fabric.worker(), [number])) == [PutState.DECLINED]
+    await until(lambda: THE_SHARD in fabric.service.shards and fabric.shard is not shard)
+    await until(lambda: bool(fabric.shard.core.ring.ready))
+
+
+def _are_gone(cores: list[weakref.ref[ShardCore]]) -> bool:
+    gc.collect()
+    return all(core() is None for core in cores)
+
+
+async def test_an_agent_tells_of_a_write_that_has_not_ended_of_a_shard_that_it_was_just_stopping() -> None:
+    drive = HeldDrive()
+    async with assembled(replace(SETTINGS, turn_s=0.02, drain_s=60.0), drive=drive) as fabric:
+        await fabric.ready()
+        shard = fabric.shard
+        made = await reserved(shard, [1])
+        drive.holds_writes = True
+        committing = asyncio.create_task(committed(shard, made, [1]))
+        await until(lambda: bool(drive.held))
+        shard.has_crashed = True
+        await until(lambda: shard.is_closed)
+        said = await fabric.agent.leave()
+        drive.let_go()
+        await committing
+        assert not said
 
 
 async def test_a_shard_that_can_not_list_any_more_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:

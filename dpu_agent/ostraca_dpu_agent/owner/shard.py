@@ -2,8 +2,8 @@
 
 A commit waits for others, a few milliseconds and no longer than anybody holds space that could be committed;
 then all of them go to flash in one summary write, and each is answered when that write has ended. Nothing is
-gettable before. Should writing summaries crash, which is a
-bug, the shard declines puts from then on, says that it is failing, and goes on serving gets.
+gettable before. Should writing summaries crash, which is a bug, the shard declines puts from then on and says
+that it is failing, until it is begun anew.
 """
 
 from __future__ import annotations
@@ -145,10 +145,15 @@ class OwnedShard:
         """
         return self.core.grants.is_fenced or self.has_crashed
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way, once ``close`` was called: what had not ended then may have since."""
-        return not len(self._tasks) and self.core.is_writable
+    def left_over(self) -> Callable[[], bool]:
+        """Return what says whether nothing is under way any more, once ``close`` was called: what had not
+        ended then may have since. Where writing has crashed only the drive knows, when it has nothing to do
+        at all; the index is not kept for that.
+        """
+        tasks, drive, core = self._tasks, self._drive, self.core
+        if self.has_crashed and not core.is_writable:
+            return lambda: not (len(tasks) or drive.queued)
+        return lambda: not len(tasks) and core.is_writable
 
     @property
     def may_write(self) -> bool:

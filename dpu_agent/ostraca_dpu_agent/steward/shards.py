@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostraca_dpu_agent.steward.attaching import Opening
     from ostraca_fabric.adapters.guarded_drive import GuardedDrive
     from ostraca_fabric.fabric_map import AgentRecord, FabricMap, ShardRecord
+    from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.ids import DriveId, ShardId
     from ostraca_fabric.ports.membership import Claimed, Membership
 
@@ -77,8 +78,8 @@ class ServedShards:
         self._failed: dict[ShardId, tuple[int, float]] = {}
         """The placement epoch in which a shard could not be opened, and when to try again in it."""
 
-        self._unended: list[OwnedShard] = []
-        """Those that were closed with I/O under way."""
+        self._unended: list[Callable[[], bool]] = []
+        """Those that were closed with I/O under way: what says whether it has ended."""
 
         self._why_failed: dict[ShardId, str] = {}
         """Why shards could not be opened when that was tried last, unless others have owned them since."""
@@ -94,7 +95,7 @@ class ServedShards:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, also of shards that are no longer served."""
-        self._unended = [owned for owned in self._unended if not owned.is_idle]
+        self._unended = [has_ended for has_ended in self._unended if not has_ended()]
         return not self._tasks and not self._unended
 
     def failed(self, fabric_map: FabricMap) -> frozenset[ShardId]:
@@ -138,7 +139,8 @@ class ServedShards:
             return
         try:
             superblock = await read_superblock(drive, record, self._membership.map.fabric)
-        except OstracaError as error:
+        except Exception as error:  # noqa: BLE001 (told there)
+            self._tell_crash(record.id, error)
             self._fail(record, error)
             return
         if self.leaving.is_set():
@@ -150,22 +152,16 @@ class ServedShards:
             return
         self._on_claimed(record.id)
         has_pins = max(claimed.epoch, least) > 1  # of readers whom somebody before promised something
-        pins_end_s = self._clock() + self._settings.owner.pin_max_s if has_pins else 0.0
-        core = await asyncio.to_thread(
-            core_of, superblock, self._settings.owner, earlier_pins_end_s=pins_end_s
-        )
-        if self.leaving.is_set():  # it has left what it served by now, and would never leave this
+        try:
+            owned = await self._made(record, drive, superblock, has_pins=has_pins)
+        except Exception as error:  # noqa: BLE001 (told there)
+            self._tell_crash(record.id, error)
+            self._fail(record, error)
             await self.release(record.id)
             return
-        owned = OwnedShard(
-            record,
-            drive,
-            core,
-            settings=self._settings.owner,
-            clock=self._clock,
-            events=self._owner.events,
-            on_damage=drive.note_damage,
-        )
+        if owned is None:
+            await self.release(record.id)
+            return
         self._owner.own(owned)
         self.serving[record.id] = serving = Serving(
             owned,
@@ -182,6 +178,28 @@ class ServedShards:
         recovering = self._tasks.spawn(self._recover(serving))
         self.recoveries[record.id] = recovering
         recovering.add_done_callback(partial(self._recovered, record.id))
+
+    async def _made(
+        self, record: ShardRecord, drive: GuardedDrive, superblock: Superblock, *, has_pins: bool
+    ) -> OwnedShard | None:
+        """Return a shard that nothing is known of yet; None where this agent is about to end by now: it has
+        left what it served, and would never leave this.
+        """
+        pins_end_s = self._clock() + self._settings.owner.pin_max_s if has_pins else 0.0
+        core = await asyncio.to_thread(
+            core_of, superblock, self._settings.owner, earlier_pins_end_s=pins_end_s
+        )
+        if self.leaving.is_set():
+            return None
+        return OwnedShard(
+            record,
+            drive,
+            core,
+            settings=self._settings.owner,
+            clock=self._clock,
+            events=self._owner.events,
+            on_damage=drive.note_damage,
+        )
 
     async def reclaim(self, shard: ShardId) -> None:
         """Claim again what is served here, under the same epoch; where somebody came between, or the store
@@ -261,13 +279,16 @@ class ServedShards:
 
     async def _ended(self, serving: Serving, closing: Awaitable[bool]) -> bool:
         """Wait until a shard is closed, and its recovery has ended; say whether all I/O has."""
-        recovering = self.recoveries.get(serving.owned.record.id)
-        has_ended = await closing
-        if recovering is not None:  # it ends after what it reads just now
-            await asyncio.wait([recovering], timeout=self._settings.drain_s)
-            has_ended = has_ended and recovering.done()
-        if not has_ended:
-            self._unended = [*(owned for owned in self._unended if not owned.is_idle), serving.owned]
+        recovering, has_ended = self.recoveries.get(serving.owned.record.id), False
+        try:
+            has_ended = await closing
+            if recovering is not None:  # it ends after what it reads just now
+                await asyncio.wait([recovering], timeout=self._settings.drain_s)
+                has_ended = has_ended and recovering.done()
+        finally:  # also where this agent leaves, and waits no longer
+            if not has_ended:
+                unended = (each for each in self._unended if not each())
+                self._unended = [*unended, serving.owned.left_over()]
         return has_ended
 
     def _fence_if_superseded(self, serving: Serving, fabric_map: FabricMap) -> None:
@@ -291,9 +312,8 @@ class ServedShards:
             is_good = await self._is_newest(serving)
         except MembershipError as error:
             log.warning("%s can't claim shard %s, and will try again: %s", self._agent.id, shard, error)
-        except Exception as error:
-            if not isinstance(error, OstracaError):
-                log.exception("reading shard %s crashed; this is a bug in Ostraca", shard)
+        except Exception as error:  # noqa: BLE001 (told there)
+            self._tell_crash(shard, error)
             if serving.owned.is_closed:  # it was stopped, and the claim may be another recovery's
                 return
             self._fail(serving.owned.record, error)
@@ -371,6 +391,12 @@ class ServedShards:
             return None
         self._refused.pop(shard, None)
         return claimed
+
+    def _tell_crash(self, shard: ShardId, error: Exception) -> None:
+        """Log the traceback of what is not foreseen."""
+        if not isinstance(error, OstracaError):
+            words = "reading shard %s crashed; this is a bug in Ostraca, or a want of memory"
+            log.error(words, shard, exc_info=error)
 
     def _fail(self, record: ShardRecord, error: Exception) -> None:
         """Leave a shard alone for a while, or until its drive answers again where that was the trouble; say

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ostraca.cli.idle_drives import are_idle
 from ostraca.cli.state import FabricShape, FabricState
 from ostraca.cli.transports import made_transports
 from ostraca_dpu_agent.agent import Agent
@@ -186,7 +187,7 @@ class EmbeddedFabric:
         # Agents commit to each other's shards: none leaves before all have drained.
         drained = await asyncio.gather(*(agent.drain() for agent in self._agents))
         left = await asyncio.gather(*(agent.leave() for agent in self._agents))
-        has_ended = all(drained) and all(left)
+        has_ended = await are_idle(self._drives.values()) and all(drained) and all(left)
         if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
             for drive in self._drives.values():
                 drive.close()

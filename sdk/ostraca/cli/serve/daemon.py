@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ostraca.cli.idle_drives import are_idle
 from ostraca.cli.logs import log_levels
 from ostraca.cli.serve.secret_files import read_access, read_fabric_key, read_nvme_secret
 from ostraca.cli.serve.store import opened, patiently
@@ -216,6 +217,7 @@ class AgentDaemon:
         self._say("I close what is open.")
         if self._owners is not None:
             await self._owners.close()
+        has_ended = await are_idle(self._drives.values()) and has_ended
         if has_ended:  # closing a drive waits for its I/O, and what has not ended by now may never
             for drive in self._drives.values():
                 drive.close()
