@@ -307,6 +307,14 @@ class Pod:
         owners = list(self.claims().values())
         return max((each for each in self.agents if each.runs), key=lambda each: owners.count(each.name))
 
+    def await_retired(self, *, within_s: float = WITHIN_S) -> None:
+        """Wait until no owner withholds what an earlier one was granted."""
+
+        def is_retired() -> bool:
+            return all(len(record["unretired"]) <= 1 for record in self._grants().values())
+
+        until(is_retired, "no grant but each owner's own", within_s=within_s)
+
     def check_logs(self) -> None:
         """Assert that nothing crashed."""
         for agent in self.agents:
