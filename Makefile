@@ -4,7 +4,7 @@
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   PYTEST_JOBS=1               how many processes run tests at once (default: 3; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=   are handed on
+#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -44,14 +44,20 @@ test: $(READY) ## Run the whole test suite
 
 .PHONY: test-vllm
 test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment of its own (3.5 GB)
-	@.venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	@.venv-vllm/bin/python -m pytest tests/sdk/connectors/vllm $(PYTEST_ARGS)
+
+.PHONY: structure
+structure: $(READY) ## Measure structure and prose against their goals (STRUCTURE_ARGS: --check, --static, --get-path, --offenders)
+	@$(BIN)/python -m scripts.structure $(STRUCTURE_ARGS)
 
 .PHONY: check
-check: $(READY) ## Everything CI asks for: format, lint, types, layers, tests
+check: $(READY) ## Everything CI asks for: format, lint, types, layers, structure, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.structure --static --check --offenders 5
+	$(BIN)/python -m scripts.structure --get-path --offenders 0
 	$(PYTEST) $(PYTEST_ARGS)
 
 # What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone. One heap for all
@@ -61,24 +67,25 @@ fuzz: $(READY) ## A million wrong frames at decoders, agent and SDK (FUZZ_ARGS: 
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	  $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes -r requirements-fuzz.lock || \
 	  echo 'atheris could not be installed: going on without it'
-	@MALLOC_ARENA_MAX=1 $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+	@MALLOC_ARENA_MAX=1 $(BIN)/python -m tests.scenarios.fuzz $(FUZZ_ARGS)
 
 .PHONY: soak
-soak: $(READY) ## Every cell of the fault matrix, then random faults under traffic (SOAK_ARGS: --minutes, --seed, --transport)
-	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/e2e/test_fault_matrix.py tests/e2e/test_wrong_way.py tests/admin/test_dying.py
-	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
+soak: $(READY) ## Every cell of the fault matrix, interrupted workers, random faults under traffic (SOAK_ARGS: --minutes, --seed, --transport)
+	@OSTRACA_EVERY_CELL=1 $(BIN)/python -m pytest tests/scenarios/fabric/faults/test_fault_matrix.py tests/scenarios/fabric/faults/test_wrong_way.py tests/admin/workflows/test_dying.py
+	@$(BIN)/python -m tests.scenarios.interrupts
+	@$(BIN)/python -m tests.scenarios.soak $(SOAK_ARGS)
 
 .PHONY: soak-flash
 soak-flash: $(READY) ## Kill a fabric on real files 200 times, and look for lost blocks (SOAK_FLASH_ARGS: --kills, --power-cut)
-	@$(BIN)/python -m tests.soak_flash $(SOAK_FLASH_ARGS)
+	@$(BIN)/python -m tests.scenarios.soak_flash $(SOAK_FLASH_ARGS)
 
 .PHONY: soak-pod
 soak-pod: $(READY) ## An hour of etcd, agents and workers that die and are cut off (SOAK_POD_ARGS: --minutes, --seed, --agents)
-	@$(BIN)/python -m tests.soak_pod $(SOAK_POD_ARGS)
+	@$(BIN)/python -m tests.scenarios.soak_pod $(SOAK_POD_ARGS)
 
 .PHONY: test-nvmeof
 test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual machines; a quarter of an hour (NVMEOF_ARGS: --transport, --limit)
-	@$(BIN)/python -m tests.nvmeof $(NVMEOF_ARGS)
+	@$(BIN)/python -m tests.scenarios.nvmeof $(NVMEOF_ARGS)
 
 .PHONY: simulate
 simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE_ARGS: --histories, --seed, --steps, --jobs)
@@ -90,15 +97,15 @@ soak-sim: $(READY) ## 10,000 histories of a whole simulated fabric (SOAK_SIM_ARG
 
 .PHONY: explore
 explore: $(READY) ## Every order of events around a change of owner, at small scope (EXPLORE_ARGS: --deep)
-	@$(BIN)/python -m tests.simulation.explore $(EXPLORE_ARGS)
+	@$(BIN)/python -m tests.simulation.explore.explore $(EXPLORE_ARGS)
 
 .PHONY: scale
-scale: $(READY) ## The stewards of 64 agents with 1,152 drives (SCALE_ARGS: SCENARIO, --agents, --enclosures, --drives, --seed)
+scale: $(READY) ## The controllers of 64 agents with 1,152 drives (SCALE_ARGS: SCENARIO, --agents, --enclosures, --drives, --seed)
 	@$(BIN)/python -m tests.simulation.scale $(SCALE_ARGS)
 
 .PHONY: mutants
 mutants: $(READY) ## Mistakes made on purpose, each of which some simulation must find (MUTANTS_ARGS: WORD, --jobs)
-	@$(BIN)/python -m tests.simulation.mutants $(MUTANTS_ARGS)
+	@$(BIN)/python -m tests.simulation.mutants.mutants $(MUTANTS_ARGS)
 
 .PHONY: bench
 bench: $(READY) ## Measure against this machine's own limits
@@ -131,7 +138,7 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 .PHONY: clean
 clean: ## Remove .venv and every cache
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
-	find $(CODE) tests benchmarks demo __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find $(CODE) tests benchmarks demo scripts __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup

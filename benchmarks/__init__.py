@@ -1,8 +1,9 @@
-"""What backs the figures: every one a ratio of two things measured in turns, in one run, on one machine.
+"""Measure all published figures: ratios of two quantities, measured in turns, in one run on one machine.
 
-    python -m benchmarks              everything, some minutes; figures, JSON and plots in benchmarks/results
-    python -m benchmarks d1 s9        these alone
-    python -m benchmarks --short      whether everything runs; its figures mean nothing
+    python -m benchmarks              all scripts, some minutes; figures, JSON and plots in benchmarks/results
+    python -m benchmarks get_from_dram import_time    single scripts
+    python -m benchmarks --short      smoke test of all scripts; the figures mean nothing
 
-One script per group of target rows. What they share with ``ostraca bench`` lies in ``ostraca.cli.bench``.
+The name of a script says the measured quantity; a script serves a group of target rows. Scripts share code
+with ``ostraca bench``, in ``ostraca_cli.tools.bench``.
 """

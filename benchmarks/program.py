@@ -1,4 +1,4 @@
-"""Runs scripts, prints one table, keeps JSON and plots."""
+"""Run scripts, print a table, keep JSON and plots."""
 
 from __future__ import annotations
 
@@ -14,48 +14,52 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.conditions import Conditions
-from benchmarks.plot import draw
-from ostraca.cli.bench.report import machine
+from benchmarks.support.conditions import Conditions
+from benchmarks.support.plot import draw
+from ostraca_cli.tools.bench.series import machine
 from ostraca_fabric.errors import OstracaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
-    from benchmarks.figure import Figure
+    from benchmarks.support.figure import Figure
 
-NAMES = (
-    "d1",
-    "d2",
-    "d2f",
-    "d3",
-    "d4",
-    "d5",
-    "d6",
-    "d7",
-    "d8",
-    "d9",
-    "d10",
-    "full",
-    "p7",
-    "s1",
-    "s2",
-    "s3",
-    "s4",
-    "s5",
-    "s6",
-    "s7",
-    "s8",
-    "s9",
-)
+_FOLDERS = {
+    "get_from_dram": "data_path",
+    "get_from_flash": "data_path",
+    "get_from_fast_flash": "data_path",
+    "put_staged": "data_path",
+    "put_committed": "data_path",
+    "lookup": "data_path",
+    "small_get": "data_path",
+    "processor_time": "data_path",
+    "tag_checks": "data_path",
+    "get_over_tcp": "data_path",
+    "get_inline": "data_path",
+    "full_fabric": "data_path",
+    "agent_failure": "fabric",
+    "index_memory": "shards",
+    "index_lookup": "shards",
+    "shard_recovery": "shards",
+    "placement": "fabric",
+    "shard_takeover_time": "fabric",
+    "write_amplification": "shards",
+    "hit_rate": "shards",
+    "idle_agent": "fabric",
+    "import_time": "fabric",
+}
+"""Folder of each script."""
+
+NAMES = tuple(_FOLDERS)
 TABLE_WIDTH = 140
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run scripts, print one table, write JSON and plots; return the exit code.
+    """Run scripts, print a table, write JSON and plots; return the exit code.
 
-    A script that fails takes nothing along of what the others measured.
+    A failed script does not affect the results of other scripts.
     """
     options = _options(argv)
     out: Path | None = options.out or (None if options.short else RESULTS)
@@ -66,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="ostraca-bench-", dir=options.dir) as directory:
             conditions = Conditions(Path(directory), is_short=options.short)
             try:
-                figures[name] = importlib.import_module(f"benchmarks.{name}").run(conditions)
+                figures[name] = _script(name).run(conditions)
             except (OstracaError, OSError) as error:
                 print(f"{name} failed: {error}", file=sys.stderr, flush=True)
     everything = [figure for found in figures.values() for figure in found]
@@ -94,9 +98,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _script(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{_FOLDERS[name]}.{name}")
+
+
 def _summary(name: str) -> str:
     """Return the first sentence of a script's docstring, without the row's name."""
-    words = (importlib.import_module(f"benchmarks.{name}").__doc__ or "").partition("\n")[0]
+    words = (_script(name).__doc__ or "").partition("\n")[0]
     return words.partition(": ")[2]
 
 
@@ -104,13 +112,13 @@ def _table(figures: Sequence[Figure], *, is_short: bool) -> Table:
     right = [Column(name, justify="right") for name in ("figure", "beside", "ratio", "target")]
     title = "A short run: these figures mean nothing" if is_short else "Figures of this run"
     table = Table(
-        "row", "what", *right[:1], "limit", *right[1:], "", title=title, title_justify="left", box=None
+        "row", "quantity", *right[:1], "limit", *right[1:], "", title=title, title_justify="left", box=None
     )
     for figure in figures:
         verdict = "" if is_short else "met" if figure.is_met else "missed"
         table.add_row(
             figure.row,
-            figure.what,
+            figure.name,
             f"{figure.value:.3g} {figure.unit}",
             figure.finding.limit_name,
             f"{figure.limit:.3g} {figure.unit}",
@@ -122,10 +130,10 @@ def _table(figures: Sequence[Figure], *, is_short: bool) -> Table:
 
 
 def _write(figures: dict[str, list[Figure]], out: Path) -> None:
-    """Write every value and a plot for each script, and one summary of this run."""
+    """Write every value and a plot for each script, and a summary of this run."""
     out.mkdir(parents=True, exist_ok=True)
     for name, found in figures.items():
-        values = [figure.everything() for figure in found]
+        values = [figure.with_values() for figure in found]
         (out / f"{name}.json").write_text(json.dumps(values) + "\n")
         draw(found, out / f"{name}.svg")
     rows = [figure.summary() for found in figures.values() for figure in found]

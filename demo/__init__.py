@@ -1,5 +1,5 @@
-"""The demo: a real transformer that skips its prefill, because its KV cache came out of Ostraca.
+"""Demo: a real transformer skips its prefill by loading the KV cache from Ostraca.
 
-`paging` lays the cache out and cuts it into blocks; `model` builds the transformer and computes with it.
-Neither knows Ostraca: what they hand over is lists of torch views, which is all that the SDK asks for.
+`paging` describes the cache as blocks; `model` builds the transformer and computes. Neither knows Ostraca:
+the SDK takes plain lists of torch views.
 """

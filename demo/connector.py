@@ -1,4 +1,4 @@
-"""What connects an engine to Ostraca: it names a document's pages, puts them, looks them up and gets them."""
+"""Connector of an engine to Ostraca: names, puts, look-ups and gets of a document's pages."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import ostraca
 from demo.paging import KvCache, KvShape, engine_hashes
 
 DEADLINE_S = 60.0
-"""Far beyond what anything here takes: the demo shows what was lost, not what a busy machine made late."""
+"""Far beyond every duration in the demo, so that a busy machine causes no loss."""
 
 
 class SharedDocument:
-    """A document's pages in the fabric."""
+    """Pages of a document in the fabric."""
 
     def __init__(self, client: ostraca.Client, tokens: Sequence[int], shape: KvShape) -> None:
         self.pages = range(len(tokens) // shape.page_tokens)
@@ -30,15 +30,15 @@ class SharedDocument:
         return self._volume.chain(engine_hashes(self._tokens, self._page_tokens))
 
     def lookup(self, chain: ostraca.Chain) -> ostraca.LookupResult:
-        """Ask which pages there are."""
+        """Look up the present pages."""
         return self._volume.lookup(chain, deadline_s=DEADLINE_S)
 
     def load(self, chain: ostraca.Chain, cache: KvCache) -> ostraca.GetResult:
-        """Fill the cache with the pages there are. They land where the model reads them."""
+        """Load the present pages into the cache, at the model's own addresses."""
         return self._volume.get(chain, into=cache.blocks(self.pages), deadline_s=DEADLINE_S)
 
     def store(self, cache: KvCache, pages: Sequence[int]) -> list[ostraca.PutResult]:
-        """Put these pages, run by run; return when they are committed, with one result for each run."""
+        """Put these pages, run by run; return the result of each run after its commit."""
         chain = self.chain()
         return [
             self._volume.put(
@@ -52,7 +52,7 @@ class SharedDocument:
 
 
 def runs(pages: Sequence[int]) -> list[range]:
-    """Cut ascending pages into runs of consecutive ones."""
+    """Cut ascending pages into runs of consecutive pages."""
     found: list[range] = []
     for page in pages:
         if found and found[-1].stop == page:

@@ -1,4 +1,4 @@
-"""Destroying flash behind a running fabric's back, as a drive that forgets does."""
+"""Destruction of flash under a running fabric, like a forgetful drive."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ _PIECE_BYTES = 8 << 20
 
 
 def drives(enclosure: Path) -> list[Path]:
-    """Return the files that are an enclosure's drives."""
+    """Return the files of an enclosure's drives."""
     return sorted(enclosure.glob("*.img"))
 
 
 def overwrite(drive: Path, *, seed: int) -> int:
-    """Fill a drive with random bytes from first to last; return how many.
+    """Fill a drive with random bytes; return their number.
 
-    Afterwards nothing of it is in the page cache, so that whoever reads it reads the new bytes from flash.
+    The function empties the page cache of the drive, so that later reads see the new bytes on flash.
     """
     size_bytes = drive.stat().st_size
     random = np.random.default_rng(seed)

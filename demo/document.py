@@ -1,4 +1,4 @@
-"""The text, the questions about it, and the sizes of everything. Nothing here needs torch."""
+"""Text, questions and sizes of the demo, without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The dimensions of a model. The default takes seconds for the document on two cores."""
+    """Dimensions of a model. The default size takes seconds for the document on two cores."""
 
     layers: int = 16
     heads: int = 8
@@ -25,22 +25,22 @@ class ModelSize:
     hidden: int = 768
     feed_forward: int = 1536
     weight_spread: float = 0.1
-    """The standard deviation of the weights: at Llama's usual 0.02 every answer is one byte over and over."""
+    """Standard deviation of the weights. Llama's usual 0.02 repeats the same byte in every answer."""
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of one token's keys and values, which are 32-bit floats."""
+        """Bytes of a token's keys and values, as 32-bit floats."""
         return 2 * 4 * self.layers * self.heads * self.head_dim
 
 
 SMALL = ModelSize(layers=4, heads=4, head_dim=32, hidden=128, feed_forward=256, weight_spread=0.3)
-"""A toy that takes milliseconds."""
+"""Toy of milliseconds."""
 
 
 def document(tokens: int = DOCUMENT_TOKENS) -> list[int]:
-    """Return the first `tokens` bytes of the text that all questions are about; a token is a byte.
+    """Return the first `tokens` bytes of the text of all questions; a token is a byte.
 
-    Raises ValueError when the text is not that long, or when these are no whole pages.
+    Raises ValueError for more tokens than the text has, and for a part of a page.
     """
     text = Path(__file__).with_name("document.txt").read_bytes()
     if not 0 < tokens <= len(text) or tokens % PAGE_TOKENS:

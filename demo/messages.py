@@ -1,4 +1,4 @@
-"""What the demo tells its worker processes, and what they report: one line of JSON each."""
+"""Messages between the demo and its worker processes, each a line of JSON."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from demo.document import DOCUMENT_TOKENS, ModelSize
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What all workers of one run agree on; a process gets it on its command line."""
+    """Common parameters of all workers of a run, on the command line of each process."""
 
     address: str
     tokens: int = DOCUMENT_TOKENS
@@ -17,37 +17,37 @@ class Task:
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """What a worker is to do next."""
+    """Order to a worker."""
 
 
 class Write(Order, frozen=True):
-    """Compute the document's cache and put it, acknowledged when it is committed."""
+    """Compute the document's cache and put the pages, acknowledged when committed."""
 
 
 class Ask(Order, frozen=True):
-    """Answer each question as a worker does that has nothing: look up, get, recompute the holes.
+    """Answer each question from an empty cache: look up, get, recompute the holes.
 
-    What had to be recomputed is put back once the question is answered.
+    After each answer, the worker puts the recomputed pages.
     """
 
 
 class Recompute(Order, frozen=True):
-    """Compute the document anew and answer each question, without the fabric."""
+    """Compute the document again and answer each question, without the fabric."""
 
 
 class Compare(Order, frozen=True):
-    """Compare what the last `Ask` loaded and answered with what the last `Recompute` did."""
+    """Compare pages and answers of the last `Ask` and the last `Recompute`."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What a worker says when it has done something. Times are wall-clock seconds."""
+    """Report of a worker. Times are wall-clock seconds."""
 
 
 class Ready(Report, frozen=True):
-    """The worker has its model and a connection."""
+    """Report of a ready model and connection."""
 
     transport: str
-    """How blocks cross: ``nixl`` or ``inline``."""
+    """Transport of blocks: ``nixl`` or ``inline``."""
 
     parameters: int
     threads: int
@@ -55,68 +55,68 @@ class Ready(Report, frozen=True):
     block_bytes: int
 
 
-class Written(Report, frozen=True):
-    """The document was computed and put."""
+class WriteReport(Report, frozen=True):
+    """Report of a computed and stored document."""
 
     prefill_s: float
     put_s: float
     outcome: str
-    """The states of all blocks, counted for people."""
+    """Counts of all blocks by state, for people."""
 
     committed: int
     shard_blocks: dict[str, int]
-    """How many blocks each shard lists, by the shard's name."""
+    """Number of blocks in each shard, by the shard's name."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What one question took, and what became of the document's blocks on the way."""
+    """Times of a question, and results of the document's blocks."""
 
     listed: int
-    """Blocks that lookup called hits."""
+    """Hits of the look-up."""
 
     loaded: int
-    """Blocks that were got: verified, and in the model's cache."""
+    """Verified blocks in the model's cache after the get."""
 
     outcome: str
-    """The states of all blocks of the get, counted for people."""
+    """Counts of the get's blocks by state, for people."""
 
     recomputed: int
-    """Blocks that were computed, because they or a neighbour in their chunk were not got."""
+    """Blocks computed due to a hole in their chunk."""
 
     lookup_s: float
     load_s: float
     recompute_s: float
     first_token_s: float
-    """From the filled cache to the first token of the answer."""
+    """Time from the filled cache to the first token of the answer."""
 
     total_s: float
-    """From the question to the first token: all of the above and what lies between."""
+    """Time from the question to the first token, including all of the above."""
 
     put_back: int
-    """Blocks that were put after the answer and are committed."""
+    """Committed blocks of the put after the answer."""
 
     put_outcome: str
-    """The states of all blocks that were put back, counted for people; empty when none was."""
+    """Counts of the put's blocks by state, for people; empty without a put."""
 
 
-class Asked(Report, frozen=True):
-    """Every question was answered once."""
+class AnswersReport(Report, frozen=True):
+    """Report of an answer to every question."""
 
     questions: tuple[Question, ...]
     hits_from_dram: int
-    """Blocks that the agent has served from its own memory since it started."""
+    """Blocks served from the agent's memory since its start."""
 
 
-class Recomputed(Report, frozen=True):
-    """The document was computed anew."""
+class RecomputeReport(Report, frozen=True):
+    """Report of a recomputed document."""
 
     prefill_s: float
     first_token_s: tuple[float, ...]
-    """For each question, from the computed cache to the first token of the answer."""
+    """For each question, time from the computed cache to the first token of the answer."""
 
 
-class Compared(Report, frozen=True):
-    """What differed between loading and recomputing; nothing, if all is well."""
+class ComparisonReport(Report, frozen=True):
+    """Differences between loading and recomputing; empty if all is well."""
 
     bytes_compared: int
     answers_compared: int
@@ -124,10 +124,10 @@ class Compared(Report, frozen=True):
 
 
 class Failed(Report, frozen=True):
-    """The worker met an error and ends."""
+    """Report of an error; the worker ends."""
 
     why: str
 
 
 AnyOrder = Write | Ask | Recompute | Compare
-AnyReport = Ready | Written | Asked | Recomputed | Compared | Failed
+AnyReport = Ready | WriteReport | AnswersReport | RecomputeReport | ComparisonReport | Failed

@@ -1,16 +1,16 @@
-"""A real transformer with random weights, and the two ways to an answer.
+"""Real transformer with random weights, and two ways to an answer.
 
-The model is a Hugging Face Llama of 82 million parameters over bytes, built from a seed, so that nothing is
-fetched. It knows no English: its answers are noise. But the noise depends on every page of the document,
-since the weights are drawn wide enough to make attention choosy. Zero one page, and nearly always other
-bytes come out; flip one bit, and the logits differ, which is why `Answer` keeps them.
+The model is a Hugging Face Llama of 82 million parameters over bytes, built from a seed, without downloads.
+The answers are noise, because the weights are random. But the noise depends on every page of the document,
+because the wide weights make attention selective. A zeroed page nearly always changes the answer; a flipped
+bit changes the logits, and therefore `Answer` keeps them.
 
-**Equal bit for bit.** Floating-point sums depend on their order, and the kernels choose an order by the
-shapes they get. So the document is always computed in the same chunks of `CHUNK_TOKENS`, on the same number
-of threads, and a page that went missing is recomputed by running its whole chunk again on top of everything
-before it. Each chunk is then the same call on the same bits, whoever makes it, and so are its results. This
-is needed: in chunks of 16, 64, 256 or 512 tokens the same document got four different sets of bits, and one,
-two or three threads gave three sets of logits for the same question on the same cache.
+**Equal bit for bit.** Floating-point sums depend on their order, and kernels choose an order by the shapes of
+their arguments. So the document is always computed in the same chunks of `CHUNK_TOKENS`, on the same number
+of threads. The worker recomputes a missing page by the whole chunk on top of everything before the chunk.
+Each chunk is then the same call on the same bits in every process, with the same result. The care is needed:
+in chunks of 16, 64, 256 or 512 tokens, the same document has four different sets of bits. Runs with one, two
+or three threads have three sets of logits for the same question on the same cache.
 """
 
 import os
@@ -30,29 +30,29 @@ BYTE_VALUES = 256
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a question got: the tokens, the logits that chose them, and the wait for the first one."""
+    """Answer to a question: tokens, their logits, and the time to the first token."""
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
     first_token_s: float
 
     def is_equal(self, other: "Answer") -> bool:
-        """Whether both answers are the same tokens, from logits that are the same bit for bit."""
+        """Return whether both answers have equal tokens, from logits equal bit for bit."""
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
 
 def fix_arithmetic(threads: int | None = None) -> int:
-    """Make this process compute as its siblings do; return the threads it uses, by default one per core.
+    """Fix the arithmetic of this process; return the number of threads, by default one per core.
 
-    Call it once, before anything is computed. Equal bits are only promised between processes with the same
-    number of threads, on machines of one kind, with one version of torch.
+    Call the function once, before any computation. Bits are equal only between processes with the same number
+    of threads, on machines of the same kind, with the same version of torch.
 
-    The cosines and sines that rotate keys and queries come from MKL's vector library, and torch has each
-    thread compute a part of them. The library looks at the processor at its first call. In MKL 2024.2, which
-    torch's builds contain, a thread whose own first call comes in the midst of that gets a kernel for another
-    accuracy, with errors up to 1.5e-4, for that call alone (https://github.com/pytorch/pytorch/issues/188792):
-    the first chunk of a process then has other bits than each later one. So each function is called here
-    once, on one number, which is the work of one thread.
+    Cosines and sines for the rotation of keys and queries come from MKL's vector library, and torch divides
+    their computation among threads. The library examines the processor at its first call. In MKL 2024.2, part
+    of torch's builds, a thread with its own first call meanwhile gets a kernel of another accuracy, with
+    errors up to 1.5e-4, for this call alone (https://github.com/pytorch/pytorch/issues/188792). The first
+    chunk of a process would then have other bits than later chunks. So this function calls each of them once,
+    on a single number, in a single thread.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(mode=True)
@@ -62,7 +62,7 @@ def fix_arithmetic(threads: int | None = None) -> int:
 
 
 def build_model(size: ModelSize | None = None, *, seed: int = 0) -> LlamaForCausalLM:
-    """Build the model from its seed: the same weights in each process."""
+    """Build the model from its seed, with the same weights in each process."""
     size = size or ModelSize()
     config = LlamaConfig(
         vocab_size=BYTE_VALUES,
@@ -85,7 +85,7 @@ def build_model(size: ModelSize | None = None, *, seed: int = 0) -> LlamaForCaus
 
 
 def kv_shape(model: LlamaForCausalLM) -> KvShape:
-    """Return what the model's pages look like."""
+    """Return the shape of the model's pages."""
     config = model.config
     assert config.num_key_value_heads is not None
     assert config.head_dim is not None
@@ -101,11 +101,11 @@ def kv_shape(model: LlamaForCausalLM) -> KvShape:
 def prefill(
     model: LlamaForCausalLM, tokens: Sequence[int], cache: KvCache, *, present: Collection[int] = ()
 ) -> list[int]:
-    """Compute the KV of all pages that are not `present` in the cache; return the pages that were computed.
+    """Compute the KV of all pages outside `present`; return the computed pages.
 
-    A chunk with all its pages present is skipped; any other is computed whole, which overwrites its present
-    pages with the same bits. Afterwards exactly `tokens` are filled. With nothing present this is the full
-    prefill.
+    The function skips chunks with all pages present. It computes other chunks as a whole, and overwrites
+    their present pages with the same bits. Afterwards exactly `tokens` are filled. An empty `present` means a
+    full prefill.
     """
     have = frozenset(present)
     computed: list[int] = []
@@ -123,7 +123,7 @@ def prefill(
 def continue_from(
     model: LlamaForCausalLM, cache: KvCache, question: str, *, answer_tokens: int = ANSWER_TOKENS
 ) -> Answer:
-    """Answer a question on top of the cache, greedily; the cache is left as it was found.
+    """Answer a question on top of the cache, greedily; the cache is unchanged afterwards.
 
     The cache needs room for the question and the answer. `first_token_s` counts from this call.
     """
@@ -141,7 +141,7 @@ def continue_from(
 
 @torch.no_grad()
 def _next_logits(model: LlamaForCausalLM, tokens: Sequence[int], cache: KvCache) -> torch.Tensor:
-    """Append tokens to the cache; return the logits of what comes next, one for each byte value."""
+    """Append tokens to the cache; return the logits of the next token, for each byte value."""
     out = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True, logits_to_keep=1)
     logits: torch.Tensor = out.logits
     return logits[0, -1]

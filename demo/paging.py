@@ -1,14 +1,14 @@
-"""A transformer's KV cache as blocks: where each page's bytes lie, and what each page is called.
+"""KV cache of a transformer as blocks: location and name of each page.
 
-A block is one page: `page_tokens` consecutive tokens, all layers. Its parts are, layer by layer, the keys and
+A block is a page: `page_tokens` consecutive tokens, all layers. Its parts are, layer by layer, the keys and
 then the values of these tokens, as views of the cache itself. Views work in both directions: a put reads the
-model's own memory, and a get fills it, so that the model attends to the very bytes that were loaded.
+model's memory, and a get fills the same memory, without a copy.
 
-A plain `DynamicCache` grows by concatenation, which copies every byte at every token and leaves every view
-with memory that the model no longer reads. `KvCache` has all its memory from the start and keeps its bytes
-where they are. It is still a transformers `Cache`, and the model cannot tell the difference.
+A plain `DynamicCache` grows by concatenation: every token copies all bytes, and earlier views keep memory
+unused by the model. `KvCache` allocates all memory at the start and never moves a byte. `KvCache` is a
+transformers `Cache` for the model.
 
-This module never computes with the model, and it never talks to Ostraca.
+This module neither computes with the model nor talks to Ostraca.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 NO_PARENT = bytes(32)
-"""What stands for the parent of a chain's first page."""
+"""Parent of a chain's first page."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What determines the bytes of a page, in the words of a layout."""
+    """Parameters of a page's bytes, in the words of a layout."""
 
     layers: int
     kv_heads: int
@@ -34,17 +34,17 @@ class KvShape:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes that one token occupies in the whole cache, keys and values."""
+        """Bytes of a token in the whole cache, keys and values."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of one block."""
+        """Bytes of a block."""
         return self.page_tokens * self.token_bytes
 
 
 class KvLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignore]  # see the imports
-    """One layer of a `KvCache`: `keys` and `values` are the filled part of memory that never moves."""
+    """Layer of a `KvCache`: `keys` and `values` are the filled part of fixed memory."""
 
     def __init__(self, shape: KvShape, tokens_max: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -58,7 +58,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignor
         self.is_initialized = True
 
     def resize(self, tokens: int) -> None:
-        """Declare the first `tokens` tokens to be the filled ones. No byte moves."""
+        """Declare the first `tokens` tokens as filled. No byte moves."""
         if not 0 <= tokens <= self._all_keys.shape[2]:
             msg = f"{tokens} tokens do not fit a cache of {self._all_keys.shape[2]}"
             raise ValueError(msg)
@@ -68,7 +68,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignor
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the keys and values of new tokens; return all of them. The model calls this."""
+        """Append the keys and values of new tokens; return all of them. The model calls this method."""
         start = self.get_seq_length()
         self.resize(start + key_states.shape[2])
         assert self.keys is not None
@@ -78,16 +78,16 @@ class KvLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignor
         return self.keys, self.values
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens: transformers counts them as a negative number."""
+        """Drop the last `-tokens_to_remove` tokens: transformers passes a negative number."""
         self.resize(self.get_seq_length() - abs(tokens_to_remove))
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Drop all tokens."""
         self.resize(0)
 
 
 class KvCache(Cache):
-    """A transformers cache of one sequence, in memory that is allocated once and never moves."""
+    """Cache of a sequence for transformers, in memory allocated once."""
 
     def __init__(self, shape: KvShape, *, tokens_max: int) -> None:
         self.shape = shape
@@ -96,23 +96,23 @@ class KvCache(Cache):
 
     @property
     def tokens(self) -> int:
-        """How many tokens count as filled."""
+        """Number of filled tokens."""
         return self.kv_layers[0].get_seq_length()
 
     def resize(self, tokens: int) -> None:
-        """Declare the first `tokens` tokens filled.
+        """Declare the first `tokens` tokens as filled.
 
-        Before a load this makes room: every page up to there must then be loaded or computed before the model
-        attends to it. After an answer it drops the answer again.
+        Before a load, the call makes room: load or compute every page up to there before the model attends to
+        the pages. After an answer, the call drops the answer.
         """
         for layer in self.kv_layers:
             layer.resize(tokens)
 
     def block(self, page: int) -> list[torch.Tensor]:
-        """Return the parts of one page, in the order of all puts and gets: keys, then values, layer by layer.
+        """Return the parts of a page, in the order of all puts and gets.
 
-        The parts are strided views of shape (1, kv heads, page tokens, head size), and they stay valid as
-        long as this cache lives. The page must lie within the filled tokens.
+        Keys come before values, layer by layer. The parts are strided views of shape (1, kv heads, page
+        tokens, head size), valid for the life of this cache. The page must lie within the filled tokens.
         """
         start, end = page * self.shape.page_tokens, (page + 1) * self.shape.page_tokens
         if page < 0 or end > self.tokens:
@@ -131,7 +131,7 @@ class KvCache(Cache):
 
 
 def block_digest(block: Sequence[torch.Tensor]) -> bytes:
-    """Return the SHA-256 of a block's bytes: blocks with one digest are equal bit for bit, NaN or not."""
+    """Return the SHA-256 of a block's bytes; equal digests mean equal bits, even for NaN."""
     digest = hashlib.sha256()
     for part in block:
         digest.update(part.contiguous().view(torch.uint8).numpy().data)
@@ -139,9 +139,11 @@ def block_digest(block: Sequence[torch.Tensor]) -> bytes:
 
 
 def engine_hashes(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
-    """Name every full page: 32 bytes that commit to its tokens and, through its parent, to all before them.
+    """Name every full page by 32 bytes.
 
-    This is how vLLM names its blocks, with SHA-256. A last page that is not full gets no name.
+    The bytes commit to the tokens of the page and, through the parent, to all earlier tokens.
+
+    vLLM names blocks in the same way, with SHA-256. A partial last page has no name.
     """
     hashes: list[bytes] = []
     parent = NO_PARENT

@@ -1,6 +1,6 @@
-"""The demo's picture: what a question waits for, with and without Ostraca, and with half of the flash gone.
+"""Picture of the demo: waiting time of a question with, without and after a loss of flash.
 
-Drawn as a light card with room around it, so that it reads on a page of any colour.
+The picture is a light card with a margin, for pages of any colour.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
-from demo.measured import Measured, middle, totals_s
 from demo.messages import Question
+from demo.results import DemoResults, middle, totals_s
 
 INK, GREY, PALE = "#1f2933", "#616e7c", "#e4e7eb"
 LOAD, COMPUTE, ANSWER = "#2b6cb0", "#b7562b", "#9aa5b1"
@@ -39,7 +39,7 @@ _DOT: dict[str, Any] = {"marker": "o", "ms": 3.6, "mfc": "white", "mec": INK, "m
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One way to a first token: its parts as (colour, seconds), and the wait of each question measured so."""
+    """Way to a first token: parts as (colour, seconds), and the waiting time of each question."""
 
     name: str
     note: str
@@ -49,12 +49,12 @@ class Bar:
 
     @property
     def total_s(self) -> float:
-        """The whole wait."""
+        """Whole waiting time."""
         return sum(part_s for _, part_s in self.parts)
 
 
-def draw(measured: Measured, pictures: Sequence[Path]) -> None:
-    """Draw the picture and write it to these files, each in the format its name ends in."""
+def draw(measured: DemoResults, pictures: Sequence[Path]) -> None:
+    """Draw the picture and write these files, in the formats of their suffixes."""
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN))
         FigureCanvasAgg(figure)
@@ -69,7 +69,7 @@ def draw(measured: Measured, pictures: Sequence[Path]) -> None:
             figure.savefig(picture, dpi=200, facecolor="none", metadata=metadata)
 
 
-def _waits(measured: Measured) -> tuple[Bar, ...]:
+def _waits(measured: DemoResults) -> tuple[Bar, ...]:
     first_s = median_low(measured.recomputed.first_token_s)
     loaded, mended = middle(measured.loaded), middle(measured.mended)
     damaged = measured.damaged.questions[0]
@@ -140,7 +140,7 @@ def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
     axes.spines["left"].set_color(INK)
 
 
-def _words(figure: Figure, measured: Measured) -> None:
+def _words(figure: Figure, measured: DemoResults) -> None:
     ready = measured.ready
     title = f"Time to first token over a document of {measured.tokens:,} tokens"
     figure.text(0.03, 0.915, title, fontsize=14, fontweight="bold")
@@ -159,7 +159,7 @@ def _words(figure: Figure, measured: Measured) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """Name the colours, one after another from the left."""
+    """Name the colours, from left to right."""
     row = figure.add_axes((0.03, 0.825, 0.94, 0.06))
     row.set_axis_off()
     square = {"marker": "s", "ms": 8, "mew": 0, "ls": ""}

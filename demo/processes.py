@@ -1,6 +1,6 @@
-"""The demo's processes: a fabric and its workers. Each is a context manager that leaves nothing behind.
+"""Processes of the demo: a fabric and its workers, as context managers without leftovers.
 
-Their stderr goes to a log file each, whose end is shown when one of them fails.
+Each stderr goes to a log file, and errors show the end of the log.
 """
 
 import os
@@ -17,7 +17,7 @@ import msgspec
 from demo.messages import AnyOrder, AnyReport, Failed, Ready, Report, Task
 
 STOP_S = 20.0
-"""How long a process may take to stop in order before it is killed."""
+"""Longest time of a graceful stop, before a kill."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _LOG_LINES = 30
@@ -25,7 +25,7 @@ _Report = TypeVar("_Report", bound=Report)
 
 
 class ProcessFailedError(Exception):
-    """A process of the demo did not do its part; the message holds what it said last."""
+    """Failure of a process of the demo, with its last output in the message."""
 
     def __init__(self, name: str, why: str, log: Path) -> None:
         lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
@@ -33,7 +33,7 @@ class ProcessFailedError(Exception):
 
 
 class _Process:
-    """A process with a log. It leads a group of its own, so that Ctrl-C in the terminal reaches us alone."""
+    """Process with a log, in its own group, so that Ctrl-C in the terminal reaches the demo alone."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class _Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the process, if it was not stopped in order."""
+        """Stop the process, unless stopped before."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -87,17 +87,17 @@ class _Process:
 
 
 class FabricProcess(_Process):
-    """`ostraca up`: a whole fabric in a process of its own, two enclosures of two drives, no DRAM cache.
+    """`ostraca up` in another process: two enclosures with two drives, without a DRAM cache.
 
-    Without the cache every load is a load from flash, which is what the demo is about. What it destroys are
-    the contents of drives that are sound, so no drive is taken for failing because of that: a fabric left to
-    itself would rightly put nothing more on a drive that damages block after block.
+    Without the cache, every load comes from flash. The demo destroys the content of sound drives, so the
+    fabric must not count the damage as drive failures: by default, a fabric stops puts to a drive with
+    repeated damage.
     """
 
     ENCLOSURES = 2
     DRIVES = 2
     FAULTS = 1_000_000
-    """More than the demo can bring about."""
+    """More faults than the demo can cause."""
 
     def __init__(self, directory: Path, *, drive_bytes: int) -> None:
         self.directory = directory
@@ -109,11 +109,11 @@ class FabricProcess(_Process):
             "--dram": "0",
         }
         trust = [f"--set=health.{limit}={self.FAULTS}" for limit in ("suspect_faults", "failed_faults")]
-        command = ["ostraca.cli", "up", *(word for option in options.items() for word in option), *trust]
+        command = ["ostraca_cli", "up", *(word for option in options.items() for word in option), *trust]
         super().__init__("The fabric", command, directory.with_name(f"{directory.name}.log"))
 
     def wait_until_ready(self) -> str:
-        """Return the address to connect to."""
+        """Return the fabric's address."""
         line = self._read_line().decode()
         found = re.search(r"unix://[^\"']+", line)
         if found is None:
@@ -121,23 +121,23 @@ class FabricProcess(_Process):
         return found.group()
 
     def stop(self) -> None:
-        """Stop it in order, as Ctrl-C does. Raises ProcessFailedError when that fails."""
+        """Stop the fabric gracefully, as Ctrl-C does. Raises ProcessFailedError on failure."""
         self._process.send_signal(signal.SIGINT)
         self._wait()
 
 
 class WorkerProcess(_Process):
-    """One worker, fresh: its model has computed nothing and its cache is empty."""
+    """Fresh worker, with an empty cache."""
 
     def __init__(self, name: str, task: Task, log: Path) -> None:
         super().__init__(name, ["demo.worker", msgspec.json.encode(task).decode()], log)
 
     def wait_until_ready(self) -> Ready:
-        """Return what the worker says of itself."""
+        """Return the worker's description of itself."""
         return self._report(Ready)
 
-    def obey(self, order: AnyOrder, expected: type[_Report]) -> _Report:
-        """Have an order carried out; return the report. Raises ProcessFailedError."""
+    def execute(self, order: AnyOrder, expected: type[_Report]) -> _Report:
+        """Send an order; return the report. Raises ProcessFailedError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -147,7 +147,7 @@ class WorkerProcess(_Process):
         return self._report(expected)
 
     def stop(self) -> None:
-        """Let it leave. Raises ProcessFailedError when it does not end with exit code 0."""
+        """End the worker. Raises ProcessFailedError for exit codes other than 0."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._wait()

@@ -1,4 +1,4 @@
-"""What the demo measured, as tables for a terminal."""
+"""Results of the demo as tables for a terminal."""
 
 from statistics import median_low
 
@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from demo.measured import Measured, totals_s
-from demo.messages import Asked
+from demo.messages import AnswersReport
+from demo.results import DemoResults, totals_s
 
 _MEANING = """\
 The time to first token runs from a question to the first token of its answer, in a process with a warm model
@@ -18,12 +18,12 @@ computed once in the same process, and the question itself.
 """
 
 
-def tables(measured: Measured) -> Group:
-    """Return everything that was measured, and what the times mean."""
+def tables(measured: DemoResults) -> Group:
+    """Return tables of all results, with the meaning of the times."""
     return Group(_loaded(measured), _damaged(measured), Text(" ".join(_MEANING.split()), style="dim"))
 
 
-def _loaded(measured: Measured) -> Table:
+def _loaded(measured: DemoResults) -> Table:
     table = Table(
         "",
         *_right("tokens", "bytes", "recomputed", "loaded", "ratio", "load", "load GB/s"),
@@ -62,7 +62,7 @@ def _loaded(measured: Measured) -> Table:
     return table
 
 
-def _damaged(measured: Measured) -> Table:
+def _damaged(measured: DemoResults) -> Table:
     table = Table(
         "",
         *_right("listed", "loaded", "recomputed", "put back", "first token", "ratio"),
@@ -76,7 +76,7 @@ def _damaged(measured: Measured) -> Table:
     return table
 
 
-def _add_rows(table: Table, measured: Measured, asked: Asked) -> None:
+def _add_rows(table: Table, measured: DemoResults, asked: AnswersReport) -> None:
     pairs = zip(asked.questions, measured.ratios(asked), strict=True)
     for number, (question, ratio) in enumerate(pairs, 1):
         table.add_row(
@@ -91,10 +91,10 @@ def _add_rows(table: Table, measured: Measured, asked: Asked) -> None:
 
 
 def seconds(time_s: float) -> str:
-    """Write a time for people, to about three digits."""
+    """Write a time for people, in about three digits."""
     return f"{time_s * 1e3:.0f} ms" if time_s < 1 else f"{time_s:.2f} s"
 
 
 def _right(*names: str) -> tuple[Column, ...]:
-    """Columns of numbers."""
+    """Return columns of numbers."""
     return tuple(Column(name, justify="right") for name in names)

@@ -1,7 +1,6 @@
-"""`make demo`: a transformer that skips its prefill, because its KV cache came out of Ostraca.
+"""`make demo`: a transformer skips its prefill by loading the KV cache from Ostraca.
 
-Exit codes: 0 when every check passed, 1 when one did not or a process failed, 2 for bad usage, 130 for
-Ctrl-C.
+Exit codes: 0 for success, 1 for a failed check or process, 2 for bad usage, 130 for Ctrl-C.
 """
 
 import argparse
@@ -71,7 +70,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"a small model and {QUICK_TOKENS} tokens: seconds, and times that mean nothing",
+        help=f"a small model and {QUICK_TOKENS} tokens: seconds, and meaningless times",
     )
     parser.add_argument(
         "--update-readme-picture", action="store_true", help=f"also write {PICTURE.relative_to(REPOSITORY)}"
@@ -114,14 +113,14 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
         pictures.append(PICTURE)
     draw(measured, pictures)
     if options.quick:
-        console.print("The model was a toy (--quick): its times mean nothing.", style="yellow")
+        console.print("The model was a toy (--quick): the times mean nothing.", style="yellow")
     console.print("Every check passed. The picture:", *pictures, highlight=False, soft_wrap=True)
     return 0
 
 
 @contextmanager
 def _directory(*, is_kept: bool) -> Iterator[Path]:
-    """Make a directory on a disk. /tmp often is memory, and large files do not belong there."""
+    """Create a directory on a disk: /tmp is often memory, too small for large files."""
     chosen = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
     path = Path(tempfile.mkdtemp(prefix="ostraca-demo-", dir=chosen))
     try:

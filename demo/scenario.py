@@ -1,9 +1,9 @@
-"""The story that the demo tells, in order, with a check of everything it claims.
+"""Steps of the demo in order, with a check of every claim.
 
-A fabric runs in a process of its own. Worker A computes the document's KV cache and puts it. Worker B, a
-fresh process, answers questions from what it loads, and only then computes the document itself, to compare.
-Half of the flash is destroyed under the running fabric, and B asks twice more: its next question recomputes
-what is missing and puts it back, and all later ones find everything again.
+A fabric runs in another process. Worker A computes the document's KV cache and puts the pages. Worker B, a
+fresh process, answers questions from loaded pages, and then computes the document for comparison. Then the
+demo destroys half of the flash under the running fabric, and B answers again twice. The next question
+recomputes the missing pages and puts them back; all later questions find every page.
 """
 
 import time
@@ -17,63 +17,63 @@ from rich.console import Console
 
 from demo import destroy
 from demo.document import ModelSize
-from demo.measured import Measured
 from demo.messages import (
+    AnswersReport,
     Ask,
-    Asked,
     Compare,
-    Compared,
+    ComparisonReport,
     Question,
     Ready,
     Recompute,
-    Recomputed,
+    RecomputeReport,
     Task,
     Write,
-    Written,
+    WriteReport,
 )
 from demo.processes import FabricProcess, WorkerProcess
+from demo.results import DemoResults
 
 MIB = 1 << 20
 _SEGMENT_BYTES = 64 * MIB
 _SPARE_SEGMENTS = 5
-"""Of each drive: what the fabric keeps free, the segments that are half full, and the superblock."""
+"""Segments of each drive beyond the document: free reserve, half-full segments, and the superblock."""
 
 _WAYS = {"nixl": "through NIXL", "inline": "inline, in frames of the connection: NIXL is not installed"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run."""
+    """Parameters of a run."""
 
     directory: Path
-    """Where the fabric and the logs go; it exists and is empty."""
+    """Existing, empty directory for the fabric and the logs."""
 
     tokens: int
     model: ModelSize
 
     @property
     def drive_bytes(self) -> int:
-        """Room in each drive for the whole document twice.
+        """Size of each drive, enough for two copies of the whole document.
 
-        Where blocks go is chance, so one drive may get all of them, and get what was lost once more.
+        Placement is random: a drive may receive all blocks, and all recomputed blocks again.
         """
         segments = -(-2 * self.tokens * self.model.token_bytes // _SEGMENT_BYTES) + _SPARE_SEGMENTS
         return segments * _SEGMENT_BYTES + MIB
 
 
 class Scenario:
-    """Tells the story once. `failures` are the sentences of the checks that failed."""
+    """Single run of the demo. `failures` holds a sentence for each failed check."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._plan = plan
         self._console = console
         self.failures: list[str] = []
 
-    def run(self) -> Measured:
-        """Run everything; return what was measured.
+    def run(self) -> DemoResults:
+        """Run all steps; return the results.
 
-        Raises ProcessFailedError when a process fails, which leaves nothing to go on with. All processes have
-        ended when this returns or raises.
+        Raises ProcessFailedError for a failed process, as no step can follow. All processes have ended at the
+        return.
         """
         plan = self._plan
         with FabricProcess(plan.directory / "fabric", drive_bytes=plan.drive_bytes) as fabric:
@@ -95,8 +95,8 @@ class Scenario:
                 fabric.stop()
         return measured
 
-    def _write(self, writer: WorkerProcess) -> Written:
-        """Have the document computed and put."""
+    def _write(self, writer: WorkerProcess) -> WriteReport:
+        """Let a worker compute and put the document."""
         with self._step("worker A starts"):
             ready = writer.wait_until_ready()
         self._say(
@@ -104,7 +104,7 @@ class Scenario:
             f"blocks cross {_WAYS[ready.transport]}"
         )
         with self._step(f"worker A computes {self._plan.tokens:,} tokens and puts their KV cache"):
-            written = writer.obey(Write(), Written)
+            written = writer.execute(Write(), WriteReport)
         put_bytes = ready.blocks * ready.block_bytes
         self._say(
             f"worker A computed {self._plan.tokens:,} tokens in {written.prefill_s:.2f} s and put "
@@ -115,23 +115,23 @@ class Scenario:
         )
         return written
 
-    def _read(self, fabric: FabricProcess, reader: WorkerProcess, written: Written) -> Measured:
-        """Have questions answered, before and after the damage."""
+    def _read(self, fabric: FabricProcess, reader: WorkerProcess, written: WriteReport) -> DemoResults:
+        """Let a worker answer questions, before and after the damage."""
         with self._step("worker B starts"):
             ready = reader.wait_until_ready()
         with self._step("worker B loads the cache and answers"):
-            loaded = reader.obey(Ask(), Asked)
+            loaded = reader.execute(Ask(), AnswersReport)
         self._check_all_loaded("worker B, a fresh process,", ready, loaded.questions)
-        with self._step("worker B computes the document itself, to compare"):
-            recomputed = reader.obey(Recompute(), Recomputed)
+        with self._step("worker B computes the document, for comparison"):
+            recomputed = reader.execute(Recompute(), RecomputeReport)
         self._check_equal(reader)
         self._destroy(fabric, written)
-        with self._step("worker B asks again, recomputes what is missing and puts it back"):
-            damaged = reader.obey(Ask(), Asked)
+        with self._step("worker B answers again, recomputes missing pages and puts them back"):
+            damaged = reader.execute(Ask(), AnswersReport)
         self._check_damage(ready, damaged)
         self._check_equal(reader)
         with self._step("worker B asks once more"):
-            mended = reader.obey(Ask(), Asked)
+            mended = reader.execute(Ask(), AnswersReport)
         self._check_all_loaded("worker B again", ready, mended.questions)
         self._check_equal(reader)
         self._check(
@@ -139,10 +139,10 @@ class Scenario:
             mended.hits_from_dram == 0,
             f"{mended.hits_from_dram} hits came from DRAM",
         )
-        return Measured(self._plan.tokens, ready, written, recomputed, loaded, damaged, mended)
+        return DemoResults(self._plan.tokens, ready, written, recomputed, loaded, damaged, mended)
 
-    def _destroy(self, fabric: FabricProcess, written: Written) -> None:
-        """Overwrite each drive of the enclosure that holds more of the document: half of the flash."""
+    def _destroy(self, fabric: FabricProcess, written: WriteReport) -> None:
+        """Overwrite each drive of the enclosure with more of the document: half of the flash."""
         blocks = Counter[str]()
         for shard, count in written.shard_blocks.items():
             blocks[shard.partition("/")[0]] += count
@@ -169,8 +169,8 @@ class Scenario:
             *(question.outcome for question in questions),
         )
 
-    def _check_damage(self, ready: Ready, damaged: Asked) -> None:
-        """Check that the first question met a loss, and left none to those after it."""
+    def _check_damage(self, ready: Ready, damaged: AnswersReport) -> None:
+        """Check for a loss at the first question, and for no loss at later questions."""
         first, *others = damaged.questions
         lost = ready.blocks - first.loaded
         self._check(
@@ -187,7 +187,7 @@ class Scenario:
 
     def _check_equal(self, reader: WorkerProcess) -> None:
         with self._step("worker B compares"):
-            compared = reader.obey(Compare(), Compared)
+            compared = reader.execute(Compare(), ComparisonReport)
         self._check(
             f"{compared.bytes_compared / 1e6:,.0f} MB of KV cache and {compared.answers_compared} answers "
             "with their logits equal the recomputed ones, bit for bit",
@@ -204,7 +204,7 @@ class Scenario:
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
-        """Show what is being done. Rarely redrawn: it must not take the processor from who does it."""
+        """Show the present step. Rare redraws leave the processor to the work."""
         began_s = time.perf_counter()
         with self._console.status(what, refresh_per_second=2):
             yield

@@ -1,7 +1,7 @@
-"""One worker process: it knows the document and the model, and keeps no KV cache between questions.
+"""Worker process with the document and the model, without a KV cache between questions.
 
-``python -m demo.worker TASK`` (a ``messages.Task`` as JSON) takes orders on stdin and reports on stdout, one
-line each, until stdin ends.
+``python -m demo.worker TASK`` (a ``messages.Task`` as JSON) reads orders from stdin and writes reports to
+stdout, a line each, until the end of stdin.
 """
 
 import os
@@ -19,20 +19,20 @@ import ostraca
 from demo.connector import SharedDocument
 from demo.document import ANSWER_TOKENS, QUESTIONS, document
 from demo.messages import (
+    AnswersReport,
     AnyOrder,
     Ask,
-    Asked,
     Compare,
-    Compared,
+    ComparisonReport,
     Failed,
     Question,
     Ready,
     Recompute,
-    Recomputed,
+    RecomputeReport,
     Report,
     Task,
     Write,
-    Written,
+    WriteReport,
 )
 from demo.model import (
     CHUNK_TOKENS,
@@ -49,15 +49,15 @@ _QUESTION_TOKENS_MAX = max(map(len, QUESTIONS))
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """What a filled cache held and what it answered: enough to compare, without keeping the cache."""
+class CacheDigest:
+    """Digests and answers of a filled cache, for comparison without the cache."""
 
     digests: tuple[bytes, ...]
     answer: Answer
 
 
 class Worker:
-    """The engine: a model, a document, and a cache that starts empty for each question."""
+    """Engine: a model, a document, and an empty cache for each question."""
 
     def __init__(self, task: Task, client: ostraca.Client) -> None:
         self._threads = fix_arithmetic()
@@ -66,8 +66,8 @@ class Worker:
         self._model: LlamaForCausalLM = build_model(task.model)
         self._shape = kv_shape(self._model)
         self._document = SharedDocument(client, self._tokens, self._shape)
-        self._loaded: list[Filled] = []
-        self._recomputed: list[Filled] = []
+        self._loaded: list[CacheDigest] = []
+        self._recomputed: list[CacheDigest] = []
         # A first call costs more than later ones: threads start, code is loaded. It is no fair measure.
         prefill(self._model, self._tokens[:CHUNK_TOKENS], self._empty())
 
@@ -81,8 +81,8 @@ class Worker:
             block_bytes=self._shape.block_bytes,
         )
 
-    def obey(self, order: AnyOrder) -> Report:
-        """Carry out an order."""
+    def execute(self, order: AnyOrder) -> Report:
+        """Execute an order."""
         match order:
             case Write():
                 return self._write()
@@ -94,11 +94,11 @@ class Worker:
                 return self._compare()
 
     def _empty(self) -> KvCache:
-        """Return a cache that was never filled; its memory is mapped already."""
+        """Return an empty cache with mapped memory."""
         room = len(self._tokens) + _QUESTION_TOKENS_MAX + ANSWER_TOKENS
         return KvCache(self._shape, tokens_max=room)
 
-    def _write(self) -> Written:
+    def _write(self) -> WriteReport:
         cache = self._empty()
         began_s = time.perf_counter()
         prefill(self._model, self._tokens, cache)
@@ -106,7 +106,7 @@ class Worker:
         results = self._document.store(cache, self._document.pages)
         put_s = time.perf_counter() - computed_s
         shards = self._client.status().shards
-        return Written(
+        return WriteReport(
             prefill_s=computed_s - began_s,
             put_s=put_s,
             outcome=_outcomes(results),
@@ -114,15 +114,15 @@ class Worker:
             shard_blocks={shard.shard: shard.blocks for shard in shards},
         )
 
-    def _ask(self) -> Asked:
+    def _ask(self) -> AnswersReport:
         self._loaded.clear()
         questions = tuple(map(self._answer, QUESTIONS))
-        return Asked(questions, hits_from_dram=self._client.status().counters.get_hits_from_cache)
+        return AnswersReport(questions, hits_from_dram=self._client.status().counters.get_hits_from_cache)
 
     def _answer(self, text: str) -> Question:
-        """Answer one question from an empty cache, and put back what the fabric did not have.
+        """Answer a question from an empty cache, then put the missing pages.
 
-        The clock runs from the question to the first token: what comes after that nobody waits for.
+        The clock runs from the question to the first token, because later work delays no user.
         """
         cache = self._empty()
         asked_s = time.perf_counter()
@@ -136,7 +136,7 @@ class Worker:
         recomputed = prefill(self._model, self._tokens, cache, present=present)
         filled_s = time.perf_counter()
         answer = continue_from(self._model, cache, text)
-        self._loaded.append(Filled(self._digests(cache), answer))
+        self._loaded.append(CacheDigest(self._digests(cache), answer))
         put = self._document.store(cache, recomputed)
         return Question(
             listed=found.hits,
@@ -152,22 +152,24 @@ class Worker:
             put_outcome=_outcomes(put),
         )
 
-    def _recompute(self) -> Recomputed:
+    def _recompute(self) -> RecomputeReport:
         cache = self._empty()
         began_s = time.perf_counter()
         prefill(self._model, self._tokens, cache)
         prefill_s = time.perf_counter() - began_s
         digests = self._digests(cache)
-        self._recomputed = [Filled(digests, continue_from(self._model, cache, text)) for text in QUESTIONS]
+        self._recomputed = [
+            CacheDigest(digests, continue_from(self._model, cache, text)) for text in QUESTIONS
+        ]
         first_token_s = tuple(filled.answer.first_token_s for filled in self._recomputed)
-        return Recomputed(prefill_s=prefill_s, first_token_s=first_token_s)
+        return RecomputeReport(prefill_s=prefill_s, first_token_s=first_token_s)
 
     def _digests(self, cache: KvCache) -> tuple[bytes, ...]:
         return tuple(map(block_digest, cache.blocks(self._document.pages)))
 
-    def _compare(self) -> Compared:
+    def _compare(self) -> ComparisonReport:
         pairs = list(zip(self._loaded, self._recomputed, strict=True))
-        return Compared(
+        return ComparisonReport(
             bytes_compared=len(pairs) * len(self._document.pages) * self._shape.block_bytes,
             answers_compared=len(pairs),
             differences=tuple(
@@ -178,8 +180,8 @@ class Worker:
         )
 
 
-def differences(loaded: Filled, recomputed: Filled) -> list[str]:
-    """Say in sentences what differs; empty when both are equal bit for bit."""
+def differences(loaded: CacheDigest, recomputed: CacheDigest) -> list[str]:
+    """Return a sentence for each difference; empty if equal bit for bit."""
     found = []
     both = zip(loaded.digests, recomputed.digests, strict=True)
     unequal = [page for page, (one, other) in enumerate(both) if one != other]
@@ -203,7 +205,7 @@ def _outcomes(results: Sequence[ostraca.PutResult]) -> str:
 
 
 def main() -> int:
-    """Serve orders until stdin ends; return the exit code."""
+    """Serve orders until the end of stdin; return the exit code."""
     # Ctrl-C reaches every process of the terminal; the parent decides what it means, and closes our stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.argv[1], type=Task)
@@ -219,7 +221,7 @@ def main() -> int:
                 worker = Worker(task, client)
                 say(worker.ready())
                 for line in sys.stdin.buffer:
-                    say(worker.obey(msgspec.json.decode(line, type=AnyOrder)))
+                    say(worker.execute(msgspec.json.decode(line, type=AnyOrder)))
         except Exception as error:  # noqa: BLE001 (the parent shows it, and this process is over)
             traceback.print_exc()
             say(Failed(f"{type(error).__name__}: {error}"))

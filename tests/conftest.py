@@ -37,16 +37,31 @@ if importlib.util.find_spec("hypothesis"):  # not where vLLM runs
     settings.load_profile("ostraca")
 
 _ROOT = Path(__file__).parent
-_LONG = ("pod", "e2e", "benchmarks", "soak_pod", "simulation", "demo", "docs", "etcd", "soak_flash")
-"""Folders with the tests that take longest: they begin before the others, so that none is waited for alone at
-the end.
-"""
+_LONG = (
+    "scenarios/pod",
+    "scenarios/fabric",
+    "benchmarks",
+    "scenarios/soak_pod",
+    "simulation",
+    "demo",
+    "docs",
+    "fabric/membership",
+    "scenarios/soak_flash",
+)
+"""Folders with the longest tests. They start first, so that no long test runs alone at the end."""
 
 
 @pytest.fixture(autouse=True)
 def levels_of_logs() -> Iterator[None]:
     """Have a command that a test runs in this process set what is logged for that test alone."""
-    names = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent", "ostraca_enclosure")
+    names = (
+        "ostraca",
+        "ostraca_admin",
+        "ostraca_cli",
+        "ostraca_dpu_agent",
+        "ostraca_enclosure",
+        "ostraca_fabric",
+    )
     ours = [logging.getLogger(name) for name in names]
     levels = [each.level for each in ours]
     yield
@@ -67,5 +82,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    folder = item.path.relative_to(_ROOT).parts[0]
-    return _LONG.index(folder) if folder in _LONG else len(_LONG)
+    return next(
+        (turn for turn, folder in enumerate(_LONG) if item.path.is_relative_to(_ROOT / folder)), len(_LONG)
+    )

@@ -1,7 +1,7 @@
-"""The agent: the daemon on a host's DPU, or on the host itself.
+"""The agent: a daemon on a host's DPU, or on the host itself.
 
-Three roles in one process. The *mover* (``mover``) carries blocks between flash and its own workers' arenas.
-The *owner* (``owner``) keeps the index of its shards and hands out their space. The *steward* (``steward``)
-attaches drives and claims shards. ``session`` is one worker's connection, and ``agent`` puts the parts
-together.
+Three roles share the process. The data path (``datapath``) moves blocks between flash and the arenas of
+its workers. The shard owner (``shards``) keeps the index of its shards and allocates their space. The
+controller (``controller``) attaches drives and claims shards. ``server`` holds connections; ``agent``
+assembles the parts.
 """

@@ -1,6 +1,7 @@
-"""One agent: mover, owner and steward put together, and the addresses it listens at.
+"""An agent: data path, shard owner, controller and listening addresses.
 
-Several agents may share a process, and then its transports and drives. Whoever starts an agent stops it.
+Several agents may share a process with its transports and drives. The caller that starts an agent stops
+it.
 """
 
 from __future__ import annotations
@@ -13,65 +14,60 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ostraca_dpu_agent.conditions import Phase
+from ostraca_dpu_agent.conditions import AgentPhase
+from ostraca_dpu_agent.controller.controller import AgentController
+from ostraca_dpu_agent.controller.drive_attachments import DriveOpener, path_on_record, preempt_none
+from ostraca_dpu_agent.controller.epoch_retirement import EpochRetirement
+from ostraca_dpu_agent.controller.unavailable import shard_counts
+from ostraca_dpu_agent.controller.volume_copies import VolumeCopies
+from ostraca_dpu_agent.datapath.data_path import DataPath
+from ostraca_dpu_agent.datapath.location.routing import PreviousOwners, RouteTable
+from ostraca_dpu_agent.datapath.request import RequestContext
+from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.events import EventRing
-from ostraca_dpu_agent.gate import Gate
-from ostraca_dpu_agent.incarnations import Incarnations
-from ostraca_dpu_agent.life import Life
-from ostraca_dpu_agent.mover.handed_over import HandedOver
-from ostraca_dpu_agent.mover.mover import Mover
-from ostraca_dpu_agent.mover.routes import Routes
-from ostraca_dpu_agent.mover.staging import Staging
-from ostraca_dpu_agent.neighbours import Neighbours
-from ostraca_dpu_agent.owner.service import OwnerService
+from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
+from ostraca_dpu_agent.lifecycle import Lifecycle, tenant_statuses
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
-from ostraca_dpu_agent.paths.reserving import Reserving
-from ostraca_dpu_agent.quotas import Quotas, flash_shares
-from ostraca_dpu_agent.session import Sessions
-from ostraca_dpu_agent.shard_status import shard_status
-from ostraca_dpu_agent.steward.attaching import Opening, bar_nobody, path_of
-from ostraca_dpu_agent.steward.retiring import Retiring
-from ostraca_dpu_agent.steward.steward import Steward
-from ostraca_dpu_agent.steward.volume_copies import VolumeCopies
-from ostraca_dpu_agent.tenant_status import tenant_statuses
-from ostraca_dpu_agent.unserved import owners_of
-from ostraca_dpu_agent.volumes import Volumes
-from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_dpu_agent.server.admission import RequestAdmission, flash_shares
+from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
+from ostraca_dpu_agent.shards.reports import shard_status
+from ostraca_dpu_agent.shards.service import OwnerService
+from ostraca_dpu_agent.volumes import Incarnations, Volumes
 from ostraca_fabric.connection import SOCKETS, serve
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.explain import EventKind
-from ostraca_fabric.fabric_map import AgentRecord
-from ostraca_fabric.ids import ID_BYTES, StartId
-from ostraca_fabric.rulings import Switch
-from ostraca_fabric.status import AgentCounters, AgentStatus, RulingsStatus
-from ostraca_fabric.tasks import Tasks
-from ostraca_fabric.version import VERSION
-from ostraca_fabric.wire.handshake import LEAVING, AgentHandshake
+from ostraca_fabric.model.fabric_map import AgentRecord
+from ostraca_fabric.model.ids import ID_BYTES, StartId
+from ostraca_fabric.model.overrides import Switch
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.version import VERSION
+from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
+from ostraca_fabric.wire.handshake import LEAVING, PLACING, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
-from ostraca_fabric.wire.placing import PLACING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostraca_dpu_agent.paths.keeper import PathKeeper
+    from ostraca_dpu_agent.paths.manager import PathManager
     from ostraca_dpu_agent.settings import AgentSettings
     from ostraca_fabric.connection import Network, Server
-    from ostraca_fabric.fabric_map import Claim, DriveRecord, FabricMap
-    from ostraca_fabric.ids import AgentId, DriveId, EnclosureId, ShardId
+    from ostraca_fabric.model.fabric_map import Claim, DriveRecord, FabricMap
+    from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, ShardId
+    from ostraca_fabric.model.overrides import Overrides
     from ostraca_fabric.ports.drive import Drive
     from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.owners import Reach
+    from ostraca_fabric.ports.owners import AgentNetwork
     from ostraca_fabric.ports.transport import Transport
-    from ostraca_fabric.rulings import Rulings
     from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One agent of a fabric."""
+    """An agent of a fabric."""
 
-    def __init__(  # noqa: PLR0913 (what an agent is made of)
+    def __init__(  # noqa: PLR0913 (the parts of an agent)
         self,
         agent: AgentId,
         settings: AgentSettings,
@@ -80,29 +76,29 @@ class Agent:
         access: Access,
         fabric_key: bytes,
         membership: Membership,
-        owners: Reach,
+        owners: AgentNetwork,
         transports: Mapping[str, Transport],
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
         close_drive: Callable[[DriveId], None] = lambda _: None,
-        keeper: PathKeeper | None = None,
+        path_manager: PathManager | None = None,
         network: Network = SOCKETS,
         reached_at: Sequence[str] | None = None,
-        life: Life | None = None,
+        life: Lifecycle | None = None,
     ) -> None:
-        """Make the parts; memory is mapped here, nothing is reachable before ``start``.
+        """Make the parts and map memory; ``start`` makes the agent reachable.
 
-        *open_drive* opens a drive that *keeper* has a path to, or one with a path of its own, and raises
-        OstracaError; *close_drive* lets one go, and returns at once.
+        *open_drive* opens a drive with a path of *path_manager*, or a drive with a path of its own. It raises
+        OstracaError. *close_drive* closes a drive and returns at once.
 
-        *transports* in order of preference; *clock* is monotonic, in seconds; *network* is where it listens,
-        and *reached_at* what others are told of that: *addresses*, unless there is more to say; *life* is
-        this agent's so far, where it began before.
+        *transports* are in order of preference. *clock* is monotonic, in seconds. *network* provides the
+        listening sockets. *reached_at* is announced to other agents, by default *addresses*. *life* is
+        this agent's lifecycle if it began earlier.
         """
         self.id = agent
         self.start_id = StartId(secrets.token_bytes(ID_BYTES))
         self.crashed = asyncio.Event()
-        """Set when something in it has ended that must not, which is a bug: it is to be started anew."""
+        """Set after the unexpected end of an internal task, a bug; the caller restarts the agent."""
 
         self._settings = settings
         self._addresses = tuple(addresses)
@@ -112,71 +108,67 @@ class Agent:
         self._owners = owners
         self._transports = transports
         self._clock = clock
-        self._life = Life(clock) if life is None else life
+        self._life = Lifecycle(clock) if life is None else life
         self._open_drive = open_drive
         self._drives: dict[DriveId, GuardedDrive] = {}
         self._events = EventRing(agent, settings.events_max, clock)
         self._owner = OwnerService(clock, self._events, self._claim_of)
         self._staging = Staging(settings.memory)
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
-        self._routes = Routes(membership.map)
-        self._handed_over = HandedOver(agent, clock, lasts_s=settings.drain_s)
-        self._mover = Mover(
+        self._routes = RouteTable(membership.map, PreviousOwners(agent, clock, lasts_s=settings.drain_s))
+        context = RequestContext(
             agent,
             settings,
             staging=self._staging,
             drives=self._drives,
             owners=owners,
-            routes=self._newest_routes,
+            routes=self._routes.newest,
             clock=clock,
             events=self._events,
-            rulings=lambda: membership.rulings,
+            membership=membership,
         )
-        self._incarnations = Incarnations(membership, clock, self._share_out)
+        self._data_path = DataPath(agent, context, membership, unhit_volumes_max=settings.unhit_volumes_max)
+        self._incarnations = Incarnations(membership, clock, self._apply_flash_shares)
         volumes = Volumes(membership, fabric_key, self._incarnations)
-        quotas = Quotas(agent, lambda: membership.rulings, clock)
-        gate = Gate(lambda: membership.rulings, self._incarnations, quotas, self._mover.counters)
-        self._neighbours = Neighbours(
-            settings.requests, owner=self._owner, mover=self._mover, volumes=volumes, gate=gate
-        )
-        self._sessions = Sessions(
+        admission = RequestAdmission(agent, membership, self._incarnations, context.counters, clock)
+        self._dispatcher = RequestDispatcher(
             settings.requests,
-            mover=self._mover,
-            neighbours=self._neighbours,
+            data_path=self._data_path,
+            owner=self._owner,
             volumes=volumes,
-            gate=gate,
+            admission=admission,
             transports=transports,
             status=self.status,
-            flash=None if keeper is None else FlashWorker(keeper, lambda: membership.map),
+            flash=None if path_manager is None else FlashWorker(path_manager, lambda: membership.map),
         )
         record = AgentRecord(agent, self.start_id, tuple(addresses if reached_at is None else reached_at))
         self._record = record
-        self._reserving = None
-        if keeper is not None and keeper.reservations is not None:
-            self._reserving = Reserving(
+        self._reservation_keeper = None
+        if path_manager is not None and path_manager.reservations is not None:
+            self._reservation_keeper = ReservationKeeper(
                 agent,
-                keeper.reservations,
-                keeper,
+                path_manager.reservations,
+                path_manager,
                 newest_map=lambda: membership.map,
-                stands=lambda: membership.confirm(agent, self.start_id),
+                is_member=lambda: membership.confirm(agent, self.start_id),
             )
-        self._steward = Steward(
+        self._controller = AgentController(
             record,
             settings,
             membership=membership,
             owner=self._owner,
             drives=self._drives,
-            opening=Opening(
+            opener=DriveOpener(
                 self._open_guarded,
                 close_drive,
-                path_of if keeper is None else keeper.device_of,
-                bar_nobody if self._reserving is None else self._reserving.bar,
+                path_on_record if path_manager is None else path_manager.device_of,
+                preempt_none if self._reservation_keeper is None else self._reservation_keeper.preempt,
             ),
             clock=clock,
             on_crash=self.crashed.set,
         )
-        self._keeper = keeper
-        self._retiring = Retiring(
+        self._path_manager = path_manager
+        self._epoch_retirement = EpochRetirement(
             agent,
             membership=membership,
             owners=owners,
@@ -193,31 +185,33 @@ class Agent:
     async def join(self) -> None:
         """Announce this agent. Raises MembershipError.
 
-        Agents that start together join before any of them starts: shards are then claimed by whom placement
-        prefers, and not all by the first.
+        Agents that start together all join before any of them starts. Shards are then claimed by the
+        agents that placement prefers, not all by the first.
         """
-        self._owners.register(self.id, self._neighbours)
+        self._owners.register(self.id, self._dispatcher)
         await self._membership.join(self._record)
 
     async def start(self) -> None:
-        """Serve the shards that fall to this agent, then listen. Call it after ``join``.
+        """Serve this agent's shards, then listen. Call ``join`` first.
 
-        Raises MembershipError, and ConnectError when an address can't be had.
+        Raises MembershipError, and ConnectError when an address can't be bound.
         """
         for transport in self._transports.values():
             transport.register(self._staging.memory.view, chunk_bytes=self._settings.memory.chunk_bytes)
-        if self._keeper is not None:
-            await self._keeper.found(self._membership.map, within_s=self._settings.nvme.found_within_s)
-        if self._reserving is not None:
-            await self._reserving.begin(within_s=self._settings.nvme.found_within_s)
-            self._loops.spawn(self._reserving.run())
-        await self._steward.turn()
+        if self._path_manager is not None:
+            await self._path_manager.wait_for_first_attempts(
+                self._membership.map, within_s=self._settings.nvme.paths_wait_s
+            )
+        if self._reservation_keeper is not None:
+            await self._reservation_keeper.begin(within_s=self._settings.nvme.paths_wait_s)
+            self._loops.spawn(self._reservation_keeper.run())
+        await self._controller.turn()
         self._on_map(self._membership.map)
-        self._loops.spawn(self._steward.run(self._on_map))
+        self._loops.spawn(self._controller.run(self._on_map))
         self._loops.spawn(self._volume_copies.run())
         self._loops.spawn(self._incarnations.run())
-        self._loops.spawn(self._retiring.run())
-        self._loops.spawn(self._look())
+        self._loops.spawn(self._epoch_retirement.run())
+        self._loops.spawn(self._watch_conditions())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,
@@ -229,109 +223,117 @@ class Agent:
         )
         for address in self._addresses:
             server = await serve(
-                address, self._sessions, handshake, self._settings.connections, network=self._network
+                address, self._dispatcher, handshake, self._settings.connections, network=self._network
             )
             self._servers.append(server)
-        self._life.phase = Phase.SERVING
+        self._life.phase = AgentPhase.SERVING
         log.info("%s listens at %s", self.id, ", ".join(self.addresses))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, with real ports; empty before ``start``."""
+        """Listening addresses with real ports; empty before ``start``."""
         return tuple(server.address for server in self._servers)
 
     def readmit(self, access: Access) -> None:
-        """Let in by other rules from now on, and refuse connections that they would not let in.
+        """Apply new access rules and end connections that violate them.
 
-        What crosses for them ends as when a worker is gone. Call it between ``start`` and ``drain``.
+        Transfers of an ended connection end as if the worker had died. Call between ``start`` and
+        ``drain``.
         """
         for server in self._servers:
             server.readmit(access)
 
     async def hand_over(self) -> None:
-        """Leave every shard to the other agents of the fabric, and go on serving what can be got until they
-        have them. Workers that know another agent are sent there, and what they have begun here ends here, in
-        ``drain_s`` or for as long as the shards take. For an agent that ends while others go on; ``drain``
-        comes next.
+        """Hand every shard over to other agents, and serve until then.
+
+        Workers with a second agent are sent there. Their requests here may end within ``drain_s``, or
+        within the time of the handover if longer. Only for an agent that stops while others continue; call
+        ``drain`` next.
         """
-        self._life.phase = Phase.STOPPING
+        self._life.phase = AgentPhase.STOPPING
         until_s = self._clock() + self._settings.drain_s
         for server in self._servers:
             server.announce_leaving()
-        await self._steward.hand_over_all()
+        await self._controller.hand_over_all()
         for server in self._servers:
             await server.release(within_s=max(0.0, until_s - self._clock()))
 
     async def drain(self) -> bool:
-        """Take no more requests, and let those under way and puts acknowledged as staged end.
+        """Refuse new requests, then wait for requests and staged puts to end.
 
         Returns whether every transfer and I/O has ended; if not, this agent's memory must stay mapped.
         """
-        self._life.phase = Phase.STOPPING
+        self._life.phase = AgentPhase.STOPPING
         for server in self._servers:
             await server.close()
-        self._neighbours.close()
-        return await self._mover.close(within_s=self._settings.drain_s)
+        self._dispatcher.close()
+        return await self._data_path.close(within_s=self._settings.drain_s)
 
     async def leave(self) -> bool:
-        """Give the claims back and leave the fabric, once all agents that stop together have drained.
+        """Release all claims and leave the fabric.
 
-        Returns whether every summary write has ended. While the store is away, the lease has to run out.
+        Call after all agents that stop together have drained. Returns whether every summary write has
+        ended. While the membership store is unreachable, the lease has to expire.
         """
         await self._loops.stop()
-        if self._keeper is not None:
-            await self._keeper.stop()
-        has_ended = await self._steward.close()
+        if self._path_manager is not None:
+            await self._path_manager.stop()
+        has_ended = await self._controller.close()
         self._owners.unregister(self.id)
         try:
             await self._membership.leave(self.id, self.start_id)
         except MembershipError as error:
-            log.warning("%s can't leave the fabric now, it is gone when its lease ends: %s", self.id, error)
+            log.warning("%s could not deregister, and its lease has to expire: %s", self.id, error)
         for drive in self._drives.values():
             drive.unwatch()
         return has_ended
 
     def unmap(self) -> None:
-        """Let this agent's memory go.
+        """Unmap this agent's memory.
 
-        Only when ``drain`` and ``leave`` have said that everything has ended, and after its transports are
-        closed, which know the memory. Otherwise leave it mapped: something may still land there.
+        Call only if ``drain`` and ``leave`` have reported the end of all work, and after closing the
+        transports, which hold references to the memory. Otherwise leave the memory mapped: a transfer may
+        still write there.
         """
         self._staging.memory.close()
 
     def status(self) -> AgentStatus:
-        """Return what this agent believes."""
-        return self._seen(is_whole=True)
+        """Return the status of this agent."""
+        return self._collect_status(is_whole=True)
 
-    async def _look(self) -> None:
-        """See every turn how conditions are, so that it is known since when they are so; and whether this
-        agent stood still for longer than its claims stand unasked.
+    async def _watch_conditions(self) -> None:
+        """Observe the conditions every turn, to record when each began.
+
+        Also warn when the agent was suspended for longer than ``grant_s``.
         """
         while True:
-            self._seen(is_whole=False)
+            self._collect_status(is_whole=False)
             slept_s = self._clock()
             await asyncio.sleep(self._settings.turn_s)
-            stood_s = self._clock() - slept_s - self._settings.turn_s
-            if stood_s >= self._settings.owner.grant_s:
+            suspended_s = self._clock() - slept_s - self._settings.turn_s
+            if suspended_s >= self._settings.owner.grant_s:
                 log.warning(
-                    "%s was stopped, or could do nothing, for %.0f s: its lease may have ended meanwhile, "
-                    "and its shards have other owners; it goes on as the membership store says",
+                    "%s was suspended for %.0f s: the lease may have expired, and shards may have other "
+                    "owners; the agent continues by the membership store",
                     self.id,
-                    stood_s,
+                    suspended_s,
                 )
 
-    def _seen(self, *, is_whole: bool) -> AgentStatus:
-        """Look at everything, or only at what conditions are judged by, which is a third less work."""
-        memory, standing = self._settings.memory, self._steward.standing
-        membership = standing.status()
+    def _collect_status(self, *, is_whole: bool) -> AgentStatus:
+        """Collect the whole status, or only the input of the conditions.
+
+        Without *is_whole*, the work is a third less.
+        """
+        memory, claim_validity = self._settings.memory, self._controller.claim_validity
+        membership = claim_validity.status()
         status = AgentStatus(
             agent=self.id,
             start_id=self.start_id.hex(),
             version=VERSION,
             uptime_s=self._life.uptime_s,
             transports=tuple(self._transports),
-            sentence=self._steward.sentence,
-            workers=self._sessions.workers,
+            sentence=self._controller.sentence,
+            workers=self._dispatcher.workers,
             staging_bytes=memory.staging_bytes,
             staging_used_bytes=self._staging.held_bytes,
             quarantined_bytes=self._staging.quarantined_bytes,
@@ -339,13 +341,13 @@ class Agent:
             cache_used_bytes=self._staging.cache.used_bytes,
             quarantined_cached_blocks=self._staging.quarantined_cached_blocks,
             quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
-            counters=self._mover.counters.snapshot() if is_whole else AgentCounters(),
+            counters=self._data_path.context.counters.snapshot() if is_whole else AgentCounters(),
             shards=tuple(
                 shard_status(
                     owned,
                     self._volume_copies.of(shard),
                     membership,
-                    retires_in_s=self._steward.retires_in_s(shard),
+                    retires_in_s=self._controller.retires_in_s(shard),
                     now_s=self._clock(),
                     has_pools=is_whole,
                 )
@@ -356,57 +358,54 @@ class Agent:
                 for agent in self._membership.map.agents.values()
                 if agent.addresses
             ),
-            operations=self._mover.counters.operations() if is_whole else (),
+            operations=self._data_path.context.counters.operations() if is_whole else (),
             drives=tuple(
-                msgspec.structs.replace(drive.status(), hits=self._mover.counters.hits_on[name])
+                msgspec.structs.replace(drive.status(), hits=self._data_path.context.counters.hits_on[name])
                 for name, drive in sorted(self._drives.items())
             ),
             peers=self._owners.peers(),
             membership=membership,
-            claims=msgspec.structs.replace(standing.counts),
-            paths=() if self._keeper is None else self._keeper.status(self._reserved()),
+            claims=msgspec.structs.replace(claim_validity.counts),
+            paths=() if self._path_manager is None else self._path_manager.status(self._reservation_states()),
             tenants=tenant_statuses(self._staging) if is_whole else (),
             purged=self._incarnations.purged,
-            rulings=_status_of(self._membership.rulings),
-            unserved=self._steward.unserved(),
-            owners=owners_of(self._membership.map) if is_whole else (),
+            overrides=_status_of(self._membership.overrides),
+            unserved=self._controller.unavailable(),
+            owners=shard_counts(self._membership.map) if is_whole else (),
+            unhit=self._data_path.unhit() if is_whole else Unhit(),
         )
-        return self._life.judged(status)
+        return self._life.with_conditions(status)
 
-    def _reserved(self) -> Mapping[EnclosureId, str]:
-        return {} if self._reserving is None else self._reserving.states()
+    def _reservation_states(self) -> Mapping[EnclosureId, str]:
+        return {} if self._reservation_keeper is None else self._reservation_keeper.states()
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
-        """Open the path to a drive. Agents of one process share it; what each believes of it is its own."""
+        """Open the path to a drive, with a health state of this agent's own.
+
+        Agents of one process share the path.
+        """
         return GuardedDrive(self._open_drive(record), self._settings.health, self._clock)
 
     def _claim_of(self, shard: ShardId) -> Claim | None:
         return self._membership.map.claims.get(shard)
 
-    def _share_out(self) -> None:
-        self._owner.share_out(flash_shares(self._membership.rulings, self._membership.map))
+    def _apply_flash_shares(self) -> None:
+        self._owner.share_out(flash_shares(self._membership.overrides, self._membership.map))
 
     def _on_map(self, fabric_map: FabricMap) -> None:
-        self._share_out()
-        self._owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
-        if self._keeper is not None:
-            self._keeper.see(fabric_map)
-        before = self._routes
-        if fabric_map.revision != before.map.revision:
-            self._handed_over.on_map(before.map, fabric_map)
-            self._routes = Routes(fabric_map, before, self._handed_over.owners)
-
-    def _newest_routes(self) -> Routes:
-        before = self._routes
-        if before.handed_over and before.handed_over != self._handed_over.owners:
-            self._routes = Routes(before.map, before, self._handed_over.owners)
-        return self._routes
+        self._apply_flash_shares()
+        self._owner.begin_placement_epoch(
+            fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements)
+        )
+        if self._path_manager is not None:
+            self._path_manager.use_map(fabric_map)
+        self._routes.on_map(fabric_map)
 
 
-def _status_of(rulings: Rulings) -> RulingsStatus:
-    switched = sorted((f"{tenant}/{name}", switch) for (tenant, name), switch in rulings.switches.items())
-    return RulingsStatus(
-        rulings.revision,
-        rulings.live.in_force(),
+def _status_of(overrides: Overrides) -> OverridesStatus:
+    switched = sorted((f"{tenant}/{name}", switch) for (tenant, name), switch in overrides.switches.items())
+    return OverridesStatus(
+        overrides.revision,
+        overrides.live.in_force(),
         {volume: switch.value for volume, switch in switched if switch is not Switch.ON},
     )

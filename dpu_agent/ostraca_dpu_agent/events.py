@@ -1,8 +1,8 @@
-"""What has happened to blocks lately: a ring of events, which new ones overwrite.
+"""Recent events of blocks, in a ring that overwrites the oldest.
 
-Events are recorded by batch into flat arrays, and searched by a block's key, which is derived under its
-volume's secret: so whoever asks about a block learns of events of its own tenant alone. An event that another
-tenant's request may have caused, such as an eviction, carries no label.
+Events are recorded per batch into flat arrays and searched by block key. A key is derived under the
+volume's secret, so a query finds only events of the caller's own tenant. An event possibly caused by
+another tenant's request, such as an eviction, carries no label.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.explain import EVENTS_MAX, BlockEvent, EventKind
-from ostraca_fabric.labels import LABEL_CHARS_MAX, current_label
-from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.telemetry.explain import EVENTS_MAX, BlockEvent, EventKind
+from ostraca_fabric.telemetry.labels import LABEL_CHARS_MAX, current_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +33,10 @@ _STATES = {
 
 
 class EventRing:
-    """The newest events of one agent. Lives on the event loop's thread."""
+    """The newest events of one agent. Use on the event loop's thread only."""
 
     def __init__(self, agent: str, rows: int, clock: Callable[[], float]) -> None:
-        """Remember *rows* events; an event takes 59 bytes."""
+        """Keep *rows* events of 59 bytes each."""
         assert rows > 0, "a ring has room for an event"
         self.agent = agent
         self._clock = clock
@@ -58,9 +58,9 @@ class EventRing:
         *,
         label: str | None = None,
     ) -> None:
-        """Remember that this happened to blocks now. *keys*: shape (n, 16).
+        """Record an event of blocks, now. *keys*: shape (n, 16).
 
-        *label* is that of the request being handled, unless it is given.
+        *label* defaults to the label of the current request.
         """
         count, rows = len(keys), len(self._kinds)
         if count > rows:
@@ -87,13 +87,13 @@ class EventRing:
 
     @property
     def reaches_back_s(self) -> float:
-        """How long ago the oldest event that is remembered happened, or the agent began to remember."""
+        """Age of the oldest kept event, or of the ring if nothing was overwritten."""
         rows = len(self._kinds)
         oldest_s = self._since_s if self._written <= rows else float(self._at_s[self._written % rows])
         return self._clock() - oldest_s
 
     def of(self, key: bytes) -> tuple[BlockEvent, ...]:
-        """Return what is remembered of a block, oldest first: the newest ``EVENTS_MAX`` events."""
+        """Return the newest ``EVENTS_MAX`` events of a block, oldest first."""
         first, second = np.frombuffer(key, np.uint64).tolist()
         is_its = (self._keys[:, 0] == first) & (self._keys[:, 1] == second) & (self._kinds > 0)
         found = np.flatnonzero(is_its)

@@ -1,9 +1,10 @@
-"""The enclosure: a box of drives, what it exports of them and to whom, and what it says about them.
+"""Enclosure: a box of drives with exports and reports.
 
-Its daemon (``ostraca serve enclosure``) takes turns: it looks what drives there are and what is exported
-(``ports``), decides which drives are exported (``choice``, by ``fit``) and what has to change (``plan``), and
-changes it one step at a time (``steward``). What it has exported outlives it, and the next one finds it.
+The daemon (``ostraca serve enclosure``) works in turns. A turn observes drives and exports (``ports``), and
+selects the drives to export (``drive_selection``, by ``drive_fitness``). Then the turn plans the changes
+(``plan``), and applies each step (``controller``). Exports outlive the daemon, and the next daemon finds
+them.
 
-``files`` is the file-backed enclosure of ``ostraca up`` and ``ostraca fabric create``, without a daemon: its
-drives are plain files, formatted when they are made.
+``files`` is the file-backed enclosure of ``ostraca up`` and ``ostraca fabric create``, without a daemon.
+Drives are plain files there, formatted at creation.
 """

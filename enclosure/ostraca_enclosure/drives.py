@@ -1,56 +1,57 @@
-"""What a look at an enclosure's drives finds. Pure values."""
+"""Drives found in an enclosure. Pure values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ostraca_fabric.errors import shown
-from ostraca_fabric.inventory import DriveWear
+from ostraca_fabric.model.inventory import DriveWear
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a drive is not exported, whatever its health: somebody else may be using it."""
+    """Reason against an export regardless of health: another program may use the drive."""
 
     sentence: str
-    """What is the case, and what to do."""
+    """The state and advice."""
 
     is_final: bool = False
-    """Whether naming the drive does not help: it would be damaged, or can't be told from others."""
+    """Whether naming the drive does not help: the drive would be damaged, or can't be identified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an NVMe drive says of its own kind: NVMe base specification, "Identify"."""
+    """Traits of an NVMe drive: NVMe base specification, "Identify"."""
 
     version: tuple[int, int]
-    """Of the specification that it keeps to."""
+    """Implemented version of the specification."""
 
     has_volatile_cache: bool
-    """Whether what was written may be lost in a power cut: VWC, bit 0."""
+    """Whether written data may be lost in a power cut: VWC, bit 0."""
 
     wants_host_memory: bool
-    """Whether it borrows its host's memory (HMPRE): drives for servers have their own."""
+    """Whether the drive uses host memory (HMPRE); server drives do not."""
 
     metadata_bytes: int
-    """Beside each logical block, in the format in use."""
+    """Metadata beside each logical block, in the format in use."""
 
     lba_sizes: tuple[int, ...]
-    """Logical blocks that it can be formatted to, in bytes, without metadata."""
+    """Possible sizes of logical blocks without metadata, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDrive:
-    """One namespace, or one file that stands for one."""
+    """Namespace, or a file in place of a namespace."""
 
     name: str
-    """What this machine calls it now."""
+    """Present name on this machine."""
 
     device: str
-    """Where it is opened."""
+    """Path for opening the drive."""
 
     nguid: str
-    """32 hexadecimal digits, its own or made of what else tells it from others; empty: nothing does."""
+    """32 hexadecimal digits, the drive's own or derived from other identifiers; empty without any
+    identifier."""
 
     size_bytes: int
     lba_bytes: int
@@ -61,13 +62,11 @@ class FoundDrive:
     obstacles: tuple[Obstacle, ...] = ()
     wear: DriveWear | None = None
     traits: Traits | None = None
-    silence: str = ""
-    """Why ``wear`` or ``traits`` are not known, as the end of a sentence; empty where they are, and of
-    files.
-    """
+    health_error: str = ""
+    """Why ``wear`` or ``traits`` are unknown, as the end of a sentence; empty if known, and for files."""
 
     def is_called(self, name: str) -> bool:
-        """Say whether an operator may mean it by *name*: name, device, NGUID or serial number."""
+        """Return whether *name* means this drive: name, device, NGUID or serial number."""
         nguid = name.replace("-", "").lower()
         return (
             name in (self.name, self.device)
@@ -76,16 +75,16 @@ class FoundDrive:
         )
 
     def __str__(self) -> str:
-        """Return it as people find it on the shelf."""
-        told = " ".join(each for each in (self.model, self.serial) if each)
-        return f"{self.name} ({printable(told)})" if told else self.name
+        """Return the name with model and serial number, as on the drive's label."""
+        label = " ".join(each for each in (self.model, self.serial) if each)
+        return f"{self.name} ({printable(label)})" if label else self.name
 
 
 def uuid_of(nguid: str) -> str:
-    """Return an NGUID as hosts are told it as a UUID: the same with each export, on each path."""
+    """Return an NGUID in UUID form for hosts: the same in each export, on each path."""
     return "-".join((nguid[:8], nguid[8:12], nguid[12:16], nguid[16:20], nguid[20:]))
 
 
 def printable(text: str) -> str:
-    """Return what a drive says of itself, as it can stand in a message."""
+    """Return a text from a drive in a form safe for messages."""
     return text if text.isascii() and text.isprintable() else shown(text)

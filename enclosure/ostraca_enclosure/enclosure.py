@@ -1,7 +1,7 @@
-"""An enclosure as a process runs it: its steward's turns, its report, and how it is.
+"""Enclosure as a running process: turns of the controller, report and conditions.
 
-Turns run in a thread, one at a time: they wait for drives and for the kernel. The report is put by a task of
-its own, so that a store that is away holds no turn up; what was not put is tried again with the next turn.
+Turns run in a thread, one at a time, since drives and kernel may block. A separate task stores the report, so
+that an unavailable store delays no turn. A failed report is tried again with the next turn.
 """
 
 from __future__ import annotations
@@ -11,88 +11,94 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from ostraca_enclosure.controller import ExportController, Turn
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import Reports
 from ostraca_enclosure.settings import EnclosureSettings
-from ostraca_enclosure.steward import Steward, Turn
-from ostraca_fabric.conditions import READY, Conditions, Observation
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.inventory import EnclosureReport
-from ostraca_fabric.status import EnclosureStatus
-from ostraca_fabric.tasks import Tasks
-from ostraca_fabric.version import VERSION
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.version import VERSION
+from ostraca_fabric.telemetry.conditions import READY, Conditions, Observation
+from ostraca_fabric.telemetry.log_lines import lost_lines
+from ostraca_fabric.telemetry.status import EnclosureDaemonStatus
 
 log = logging.getLogger(__name__)
 
 
 class Enclosure:
-    """One enclosure. ``start`` it, then ``stop`` it; it is used once."""
+    """Running enclosure. Call ``start``, then ``stop``; usable once."""
 
-    def __init__(self, steward: Steward, settings: EnclosureSettings, clock: Callable[[], float]) -> None:
-        """*clock* is monotonic, in seconds."""
-        self._steward = steward
+    def __init__(
+        self, controller: ExportController, settings: EnclosureSettings, clock: Callable[[], float]
+    ) -> None:
+        """Store the dependencies; *clock* is monotonic, in seconds."""
+        self._controller = controller
         self._settings = settings
         self._clock = clock
         self._began_s = clock()
         self._conditions = Conditions()
         self._tasks = Tasks("an enclosure")
-        self._woken = asyncio.Event()
-        self._turned = asyncio.Event()
-        self._known = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._turn_done = asyncio.Event()
+        self._exports_known = asyncio.Event()
         self._is_stopping = False
         self._turn: Turn | None = None
         self._turns = self._failed = 0
-        self._put: EnclosureReport | None = None
-        self._put_s = 0.0
-        self._trouble = "it was not put yet"
+        self._stored: EnclosureReport | None = None
+        self._stored_at_s = 0.0
+        self._trouble = "the report was not stored yet"
         self._is_stale = False
 
     async def start(self) -> None:
-        """Take the first turn, then go on by itself."""
+        """Run the first turn, and start the task for further turns."""
         await self._take_turn()
-        self._tasks.spawn(self._turns_on())
+        self._tasks.spawn(self._run_turns())
 
     def report_to(self, reports: Reports) -> None:
-        """Put reports there from now on."""
+        """Store reports in *reports* from now on."""
         self._tasks.spawn(self._report(reports))
 
     def report_lost(self) -> None:
-        """Note that the report is gone: it is put again."""
+        """Store the report again, after a loss in the store."""
         self._is_stale = True
-        self._turned.set()
+        self._turn_done.set()
 
     def use_hosts(self, hosts: Mapping[str, HostSecrets]) -> None:
-        """Let in these hosts, at once; none: every host."""
-        self._steward.use_hosts(hosts)
-        self._woken.set()
+        """Admit these hosts at once; empty means every host."""
+        self._controller.use_hosts(hosts)
+        self._wake.set()
 
     def look_now(self) -> None:
-        """Take the next turn at once."""
-        self._woken.set()
+        """Start the next turn at once."""
+        self._wake.set()
 
-    async def known(self) -> None:
-        """Wait until a turn has told what is exported: before, nothing may be, as without nvmet."""
-        await self._known.wait()
+    async def wait_until_known(self) -> None:
+        """Wait until a turn has determined the exports.
+
+        For example, exports stay unknown without nvmet.
+        """
+        await self._exports_known.wait()
 
     async def stop(self, *, withdraw: bool) -> None:
-        """Take no further turn; *withdraw* what is exported, or leave it to hosts and the next start."""
+        """End the turns; *withdraw* exports, or leave exports to hosts and the next start."""
         self._is_stopping = True
-        self._woken.set()
+        self._wake.set()
         await self._tasks.stop()
         if withdraw:
-            for failed in await asyncio.to_thread(self._steward.withdraw):
+            for failed in await asyncio.to_thread(self._controller.withdraw):
                 log.error("Not withdrawn: %s", failed)
 
     @property
     def report(self) -> EnclosureReport:
-        """What it says of itself, since the first turn."""
+        """The last report, available after the first turn."""
         assert self._turn is not None, "the first turn was taken"
         return self._turn.report
 
-    def status(self) -> EnclosureStatus:
-        """Say what it believes."""
+    def status(self) -> EnclosureDaemonStatus:
+        """Return the status of the enclosure."""
         now_s, report = self._clock(), self.report
-        return EnclosureStatus(
+        return EnclosureDaemonStatus(
             enclosure=report.id,
             start_id=report.start.hex(),
             version=VERSION,
@@ -104,23 +110,24 @@ class Enclosure:
             uptime_s=now_s - self._began_s,
             turns=self._turns,
             steps_failed=self._failed,
-            conditions=self._conditions.after(now_s, self._observed()),
+            conditions=self._conditions.after(now_s, self._observations()),
+            lost_log_lines=lost_lines(),
         )
 
-    async def _turns_on(self) -> None:
+    async def _run_turns(self) -> None:
         while not self._is_stopping:
             try:
                 async with asyncio.timeout(self._settings.turn_s):
-                    await self._woken.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 pass
-            self._woken.clear()
+            self._wake.clear()
             if not self._is_stopping:
                 await self._take_turn()
 
     async def _take_turn(self) -> None:
-        # A step that was begun ends before anything else does: what is done in part, nobody else mends.
-        turning = asyncio.ensure_future(asyncio.to_thread(self._steward.turn))
+        # A started turn must end first: no other task would repair a partial step.
+        turning = asyncio.ensure_future(asyncio.to_thread(self._controller.turn))
         try:
             turn = await asyncio.shield(turning)
         except asyncio.CancelledError:
@@ -131,16 +138,18 @@ class Enclosure:
         self._turn = turn
         self._turns += 1
         self._failed += len(turn.failed)
-        self._conditions.after(self._clock(), self._observed())  # since when, also while nobody asks
-        self._turned.set()
+        self._conditions.after(
+            self._clock(), self._observations()
+        )  # keeps the age of conditions right between queries
+        self._turn_done.set()
         if turn.is_known:
-            self._known.set()
+            self._exports_known.set()
 
     async def _report(self, reports: Reports) -> None:
-        said = ""
+        logged = ""
         while True:
-            await self._turned.wait()
-            self._turned.clear()
+            await self._turn_done.wait()
+            self._turn_done.clear()
             report = self.report
             if not self._is_due(report):
                 continue
@@ -149,21 +158,21 @@ class Enclosure:
                 await reports.put(report)
             except MembershipError as error:
                 self._trouble = str(error)
-                if self._trouble != said:
-                    said = self._trouble
-                    log.warning("The report can't be put, and is tried again; exports go on: %s", said)
+                if self._trouble != logged:
+                    logged = self._trouble
+                    log.warning("The report can't be stored, trying again; exports continue: %s", logged)
             else:
-                if said:
-                    log.info("The report is in etcd again")
-                self._put, self._put_s, self._trouble, said = report, self._clock(), "", ""
+                if logged:
+                    log.info("The report is stored in etcd again")
+                self._stored, self._stored_at_s, self._trouble, logged = report, self._clock(), "", ""
 
     def _is_due(self, report: EnclosureReport) -> bool:
-        if self._put is None or self._trouble or self._is_stale:
+        if self._stored is None or self._trouble or self._is_stale:
             return True
-        is_old = self._clock() - self._put_s >= self._settings.report_every_s
-        return is_old or replace(report, unix_s=self._put.unix_s) != self._put
+        is_old = self._clock() - self._stored_at_s >= self._settings.report_every_s
+        return is_old or replace(report, unix_s=self._stored.unix_s) != self._stored
 
-    def _observed(self) -> Iterator[Observation]:
+    def _observations(self) -> Iterator[Observation]:
         assert self._turn is not None, "the first turn was taken"
         turn, exported = self._turn, [each for each in self.report.drives if each.is_exported]
         is_up = bool(exported) and not self._is_stopping
@@ -172,27 +181,26 @@ class Enclosure:
             is_up,
             f"{len(exported)} drives are exported"
             if exported
-            else "no drive is exported: `drives` say why not, one by one",
+            else "no drive is exported: see the reasons under `drives`",
         )
         yield Observation(
             "exports_as_wanted",
             turn.is_as_wanted,
-            "all is exported that is wanted, to those it is meant for"
+            "all wanted drives are exported to the wanted hosts"
             if turn.is_as_wanted
-            else "; ".join(turn.failed) or "what is exported is not what is wanted",
+            else "; ".join(turn.failed) or "exports differ from the wanted exports",
         )
         yield Observation(
             "drives_found",
             not turn.not_found,
-            f"not found, though named: {', '.join(turn.not_found)}" if turn.not_found else "none is missed",
+            f"named, not found: {', '.join(turn.not_found)}"
+            if turn.not_found
+            else "all named drives are present",
         )
         doubtful = [each for each in exported if each.doubts]
         yield Observation(
             "drives_fit",
             not doubtful,
-            "; ".join(f"{each.name}: {each.doubts[0]}" for each in doubtful)
-            or "every drive that is exported is fit",
+            "; ".join(f"{each.name}: {each.doubts[0]}" for each in doubtful) or "all exported drives are fit",
         )
-        yield Observation(
-            "report_put", not self._trouble, self._trouble or "the fabric knows how the enclosure is"
-        )
+        yield Observation("report_put", not self._trouble, self._trouble or "the report is stored in etcd")

@@ -1,219 +1,240 @@
-"""What an enclosure is to export and to whom, what it does, and the steps from one to the other. Pure.
+"""Wanted and present exports, and the steps from one to the other. Pure.
 
-No host is ever shown what it neither saw before nor is to see afterwards: the subsystem is closed to others
-first, drives are taken back before anybody is let in, and offered after all others are shut out. Hosts are
-let in before others are shut out, because files have no word for "nobody". It is opened to all, and listens,
-last.
+No host ever sees a drive outside of both its old and its new rights. The order of steps ensures this:
+
+- First, the subsystem is closed to other hosts.
+- Drives are withdrawn before any host is admitted, and offered after all other hosts are excluded.
+- Hosts are admitted before others are excluded, since a file-backed export can't express an empty list of
+  hosts.
+- Last, the subsystem is opened to all hosts, if wanted, and listens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ostraca_fabric.target import Controller
+from ostraca_fabric.model.target import Controller
 
 
 @dataclass(frozen=True, slots=True)
 class HostSecrets:
-    """What a host and the enclosure show each other: DH-HMAC-CHAP secrets, ``DHHC-1:...``."""
+    """Secrets between a host and the enclosure: DH-HMAC-CHAP, ``DHHC-1:...``."""
 
     host: str = field(default="", repr=False)
-    """What the host shows; empty: nothing is asked of it but its name."""
+    """Secret of the host; empty if the host needs only its name."""
 
     controller: str = field(default="", repr=False)
-    """What the enclosure shows the host; empty: nothing."""
+    """Secret of the enclosure for the host; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Export:
-    """A drive as hosts see it: a namespace."""
+    """Drive as seen by hosts: a namespace."""
 
     nguid: str
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What is to be exported, and to whom."""
+class WantedExports:
+    """Wanted exports and hosts."""
 
     controllers: tuple[Controller, ...] = ()
     drives: frozenset[Export] = frozenset()
     hosts: Mapping[str, HostSecrets] = field(default_factory=dict)
-    """By NQN. None: every host may connect."""
+    """By NQN. Empty means every host may connect."""
 
 
-NOTHING = Want()
-"""All is to be withdrawn."""
+NOTHING = WantedExports()
+"""Withdraw all exports."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Offered:
-    """A namespace as it was found."""
+class ExportedNamespace:
+    """Namespace as found."""
 
     slot: int
-    """Its number in the subsystem."""
+    """Number in the subsystem."""
 
     nguid: str
     device: str
-    is_whole: bool = True
-    """False: it was begun and not ended, so no host sees it."""
+    is_enabled: bool = True
+    """False for an unfinished namespace, invisible to hosts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Have:
-    """What is exported, and to whom."""
+class PresentExports:
+    """Present exports and hosts."""
 
-    is_there: bool = False
-    """Whether there is a subsystem of this name at all."""
+    exists: bool = False
+    """Whether a subsystem of this name exists."""
 
     controllers: frozenset[Controller] = frozenset()
-    offered: tuple[Offered, ...] = ()
+    namespaces: tuple[ExportedNamespace, ...] = ()
     hosts: frozenset[str] = frozenset()
-    """NQNs of those that are let in by name."""
+    """NQNs of the hosts admitted by name."""
 
-    stale: frozenset[str] = frozenset()
-    """Those of them whose secrets are others than were asked about."""
+    stale_hosts: frozenset[str] = frozenset()
+    """Admitted hosts with secrets other than requested."""
 
-    is_open: bool = False
+    allows_any_host: bool = False
     """Whether every host may connect."""
 
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Begin the subsystem: closed, and empty."""
-
-    def __str__(self) -> str:
-        return "begin the subsystem"
+    @property
+    def exports(self) -> frozenset[Export]:
+        """Drives visible to hosts."""
+        return frozenset(Export(each.nguid, each.device) for each in self.namespaces if each.is_enabled)
 
 
-@dataclass(frozen=True, slots=True)
-class CloseToOthers:
-    """Let in nobody but those that are listed."""
+class _Step:
+    __slots__ = ()
+    text: ClassVar[str]
+    """The step in words, with its fields as ``{0.field}``."""
 
     def __str__(self) -> str:
-        return "let in listed hosts alone"
+        return self.text.format(self)
 
 
 @dataclass(frozen=True, slots=True)
-class LetIn:
-    """Let a host in, or change its secrets: it is let in with these, and no others, afterwards."""
+class CreateSubsystem(_Step):
+    """Create the subsystem: closed and empty."""
+
+    text: ClassVar[str] = "create the subsystem"
+
+
+@dataclass(frozen=True, slots=True)
+class RequireAllowList(_Step):
+    """Admit only listed hosts."""
+
+    text: ClassVar[str] = "admit listed hosts only"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowHost(_Step):
+    """Admit a host with exactly these secrets, or change the host's secrets."""
 
     host: str
     secrets: HostSecrets = HostSecrets()
 
-    def __str__(self) -> str:
-        return f"let {self.host} in"
+    text: ClassVar[str] = "admit {0.host}"
 
 
 @dataclass(frozen=True, slots=True)
-class ShutOut:
-    """Let a host connect no more. What it has connected stays until it disconnects: the kernel has no word
-    for that.
+class DenyHost(_Step):
+    """Exclude a host from new connections.
+
+    Existing connections stay until the host disconnects: the kernel can't end them.
     """
 
     host: str
 
-    def __str__(self) -> str:
-        return f"shut {self.host} out (what it has connected stays until it disconnects)"
+    text: ClassVar[str] = "exclude {0.host} (present connections stay until the host disconnects)"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenToAll:
-    """Let every host in."""
+class AllowAnyHost(_Step):
+    """Admit every host."""
 
-    def __str__(self) -> str:
-        return "let every host in"
+    text: ClassVar[str] = "admit every host"
 
 
 @dataclass(frozen=True, slots=True)
-class StopListening:
-    """Be reached at a controller no more."""
+class RemoveListener(_Step):
+    """Stop listening at a controller."""
 
     controller: Controller
 
-    def __str__(self) -> str:
-        return f"listen at {self.controller} no more"
+    text: ClassVar[str] = "stop listening at {0.controller}"
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
-    """Show a drive no more."""
+class RemoveNamespace(_Step):
+    """Withdraw a drive."""
 
     slot: int
     nguid: str
 
     def __str__(self) -> str:
-        return f"take namespace {self.slot} ({self.nguid or 'no NGUID'}) back"
+        return f"withdraw namespace {self.slot} ({self.nguid or 'no NGUID'})"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Show a drive."""
+class AddNamespace(_Step):
+    """Export a drive."""
 
     export: Export
 
-    def __str__(self) -> str:
-        return f"offer {self.export.device} ({self.export.nguid})"
+    text: ClassVar[str] = "export {0.export.device} ({0.export.nguid})"
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
-    """Be reached at a controller."""
+class AddListener(_Step):
+    """Listen at a controller."""
 
     controller: Controller
 
-    def __str__(self) -> str:
-        return f"listen at {self.controller}"
+    text: ClassVar[str] = "listen at {0.controller}"
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
-    """End the subsystem, with all that was made for it."""
+class RemoveSubsystem(_Step):
+    """Remove the subsystem, with all objects created for its use."""
 
-    def __str__(self) -> str:
-        return "end the subsystem"
+    text: ClassVar[str] = "remove the subsystem"
 
 
 Step = (
-    Create | CloseToOthers | LetIn | ShutOut | OpenToAll | StopListening | TakeBack | Offer | Listen | Remove
+    CreateSubsystem
+    | RequireAllowList
+    | AllowHost
+    | DenyHost
+    | AllowAnyHost
+    | RemoveListener
+    | RemoveNamespace
+    | AddNamespace
+    | AddListener
+    | RemoveSubsystem
 )
 
-GUARDS = (Create, CloseToOthers, LetIn, ShutOut, OpenToAll)
-"""Steps after whose failure nothing else is done: what follows relies on who is let in."""
+GUARDS = (CreateSubsystem, RequireAllowList, AllowHost, DenyHost, AllowAnyHost)
+"""Steps with effect on admission; after a failure, the remaining steps rely on the wrong hosts and are
+skipped."""
 
 
-def plan(want: Want, have: Have) -> list[Step]:
-    """Return what to do, in this order; nothing where all is as it should be."""
-    if not want.controllers and not want.drives and not want.hosts:
-        return _withdrawn(have)
+def plan(wanted: WantedExports, present: PresentExports) -> list[Step]:
+    """Return the necessary steps in order; empty if all is as wanted."""
+    if not wanted.controllers and not wanted.drives and not wanted.hosts:
+        return _withdrawal(present)
+    missing = wanted.drives - present.exports
     return [
-        *([] if have.is_there else [Create()]),
-        *(StopListening(each) for each in sorted(have.controllers - set(want.controllers), key=str)),
-        *([CloseToOthers()] if want.hosts and have.is_open else []),
-        *(TakeBack(each.slot, each.nguid) for each in _surplus(want, have)),
-        *_admitted(want, have),
-        *(Offer(each) for each in sorted(want.drives, key=_by_device) if not _is_offered(each, have)),
-        *([OpenToAll()] if not want.hosts and not have.is_open else []),
-        *(Listen(each) for each in want.controllers if each not in have.controllers),
+        *([] if present.exists else [CreateSubsystem()]),
+        *(RemoveListener(each) for each in sorted(present.controllers - set(wanted.controllers), key=str)),
+        *([RequireAllowList()] if wanted.hosts and present.allows_any_host else []),
+        *(RemoveNamespace(each.slot, each.nguid) for each in _surplus_namespaces(wanted, present)),
+        *_host_steps(wanted, present),
+        *(AddNamespace(each) for each in sorted(missing, key=_by_device)),
+        *([AllowAnyHost()] if not wanted.hosts and not present.allows_any_host else []),
+        *(AddListener(each) for each in wanted.controllers if each not in present.controllers),
     ]
 
 
-def _admitted(want: Want, have: Have) -> Iterator[Step]:
-    for host, secrets in sorted(want.hosts.items(), key=lambda item: item[0]):
-        if host not in have.hosts or host in have.stale:
-            yield LetIn(host, secrets)
-    for host in sorted(have.hosts - set(want.hosts)):
-        yield ShutOut(host)
+def _host_steps(wanted: WantedExports, present: PresentExports) -> Iterator[Step]:
+    for host, secrets in sorted(wanted.hosts.items(), key=lambda item: item[0]):
+        if host not in present.hosts or host in present.stale_hosts:
+            yield AllowHost(host, secrets)
+    for host in sorted(present.hosts - set(wanted.hosts)):
+        yield DenyHost(host)
 
 
-def _surplus(want: Want, have: Have) -> list[Offered]:
-    """Return namespaces that are not wanted, are not whole, or are there twice."""
-    wanted = {(each.nguid, each.device) for each in want.drives}
+def _surplus_namespaces(wanted: WantedExports, present: PresentExports) -> list[ExportedNamespace]:
+    """Return namespaces unwanted, unfinished, or present twice."""
     kept: set[str] = set()
     surplus = []
-    for each in have.offered:
-        if each.is_whole and (each.nguid, each.device) in wanted and each.nguid not in kept:
+    for each in present.namespaces:
+        is_wanted = each.is_enabled and Export(each.nguid, each.device) in wanted.drives
+        if is_wanted and each.nguid not in kept:
             kept.add(each.nguid)
         else:
             surplus.append(each)
@@ -221,20 +242,14 @@ def _surplus(want: Want, have: Have) -> list[Offered]:
 
 
 def _by_device(export: Export) -> tuple[int, str]:
-    """Sort nvme2n1 before nvme10n1."""
+    """Return a sort key with nvme2n1 before nvme10n1."""
     return len(export.device), export.device
 
 
-def _is_offered(export: Export, have: Have) -> bool:
-    return any(
-        each.is_whole and (each.nguid, each.device) == (export.nguid, export.device) for each in have.offered
-    )
-
-
-def _withdrawn(have: Have) -> list[Step]:
-    steps: list[Step] = [StopListening(each) for each in sorted(have.controllers, key=str)]
-    steps += [TakeBack(each.slot, each.nguid) for each in have.offered]
-    steps += [ShutOut(each) for each in sorted(have.hosts)]
-    if have.is_there:
-        steps.append(Remove())
+def _withdrawal(present: PresentExports) -> list[Step]:
+    steps: list[Step] = [RemoveListener(each) for each in sorted(present.controllers, key=str)]
+    steps += [RemoveNamespace(each.slot, each.nguid) for each in present.namespaces]
+    steps += [DenyHost(each) for each in sorted(present.hosts)]
+    if present.exists:
+        steps.append(RemoveSubsystem())
     return steps

@@ -1,7 +1,7 @@
-"""What an enclosure's steward needs of its machine: drives to find, and something that exports them.
+"""Interfaces of the controller to the machine: inventory, exporter and reports.
 
-An adapter says what is there and does one step at a time; it decides nothing. Every method may block for
-seconds, so none is called on an event loop. What was exported outlives the process.
+An adapter observes and applies single steps, without decisions of its own. Every method of ``Inventory`` and
+``Exporter`` may block for seconds: never call such a method on an event loop. Exports outlive the process.
 """
 
 from __future__ import annotations
@@ -10,42 +10,45 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ostraca_enclosure.drives import FoundDrive
-from ostraca_enclosure.plan import Have, HostSecrets, Step
+from ostraca_enclosure.plan import HostSecrets, PresentExports, Step
 from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.inventory import EnclosureReport
+from ostraca_fabric.model.inventory import EnclosureReport
 
 
 class InventoryError(OstracaError):
-    """The drives can't be looked for; the message says why and what to do."""
+    """The drives can't be observed; the message has the reason and advice."""
 
 
 class ExportError(OstracaError):
-    """A step was not done, or what is exported can't be told; the message says why and what to do."""
+    """A step failed, or exports can't be observed; the message has reason and advice."""
 
 
 class Inventory(Protocol):
-    """The drives of one machine."""
+    """Drives of a machine."""
 
     def look(self) -> tuple[FoundDrive, ...]:
-        """Return every drive there is, also those that can't be exported. Raises InventoryError."""
+        """Return all drives, exportable or not. Raises InventoryError."""
 
 
 class Exporter(Protocol):
-    """What hosts connect to."""
+    """Target for the connections of hosts."""
 
-    def observe(self, hosts: Mapping[str, HostSecrets]) -> Have:
-        """Return what is exported under this enclosure's NQN. Of *hosts*, by NQN, it is told whether they
-        are let in with these secrets. Raises ExportError.
+    def observe(self, hosts: Mapping[str, HostSecrets]) -> PresentExports:
+        """Return the exports under this enclosure's NQN.
+
+        *hosts*, by NQN, are compared with the admitted hosts and secrets. Raises ExportError.
         """
 
     def apply(self, step: Step) -> None:
-        """Do one step; one that was done already is no error. Raises ExportError, and may then have been done
-        in part: ``observe`` shows that, and ``plan`` mends it.
+        """Apply a step; a completed step is no error.
+
+        Raises ExportError, possibly after a part of the step: ``observe`` shows the state, and ``plan``
+        repairs it.
         """
 
 
 class Reports(Protocol):
-    """Where an enclosure's report is put for others to read."""
+    """Store of an enclosure's reports."""
 
     async def put(self, report: EnclosureReport) -> None:
-        """Put the report in place of the one before. Raises MembershipError."""
+        """Replace the previous report. Raises MembershipError."""

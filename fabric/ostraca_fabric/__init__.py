@@ -1,6 +1,6 @@
-"""What every part of an Ostraca fabric shares: its words as types, its formats, its ports and their adapters.
+"""Code shared by agents, clients, enclosures and tools: value types, formats, ports and adapters.
 
-Read in dependency order: ``errors`` and ``ids``, then ``outcome``, ``extent``, ``layout``, ``chain`` and
-``volume``, then ``keys``, ``tags`` and ``placement``, then ``wire`` and ``flash``. Everything up to there is
-pure: no I/O, no clock, no randomness. ``ports`` says what the edges must do and ``adapters`` does it.
+Read in dependency order: ``errors`` and ``model``, then ``tables``, ``wire`` and ``policies``, then
+``flash``. Everything up to there is pure: no I/O, no clock, no randomness. ``ports`` states the duties of
+adapters; ``connection``, ``drives`` and ``membership`` implement the ports.
 """

@@ -1,32 +1,35 @@
-"""Every error that Ostraca raises on purpose.
+"""Exceptions raised on purpose by Ostraca.
 
-An expected outcome (a miss, a full drive, a late answer) is a value, never one of these::
+An expected outcome (a miss, a full drive, a late answer) is a value, never an exception::
 
     OstracaError
-    ├── UsageError               the caller passed something that can't be used (also a ValueError)
-    ├── ConnectError             no agent could be reached, or it refused
+    ├── UsageError               invalid argument of the caller (also a ValueError)
+    ├── ResourceError            process limits below the needs of the process
+    ├── ConnectError             no agent could be reached, or the agent refused
     │   ├── AuthenticationError
-    │   └── VersionError
+    │   ├── VersionError
+    │   └── NoTransportError     (also a TransportError)
     ├── ClosedError              used after close, or after fork
     ├── RefusedError             the agent refused one request
     │   ├── OlderAgentError
     │   ├── UnknownVolumeError
     │   └── LayoutMismatchError
-    ├── ProtocolError            the other end broke the wire's rules
+    ├── ProtocolError            the other end broke the wire protocol
     │   ├── FrameTooLongError
     │   └── MalformedError
     ├── TransportError           the data plane can't be set up
-    ├── DriveError               a drive did not do what it was asked
-    ├── FormatError              what lies on flash isn't ours to use
-    └── MembershipError          the membership store can't be reached or refused
+    │   └── NotInstalledError    ... because its package is not installed
+    ├── DriveError               a drive failed an operation
+    ├── FormatError              content of a drive that this fabric may not use
+    └── MembershipError          the membership store is unreachable or refused
         ├── StoreAwayError       the membership store did not answer in time
-        ├── WrongStoreError      it answers, and what lies there is not the fabric that is meant
+        ├── WrongStoreError      the store answers, but does not hold the expected fabric
         │   └── OtherFabricError
-        ├── PlacementBusyError   too many placement epochs are still asked
+        ├── PlacementBusyError   too many placement epochs are still queried
         ├── BlocksTooLargeError  a volume's largest block fits no segment of some shard
-        ├── NamesakeError        another process is already what this one would be
-        ├── ChangedError         what a change was decided on is not so any more
-        ├── NotAllowedError      the membership store's access control forbids it
+        ├── NamesakeError        another process already has this identity
+        ├── ChangedError         the state behind a decision has changed
+        ├── NotAllowedError      the membership store's access control forbids the access
         └── LeaseEndedError      the agent is no longer in the fabric
 """
 
@@ -36,33 +39,37 @@ _SHOWN_CHARACTERS = 64
 
 
 def shown(text: str, characters_max: int = _SHOWN_CHARACTERS) -> str:
-    """Return text of someone else's as it can stand in a message or a log line: quoted, and not at length.
+    """Return foreign text for a message or a log line: quoted and shortened.
 
-    What it holds can then neither begin a line of its own, nor drive a terminal, nor make a refusal longer
-    than its reader takes.
+    Foreign text can then neither begin a line of its own, nor drive a terminal, nor exceed the reader's
+    limit.
     """
     quoted = ascii(text[: characters_max + 1])
     return quoted if len(quoted) <= characters_max + 2 else f"{quoted[:characters_max]}...'"
 
 
 class OstracaError(Exception):
-    """Something in Ostraca went wrong."""
+    """Base class of all errors of Ostraca."""
 
 
 class UsageError(OstracaError, ValueError):
-    """The caller passed something that can't be used; the message says what to pass instead."""
+    """Invalid argument of the caller; the message names a valid one."""
+
+
+class ResourceError(OstracaError):
+    """Limit of memory or descriptors below the needs of the process."""
 
 
 class ConnectError(OstracaError, ConnectionError):
-    """No agent could be reached, or the one reached refused the connection."""
+    """No agent could be reached, or the agent refused the connection."""
 
 
 class AuthenticationError(ConnectError):
-    """The agent did not accept who this says it is."""
+    """The agent did not accept the credentials."""
 
 
 class VersionError(ConnectError):
-    """The two ends speak no common version of the wire."""
+    """The two ends have no common version of the wire protocol."""
 
 
 class ClosedError(OstracaError):
@@ -70,7 +77,7 @@ class ClosedError(OstracaError):
 
 
 class RefusedError(OstracaError):
-    """The agent refused one request; the connection goes on."""
+    """The agent refused one request; the connection remains open."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -78,22 +85,22 @@ class RefusedError(OstracaError):
 
 
 class OlderAgentError(RefusedError):
-    """The agent is of an older release, which does not know the question: upgrade it."""
+    """The agent's release is too old for the request: upgrade the agent."""
 
     def __init__(self, message: str) -> None:
         super().__init__("older", message)
 
 
 class UnknownVolumeError(RefusedError):
-    """No volume of this name belongs to this tenant."""
+    """The tenant has no volume of this name."""
 
 
 class LayoutMismatchError(RefusedError):
-    """The volume exists with another layout or block size; bytes would have another meaning."""
+    """The volume exists with another layout or block size, so bytes have another meaning."""
 
 
 class ProtocolError(OstracaError):
-    """The other end broke the rules of the wire; its connection is closed, no other is harmed."""
+    """The other end broke the wire protocol; only its own connection is closed."""
 
     code = "protocol"
 
@@ -105,7 +112,7 @@ class FrameTooLongError(ProtocolError):
 
 
 class MalformedError(ProtocolError):
-    """A frame's bytes are not a message of a type known here."""
+    """A frame's bytes are no message of a known type."""
 
     code = "malformed"
 
@@ -114,60 +121,71 @@ class TransportError(OstracaError):
     """The data plane between a worker and its agent can't be set up or used."""
 
 
+class NotInstalledError(TransportError):
+    """The package of the chosen transport is not installed."""
+
+
+class NoTransportError(ConnectError, TransportError):
+    """None of the requested transports can be set up in this process."""
+
+
 class DriveError(OstracaError):
-    """A drive did not do what it was asked; what was read is not to be used, what was written may be lost."""
+    """A drive failed an operation: discard bytes read; bytes written may be lost."""
 
 
 class FormatError(OstracaError):
-    """What lies on the drive is not a shard this fabric may use; the message says what it is and what to
-    do.
+    """Content of a drive that is no usable shard of this fabric.
+
+    The message names the finding and the remedy.
     """
 
 
 class MembershipError(OstracaError):
-    """The membership store can't be reached, or refused a change."""
+    """The membership store is unreachable, or refused a change."""
 
 
 class StoreAwayError(MembershipError):
-    """The membership store did not answer in time; asked again later, it may. What it was asked to change may
-    have been changed.
+    """The membership store did not answer in time; a retry may succeed.
+
+    The store may have applied the requested change.
     """
 
 
 class WrongStoreError(MembershipError):
-    """The membership store answers, and what lies there can't be believed: no fabric, or another than is
-    meant, or one of a newer release.
+    """The membership store answers, but its content can't be trusted.
+
+    The store holds no fabric, another fabric, or a fabric of a newer release.
     """
 
 
 class OtherFabricError(WrongStoreError):
-    """The membership store has another fabric than the one that is meant."""
+    """The membership store holds another fabric than expected."""
 
     def __init__(self, message: str, fabric: bytes) -> None:
         super().__init__(message)
         self.fabric = fabric
-        """The id of the one that it has."""
+        """Id of the fabric in the store."""
 
 
 class PlacementBusyError(MembershipError):
-    """As many placement epochs as may be are still asked: blocks of the oldest would be lost to look-ups."""
+    """The maximum of placement epochs is queried: another would hide the oldest's blocks."""
 
 
 class BlocksTooLargeError(MembershipError):
-    """A volume's largest block fits no segment of some shard, so the one that came second is refused."""
+    """A volume's largest block fits no segment of some shard; the later of both is refused."""
 
 
 class NamesakeError(MembershipError):
-    """Another process, not known to have ended, is already what this one would be in the fabric."""
+    """Another process, not known to have ended, already has this identity in the fabric."""
 
 
 class ChangedError(MembershipError):
-    """Somebody else has changed meanwhile what this change was decided on: look again, and decide anew."""
+    """Another process has changed the state behind a decision: read again and decide anew."""
 
 
 class NotAllowedError(MembershipError):
-    """The membership store does not let our user of it read, or write, what was asked for."""
+    """The membership store denies our user this read or write."""
 
 
 class LeaseEndedError(MembershipError):
-    """The lease that keeps an agent in the fabric has ended: its claims are gone, and it must join again."""
+    """The agent's lease has ended: its claims are gone, and the agent must join again."""

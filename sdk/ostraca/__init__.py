@@ -1,12 +1,12 @@
-"""Ostraca's SDK: what an inference worker imports to read and write blocks of KV cache.
+"""SDK of Ostraca: library of an inference worker for blocks of KV cache.
 
     client = ostraca.connect("unix:///run/ostraca/agent.sock")
     volume = client.volume("llama-70b", layout, block_bytes=2 << 20, create=True)
     chain = volume.chain(engine_hashes, rank=0)
     result = volume.get(chain, into=blocks, deadline_s=0.5, recompute_s=3.0)
 
-Importing it loads next to nothing; what a name needs is imported when the name is first used, and torch and
-NIXL only when a tensor is passed or an arena is offered over NIXL.
+The import loads next to nothing: each name imports its modules at first use. torch is used only for tensors,
+and NIXL only for an arena offered over NIXL.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ostraca import aio
+    from ostraca._memory.views import BlockViews, SlotLease
+    from ostraca._operations.handoff import Completion, Ticket
     from ostraca.client import Client, connect
-    from ostraca.meter import ClientMetrics
+    from ostraca.client_metrics import ClientMetrics
     from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
-    from ostraca.shells.done import Done, Ticket
-    from ostraca.views import BlockViews, SlotLease
     from ostraca.volume import Volume
-    from ostraca_fabric.chain import Chain
     from ostraca_fabric.errors import (
         AuthenticationError,
         ClosedError,
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
         UsageError,
         VersionError,
     )
-    from ostraca_fabric.layout import KvGroup, Layout
-    from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
+    from ostraca_fabric.model.chain import Chain
+    from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
+    from ostraca_fabric.model.volume import KvGroup, Layout
 
 __all__ = [
     "Ack",
@@ -50,8 +51,8 @@ __all__ = [
     "ClientMetrics",
     "ClientSettings",
     "ClosedError",
+    "Completion",
     "ConnectError",
-    "Done",
     "GetResult",
     "KvGroup",
     "Layout",
@@ -71,28 +72,31 @@ __all__ = [
     "UsageError",
     "VersionError",
     "Volume",
+    "aio",
     "connect",
 ]
 
 _HOMES = {
     "ostraca.client": ("Client", "connect"),
-    "ostraca.meter": ("ClientMetrics",),
+    "ostraca.client_metrics": ("ClientMetrics",),
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
-    "ostraca.shells.done": ("Done", "Ticket"),
-    "ostraca.views": ("BlockViews", "SlotLease"),
+    "ostraca._operations.handoff": ("Completion", "Ticket"),
+    "ostraca._memory.views": ("BlockViews", "SlotLease"),
     "ostraca.volume": ("Volume",),
-    "ostraca_fabric.chain": ("Chain",),
-    "ostraca_fabric.layout": ("KvGroup", "Layout"),
-    "ostraca_fabric.outcome": ("Ack", "BlockState", "PutState", "Reason"),
+    "ostraca_fabric.model.chain": ("Chain",),
+    "ostraca_fabric.model.volume": ("KvGroup", "Layout"),
+    "ostraca_fabric.model.outcome": ("Ack", "BlockState", "PutState", "Reason"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import what a public name needs, when it is first used."""
+    """Import the modules of a public name at first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "aio":
+        return importlib.import_module("ostraca.aio")
     found: object = getattr(importlib.import_module(_HOME_OF.get(name, "ostraca_fabric.errors")), name)
     globals()[name] = found
     return found

@@ -1,13 +1,14 @@
-"""The asyncio shell: the same operations, awaited.
+"""Asyncio front end: the operations of a volume, awaited.
 
     async with await ostraca.aio.connect("unix:///run/ostraca/agent.sock") as client:
         volume = await client.volume("llama-70b", layout, block_bytes=2 << 20, create=True)
         result = await volume.get(chain, into=blocks, deadline_s=0.5)
 
-Nothing here blocks the event loop: the client's driver carries the operations, and what has no other way
-(dialling) runs in a thread. Arguments, results and errors are those of ``Client`` and ``Volume``. When an
-awaiting task is cancelled, the operation is too, and the cancellation goes on once it has ended: memory that
-was passed is the caller's again then, and not before.
+Nothing blocks the event loop: the client's driver runs the operations, and a thread runs the dialling.
+Arguments, results and errors are those of ``Client`` and ``Volume``.
+
+If an awaiting task is cancelled, the operation is cancelled too, and the cancellation propagates after the
+operation's end. Memory passed to the operation is the caller's again then, and not before.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ostraca import client as blocking
-from ostraca.jobs import get_job, get_views_job, lookup_job, prefetch_job, put_job, put_slots_job
-from ostraca_fabric.outcome import Ack
+from ostraca._operations.get import get_job, get_views_job
+from ostraca._operations.lookup import lookup_job, prefetch_job
+from ostraca._operations.put import put_job, put_slots_job
+from ostraca._protocol.specs import GetSpec, LookupSpec, PrefetchSpec, PutSpec
+from ostraca_fabric.model.outcome import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from ostraca.jobs import Job
+    from ostraca._connection.credentials import TokenSource
+    from ostraca._memory.views import BlockViews, SlotLease
+    from ostraca._operations.batch import OperationJob
+    from ostraca._operations.handoff import Ticket
     from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
     from ostraca.settings import ClientSettings
-    from ostraca.shells.done import Ticket
-    from ostraca.views import BlockViews, SlotLease
     from ostraca.volume import Volume
-    from ostraca_fabric.chain import Chain
-    from ostraca_fabric.layout import Layout
-    from ostraca_fabric.status import AgentStatus
+    from ostraca_fabric.model.chain import Chain
+    from ostraca_fabric.model.volume import Layout
+    from ostraca_fabric.telemetry.status import AgentStatus
 
 _Result = TypeVar("_Result")
 
@@ -40,7 +45,7 @@ _Result = TypeVar("_Result")
 async def connect(
     addresses: str | Sequence[str] | None = None,
     *,
-    credentials: str | None = None,
+    credentials: TokenSource = None,
     tenant: str = "default",
     settings: ClientSettings | None = None,
     timeout_s: float = 5.0,
@@ -59,11 +64,14 @@ async def connect(
 
 
 class AsyncClient:
-    """A client whose operations are awaited. ``connect`` makes it; close it, or use it in ``async with``."""
+    """Client with awaitable operations.
+
+    ``connect`` creates a client; close the client, or use it in ``async with``.
+    """
 
     def __init__(self, client: blocking.Client) -> None:
         self.blocking = client
-        """The same client: for threads, and for what never waits (``agent``, ``transport`` ...)."""
+        """The same client: for threads, and for members that never wait (``agent``, ``transport`` ...)."""
 
     async def volume(
         self,
@@ -77,7 +85,6 @@ class AsyncClient:
     ) -> AsyncVolume:
         """Open a volume, as ``Client.volume``."""
         return AsyncVolume(
-            self.blocking,
             await asyncio.to_thread(
                 self.blocking.volume,
                 name,
@@ -90,55 +97,68 @@ class AsyncClient:
         )
 
     async def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
-        """Ask the agent what it believes, as ``Client.status``."""
+        """Ask the agent for its status, as ``Client.status``."""
         return await asyncio.to_thread(self.blocking.status, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """End the connection, as ``Client.close``; operations that are awaited end as DISCONNECTED."""
+        """End the connection, as ``Client.close``.
+
+        Awaited operations end as DISCONNECTED.
+        """
         await asyncio.to_thread(self.blocking.close)
 
     async def __aenter__(self) -> Self:
-        """Lend the client to the ``async with`` block."""
+        """Return the client to the ``async with`` block."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the client."""
         await self.close()
 
 
 class AsyncVolume:
-    """A volume whose operations are awaited. Usable from one event loop or several."""
+    """Volume with awaitable operations, for one event loop or several."""
 
-    def __init__(self, client: blocking.Client, volume: Volume) -> None:
+    def __init__(self, volume: Volume) -> None:
         self.blocking = volume
-        """The same volume, for what never waits (``name``, ``layout``, ``slots``), and for threads."""
+        """The same volume: for threads, and for members that never wait (``name``, ``layout``, ``slots``)."""
 
-        self._client = client
+        # Another front end over the same runner.
+        self._runner = volume._runner  # noqa: SLF001
+        self._spec = volume._spec  # noqa: SLF001
 
     def chain(
         self, engine_hashes: Iterable[bytes], *, rank: int = 0, group: int = 0, is_chained: bool = True
     ) -> Chain:
-        """Make a chain, as ``Volume.chain``."""
+        """Build a chain, as ``Volume.chain``."""
         return self.blocking.chain(engine_hashes, rank=rank, group=group, is_chained=is_chained)
 
     async def lookup(
         self, chains: Chain | Sequence[Chain], *, deadline_s: float, pin_s: float = 0.0
     ) -> LookupResult:
-        """As ``Volume.lookup``."""
-        return await self._run(lookup_job(self.blocking, chains, deadline_s=deadline_s, pin_s=pin_s))
+        """Run ``Volume.lookup``."""
+        return await self._run(
+            lookup_job(LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s))
+        )
 
     async def prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> PrefetchResult:
-        """As ``Volume.prefetch``."""
-        return await self._run(prefetch_job(self.blocking, chain, deadline_s=deadline_s, at=at))
+        """Run ``Volume.prefetch``."""
+        return await self._run(
+            prefetch_job(PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at))
+        )
 
     async def get(
         self, chain: Chain, *, into: object, deadline_s: float, recompute_s: float | None = None
     ) -> GetResult:
-        """As ``Volume.get``."""
+        """Run ``Volume.get``."""
         return await self._run(
-            get_job(self.blocking, chain, into=into, deadline_s=deadline_s, recompute_s=recompute_s)
+            get_job(
+                self._runner.runtime,
+                GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
+                into,
+            )
         )
 
     async def get_views(
@@ -149,10 +169,12 @@ class AsyncVolume:
         deadline_s: float,
         recompute_s: float | None = None,
     ) -> BlockViews:
-        """As ``Volume.get_views``."""
+        """Run ``Volume.get_views``."""
         return await self._run(
             get_views_job(
-                self.blocking, chain, lengths=lengths, deadline_s=deadline_s, recompute_s=recompute_s
+                self._runner.runtime,
+                GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
+                lengths,
             )
         )
 
@@ -165,13 +187,17 @@ class AsyncVolume:
         ack: Ack = Ack.STAGED,
         ttl_s: float | None = None,
     ) -> PutResult:
-        """As ``Volume.put``."""
+        """Run ``Volume.put``."""
         return await self._run(
-            put_job(self.blocking, chain, source=source, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
+            put_job(
+                self._runner.runtime,
+                PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
+                source,
+            )
         )
 
     def end_session(self, chains: Chain | Sequence[Chain]) -> None:
-        """As ``Volume.end_session``: there is nothing to await."""
+        """Call ``Volume.end_session``, without anything to await."""
         self.blocking.end_session(chains)
 
     async def put_slots(
@@ -183,12 +209,16 @@ class AsyncVolume:
         ack: Ack = Ack.STAGED,
         ttl_s: float | None = None,
     ) -> PutResult:
-        """As ``Volume.put_slots``."""
-        with self._client.running():
-            job = put_slots_job(self.blocking, chain, lease, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s)
-        return await self._run(job)
+        """Run ``Volume.put_slots``."""
+        return await self._run(
+            put_slots_job(
+                self._runner.runtime,
+                PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
+                lease,
+            )
+        )
 
-    async def _run(self, job: Job[_Result]) -> _Result:
+    async def _run(self, job: OperationJob[_Result]) -> _Result:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Result] = loop.create_future()
 
@@ -199,22 +229,23 @@ class AsyncVolume:
                 ended.set_result(result)
 
         def deliver(_: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (the job's)
-            with contextlib.suppress(RuntimeError):  # the loop was closed under its task
+            with contextlib.suppress(RuntimeError):  # the event loop was closed before its task ended
                 loop.call_soon_threadsafe(tell, result, error)
 
-        ticket = self._client.carry(job, deliver)
+        ticket = self._runner.submit(job, deliver)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            self._client.cancel(ticket)
-            await _settled(ended)
+            self._runner.cancel(ticket)
+            await _await_end(ended)
             raise
 
 
-async def _settled(ended: asyncio.Future[Any]) -> None:
-    """Wait until an operation that was cancelled has ended, and drop what it gave.
+async def _await_end(ended: asyncio.Future[Any]) -> None:
+    """Wait for the end of a cancelled operation, and drop its result.
 
-    A second cancellation does not cut this short: until then the operation may write to its caller's memory.
+    A second cancellation does not shorten the wait: until the end, the operation may write to the caller's
+    memory.
     """
     while not ended.done():
         with contextlib.suppress(asyncio.CancelledError):

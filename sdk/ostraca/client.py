@@ -1,163 +1,169 @@
-"""The client: an arena, and a session with whichever of the known agents answers.
+"""Client of the fabric: an arena and a session with an agent.
 
-A client belongs to the process that made it. After a fork the child has neither its thread nor its memory:
-everything but ``close`` raises ClosedError there.
+A client belongs to the process that created the client. After a fork, the child has neither the client's
+threads nor the arena: methods other than ``close`` raise ClosedError there.
 """
 
 from __future__ import annotations
 
-import atexit
-import itertools
+import errno
 import os
 import secrets
+import sys
 import time
-import weakref
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
-from ostraca.arena import Arena
-from ostraca.core.checks import checked_seconds
-from ostraca.crew import Crew, threads_for
-from ostraca.cuda import CudaDevices
-from ostraca.dial import Caller, checked_token, chosen_addresses, chosen_tls
-from ostraca.meter import ClientMetrics, Meter
-from ostraca.questions import ask_status
-from ostraca.reach import Reach
+from ostraca._connection.credentials import TokenSource, choose_credentials
+from ostraca._connection.dial import ClientIdentity, choose_addresses, choose_tls
+from ostraca._failover.connection_manager import ConnectionManager
+from ostraca._memory.arena import Arena
+from ostraca._memory.copy_pool import CopyPool, threads_for
+from ostraca._memory.cuda import CudaDevices
+from ostraca._operations.batch import Runtime
+from ostraca._operations.handoff import Completion, Ticket, run_in_thread
+from ostraca._operations.queries import open_volume, query_status
+from ostraca._operations.runner import JobRunner
+from ostraca._protocol.specs import VolumeSpec, checked_seconds
+from ostraca.client_metrics import ClientMetrics
 from ostraca.settings import ClientSettings
-from ostraca.shells import blocking
-from ostraca.shells.done import Done, DoneQueue, Ticket
 from ostraca.volume import Volume
-from ostraca_fabric.errors import (
-    ClosedError,
-    RefusedError,
-    UsageError,
-)
-from ostraca_fabric.ids import TenantId, checked_name
-from ostraca_fabric.labels import worker_name
-from ostraca_fabric.layout import Layout
-from ostraca_fabric.outcome import Reason
-from ostraca_fabric.status import AgentStatus
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.errors import ConnectError, OstracaError, UsageError
+from ostraca_fabric.model.ids import TenantId, checked_name
+from ostraca_fabric.model.limits import flag, whole
+from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
+from ostraca_fabric.telemetry.labels import worker_name
+from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import CLIENT_BYTES, LEAVING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
-    from ostraca.devices import Devices
-    from ostraca.jobs import Job
-    from ostraca.shells.driver import Deliver, Driver
-    from ostraca_fabric.tls import Tls
-    from ostraca_fabric.wire.address import Address
+    from ostraca._connection.credentials import Credentials
 
-_Result = TypeVar("_Result")
-
-_CLOSE_S = 5.0
-"""How long ``close`` waits for calls of other threads; they end at once when the session does."""
-
-_alive: weakref.WeakSet[Client] = weakref.WeakSet()
+_ADVICE = {
+    errno.EMFILE: ": raise this process's limit of open files (ulimit -n)",
+    errno.ENFILE: ": raise this machine's limit of open files (fs.file-max)",
+    errno.ENOMEM: ": lower arena_bytes in the settings, or raise the memory limit",
+}
 
 
 def connect(
     addresses: str | Sequence[str] | None = None,
     *,
-    credentials: str | None = None,
+    credentials: TokenSource = None,
     tenant: str = "default",
     settings: ClientSettings | None = None,
     timeout_s: float = 5.0,
 ) -> Client:
-    """Connect to the first agent of *addresses* that answers; the others are for when it goes away or falls
-    silent. List first the agent that is preferred, as that of the own host: the client goes back there when
-    it answers again.
+    """Connect to the first agent of *addresses* that answers.
+
+    The other addresses serve failover. List the preferred agent first, usually the own host's: the client
+    fails back to this agent when it answers again.
 
     Addresses are ``unix:///path``, ``tcp://host:port`` or, with a CA in the settings, ``tls://host:port``.
-    Without any, the environment's OSTRACA_AGENT says where, else the sockets that ``ostraca up`` makes by
-    default. *credentials* is a token; a unix socket may need none. Raises ConnectError (as
-    AuthenticationError or VersionError where that is why), TransportError when no transport can be set up,
-    UsageError.
+    Without *addresses*, OSTRACA_AGENT in the environment names them, else the default sockets of ``ostraca
+    up`` are tried.
+
+    *credentials* is a token, or a callable for each dial that returns a token, from any thread. Without
+    *credentials*, the file ``token_file`` of the settings may hold the token. A unix socket may need no
+    token.
+
+    Raises UsageError for invalid arguments, and ConnectError for every other failure. The ConnectError is an
+    AuthenticationError or a VersionError for such a cause, and also a TransportError if no transport can be
+    set up.
     """
-    chosen = settings or ClientSettings()
+    chosen = ClientSettings() if settings is None else settings
+    if not isinstance(chosen, ClientSettings):
+        raise UsageError(f"settings is a {type(settings).__name__}: pass ostraca.ClientSettings")
     until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=chosen.deadline_s_max)
-    where = chosen_addresses(addresses, os.environ)
-    tls = chosen_tls(where, chosen, os.environ)
-    token, name = checked_token(credentials), TenantId(checked_name("tenant", tenant))
-    arena = Arena(chosen)
-    client = Client(where, arena, tenant=name, token=token, settings=chosen, tls=tls)
+    targets = choose_addresses(addresses, os.environ)
+    tls = choose_tls(targets, chosen, os.environ)
+    shown = choose_credentials(credentials, chosen, os.environ)
+    name = TenantId(checked_name("tenant", tenant))
+
+    def build_client() -> Client:
+        arena = Arena(chosen)
+        try:
+            client_id = secrets.token_bytes(CLIENT_BYTES)
+            worker = worker_name(client_id)
+            features = (LEAVING,) if len(targets) > 1 else ()
+            identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls)
+            connections = ConnectionManager(targets, identity, arena, chosen, worker)
+            copy_pool = CopyPool(chosen.copy_threads or threads_for(len(os.sched_getaffinity(0))))
+            runner = JobRunner(
+                Runtime(chosen, arena, copy_pool, connections, CudaDevices()),
+                f"client {worker} of tenant {name}",
+            )
+        except BaseException:
+            arena.close()
+            raise
+        try:
+            runner.start(until_s)
+        except BaseException:
+            runner.close()
+            raise
+        return Client(runner, shown, tenant=name, worker=worker)
+
     try:
-        with client.reach.taken_up(until_s):
-            """There is a session that lives."""
-    except BaseException:
-        client.close()
+        return run_in_thread(build_client, name="connect", dispose=Client.close)
+    except (ConnectError, UsageError):
         raise
-    return client
+    except (OstracaError, OSError, MemoryError, ImportError) as error:
+        cause = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+        advice = _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+        raise ConnectError(f"the client can't be set up here: {cause}{advice}") from error
 
 
 class Client:
-    """A worker's way into the fabric.
+    """Connection of a worker to the fabric.
 
-    Thread-safe. ``connect`` makes it; close it, or use it as a context manager.
+    Thread-safe. ``connect`` creates a client; close the client, or use it as a context manager.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        arena: Arena,
-        *,
-        tenant: TenantId,
-        token: str,
-        settings: ClientSettings,
-        tls: Tls | None = None,
-    ) -> None:
+    def __init__(self, runner: JobRunner, credentials: Credentials, *, tenant: str, worker: str) -> None:
+        """Present *runner* to users; for ``connect``."""
         self.tenant = tenant
-        self.settings = settings
-        self.arena = arena
-        """For the SDK's own modules, as are ``meter``, ``devices`` and ``reach``."""
-        self.meter = Meter()
-        self.devices: Devices = CudaDevices()
-        """Whose memory may be a source or destination."""
-        client_id = secrets.token_bytes(CLIENT_BYTES)
-        self.worker = worker_name(client_id)
-        """What this client is called in metrics and logs: made anew for each client."""
+        self.worker = worker
+        """Name of this client in metrics and logs, new for each client."""
 
-        self._crew = Crew(settings.copy_threads or threads_for(len(os.sched_getaffinity(0))))
-        features = (LEAVING,) if len(addresses) > 1 else ()
-        caller = Caller(tenant, token, arena.ends, client_id, features, tls)
-        self.reach = Reach(addresses, caller, arena, self._crew, settings, self.worker)
-        self._pid = os.getpid()
-        self._is_closed = False
-        self._running = 0  # operations under way; under the arena's lock
-        self._tickets = itertools.count(1)
-        self._submitted = 0  # not yet taken; under the arena's lock
-        self._driver: Driver | None = None  # made when something is submitted
-        self._done = DoneQueue()
-        _alive.add(self)
+        self._credentials = credentials
+        self._runner = runner
+        self._runtime = runner.runtime
+
+    @property
+    def settings(self) -> ClientSettings:
+        """The settings passed to ``connect``."""
+        return self._runtime.settings
 
     @property
     def agent(self) -> str:
         """The agent of the current or last connection; empty before the first."""
-        session = self.reach.session
+        session = self._runtime.connections.session
         return session.agent if session else ""
 
     @property
     def transport(self) -> str:
-        """How blocks cross on the current or last connection: ``nixl`` or ``inline``."""
-        session = self.reach.session
+        """Transport of blocks on the current or last connection: ``nixl`` or ``inline``."""
+        session = self._runtime.connections.session
         return session.transport if session else ""
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a live connection now."""
-        return self.reach.live is not None
+        """Whether a live connection exists now."""
+        return self._runtime.connections.live is not None
 
     @property
     def quarantined_bytes(self) -> int:
-        """Bytes of the arena under transfers that are not known to have ended."""
-        with self.arena.changed:
-            return self.arena.ledger.quarantined_bytes
+        """Arena bytes under transfers not known to have ended."""
+        return self._runtime.arena.ledger.quarantined_bytes
 
     def metrics(self) -> ClientMetrics:
-        """Return what this client's operations have come to. Never blocks; usable after ``close``."""
-        return self.meter.snapshot(
+        """Return the counters of this client's operations.
+
+        Never blocks; usable after ``close``.
+        """
+        return self._runtime.meter.snapshot(
             worker=self.worker,
             agent=self.agent,
             transport=self.transport,
@@ -166,8 +172,8 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        """Name the agent."""
-        state = "closed" if self._is_closed else "connected" if self.is_connected else "not connected"
+        """Show tenant, state, agent and transport."""
+        state = "closed" if self._runtime.is_closed else "connected" if self.is_connected else "not connected"
         way = f"agent {self.agent} by {self.transport}" if self.agent else "no agent yet"
         return f"<Client of tenant {self.tenant}, {state}, {way}>"
 
@@ -181,192 +187,89 @@ class Client:
         break_even_tokens: int = 0,
         timeout_s: float = 5.0,
     ) -> Volume:
-        """Open a volume of this client's tenant; with *create*, make it when it is not there.
+        """Open a volume of this tenant; with *create*, create a missing volume.
 
-        *block_bytes* is its largest block. Puts of chains shorter than *break_even_tokens* are declined, as
-        loading them would take longer than computing them; docs/explanation/endurance.md says how to find the
-        number, and 0 puts them all. Raises UsageError where it is to be made and the fabric has a drive that
-        can't hold such a block, UnknownVolumeError, LayoutMismatchError when it exists with another layout or
-        block size, RefusedError, ConnectError when no agent answers within *timeout_s*.
+        *block_bytes* is the size of the volume's largest block. Puts of chains shorter than
+        *break_even_tokens* are declined, because loading such a chain takes longer than computing it; 0
+        stores every chain. docs/explanation/endurance.md explains the choice of the number.
+
+        Raises UsageError if the volume has to be created and a drive of the fabric can't hold such a block.
+        Raises UnknownVolumeError, and RefusedError; LayoutMismatchError if the volume exists with another
+        layout or block size; ConnectError if no agent answers within *timeout_s*.
         """
         if not isinstance(layout, Layout):
-            raise UsageError(
-                f"layout is a {type(layout).__name__}: pass an ostraca.Layout, which says what blocks mean"
-            )
-        record = VolumeRecord(self.tenant, checked_name("volume", name), layout, block_bytes)
+            raise UsageError(f"layout is a {type(layout).__name__}: pass an ostraca.Layout")
+        record = VolumeRecord(TenantId(self.tenant), checked_name("volume", name), layout, block_bytes)
         if record.slot_bytes > self.settings.chunk_bytes:
             raise UsageError(
-                f"block_bytes is {block_bytes} and chunk_bytes in the settings {self.settings.chunk_bytes}: "
-                "raise chunk_bytes"
+                f"block_bytes is {record.block_bytes} and chunk_bytes in the settings "
+                f"{self.settings.chunk_bytes}: raise chunk_bytes"
             )
-        until_s = time.monotonic() + checked_seconds(
-            "timeout_s", timeout_s, longest_s=self.settings.deadline_s_max
+        break_even = whole("break_even_tokens", break_even_tokens, least=0, most=COUNT_MAX)
+        volume = VolumeSpec(
+            record, self.settings, create=flag("create", create), break_even_tokens=break_even
         )
-        if break_even_tokens < 0:
-            raise UsageError(f"break_even_tokens is {break_even_tokens}: it is 0 or more")
-        volume = Volume(self, record, create=create, break_even_tokens=break_even_tokens)
-        with self.running():
-            try:
-                with self.reach.taken_up(until_s) as session:
-                    self.reach.opened(session, volume, until_s)
-            except RefusedError as error:
-                if error.code == "usage":
-                    raise UsageError(str(error)) from error
-                raise
-        return volume
+        open_volume(self._runner, volume, timeout_s=timeout_s)
+        return Volume(self._runner, volume)
+
+    def set_credentials(self, credentials: TokenSource) -> None:
+        """Show another token from the next dial on. Never blocks.
+
+        *credentials* is as in ``connect``; None means the token file again, if configured. The current
+        connection stays; the agent ends it when the previous token is revoked. Raises UsageError.
+        """
+
+        def replace() -> None:
+            self._credentials.set(credentials)
+            self._runtime.connections.dial_soon()
+
+        self._runner.do(replace)
 
     def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
-        """Ask the agent what it believes. Raises ConnectError when it does not answer in time."""
-        return ask_status(self, timeout_s=timeout_s)
+        """Ask the agent for its status.
 
-    def take_done(self) -> list[Done]:
-        """Return what has become of submitted operations since the last call. Never blocks.
-
-        Usable from any thread, and after ``close``.
+        Raises ConnectError if no answer arrives within *timeout_s*.
         """
-        self._check_process()
-        taken = self._done.take()
-        if taken:
-            with self.arena.changed:
-                self._submitted -= len(taken)
-        return taken
+        return query_status(self._runner, timeout_s=timeout_s)
+
+    def take_completions(self) -> list[Completion]:
+        """Return the submitted operations that ended since the last call.
+
+        Never blocks. Usable from any thread, and after ``close``.
+        """
+        self._runtime.check_process()
+        return self._runtime.completions.take()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while ``take_done`` has something: for select, poll or epoll.
+        """Return a descriptor, readable while ``take_completions`` has results.
 
-        Only look at it; ``take_done`` is what reads it. It is closed with the client.
+        For select, poll or epoll. Never read the descriptor: ``take_completions`` does. The value is -1 after
+        ``close``.
         """
-        return self._done.fileno()
+        return self._runtime.completions.fileno()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Want no more of a submitted operation. Never blocks.
+        """Cancel a submitted operation. Never blocks.
 
-        It still ends, soon, and ``take_done`` tells how: blocks handed over before are HITs, others LATE with
-        reason CANCELLED. Of a ticket that has ended it does nothing.
+        The operation still ends, soon, and ``take_completions`` returns the result: blocks handed over before
+        are HITs, others LATE with reason CANCELLED. An ended ticket is left as it is.
         """
-        self._check_process()
-        if self._driver is not None:
-            self._driver.cancel(ticket)
+        self._runner.cancel(Ticket(whole("ticket", ticket, least=0, most=sys.maxsize)))
 
     def close(self) -> None:
-        """End the connection and let the arena go. A second time does nothing.
+        """End the connection and release the arena. Repeated calls do nothing.
 
-        Calls of other threads, and what was submitted, end as DISCONNECTED. Memory that an agent may still
-        write to stays mapped.
+        Calls of other threads and submitted operations end as DISCONNECTED. Memory still writable by an agent
+        stays mapped.
         """
-        if self._is_closed or os.getpid() != self._pid:
-            return
-        changed = self.arena.changed
-        with changed:
-            self._is_closed = True
-        self.reach.close()
-        if self._driver is not None:
-            self._driver.close()
-        with changed:
-            changed.wait_for(lambda: not self._running, timeout=_CLOSE_S)
-            has_ended = not self._running
-        self._crew.close()
-        self._done.close()
-        self.arena.close(is_used=not has_ended or not self.devices.close())
-        _alive.discard(self)
+        self._runner.close()
 
     def __enter__(self) -> Self:
-        """Lend the client to the ``with`` block."""
+        """Return the client to the ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
-
-    # For the SDK's own modules.
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Keep the arena from being let go meanwhile.
-
-        Raises ClosedError after close, and in a forked child.
-        """
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def run(self, job: Job[_Result]) -> _Result:
-        """Do a job in this thread, and return its result."""
-        with self.running():
-            return blocking.run(self, job)
-
-    def submit(self, job: Job[Any]) -> Ticket:
-        """Begin a job; ``take_done`` tells what became of it."""
-
-        def deliver(ticket: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (of any job)
-            self._done.put(Done(ticket, result, error))
-
-        with self.arena.changed:
-            is_full = self._submitted >= self.settings.submitted_max
-            self._submitted += 1
-        if not is_full:
-            return self.carry(job, deliver)
-        ticket = self._next_ticket()
-        full = job.ended(job.declined, Reason.OVERLOADED, "too much is submitted and not taken")
-        deliver(ticket, job.skipped(full), None)
-        return ticket
-
-    def carry(self, job: Job[Any], deliver: Deliver) -> Ticket:
-        """Begin a job whose result *deliver* is called with: in the driver's thread, or in this one where no
-        other can be had. It must not block.
-        """
-        ticket = self._next_ticket()
-        self._enter()
-
-        def end(ended: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (of any job)
-            self._leave()
-            deliver(ended, result, error)
-
-        self._driving().submit(ticket, job, end)
-        return ticket
-
-    def _driving(self) -> Driver:
-        from ostraca.shells.driver import Driver  # noqa: PLC0415 (a hundredth of a second, and most clients need none)
-
-        with self.arena.changed:
-            if self._driver is None:
-                self._driver = Driver(self)
-                self.arena.on_changed = self._driver.room_made
-            return self._driver
-
-    def _next_ticket(self) -> Ticket:
-        return Ticket(next(self._tickets))
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "this client was made before a fork, and the child has neither its thread nor its memory: "
-                "connect in the child, "
-                "or start workers with spawn"
-            )
-
-    def _enter(self) -> None:
-        self._check_process()
-        with self.arena.changed:
-            if self._is_closed:
-                raise ClosedError("this client is closed: connect again")
-            self._running += 1
-
-    def _leave(self) -> None:
-        with self.arena.changed:
-            self._running -= 1
-            self.arena.tell_changed()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Let every client go before the interpreter does.
-
-    A pump must not run into a half torn down process.
-    """
-    for client in list(_alive):
-        client.close()

@@ -1,168 +1,206 @@
-"""What a worker may set, and why it might.
+"""Settings of a client.
 
-Settings are read once, when the client connects. Below that they are arguments: nothing else in the SDK looks
-at the environment.
+The client reads the settings once, on connecting. Only the outermost functions of the SDK read the
+environment; all others get arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.limits import described, flag, number, text, whole
 
 MIB = 1 << 20
 _TRANSPORTS = ("nixl", "inline")
 
+SECONDS_MAX = 1e9
+"""Longest time in a setting: some thirty years, countable by every clock and lock."""
+
+COUNT_MAX = 1 << 46
+"""Largest count or size: the most that a process can map."""
+
+_ENDLESS = ("failback_after_s", "spare_after_s")
+"""Times that may be ``math.inf``."""
+
+_PATH_MAX = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of one client. Every limit of the SDK is one of these."""
+    """Settings of one client, with every limit of the SDK."""
 
     arena_bytes: int = 256 * MIB
-    """Memory that blocks cross in. It bounds the bytes on their way at one time, not a batch: a batch that
-    does not fit is moved in parts. Raise it when several threads load at once; it is rounded up to whole
-    chunks."""
+    """Memory for block transfers. The size bounds the bytes under way at once, not a batch: a larger batch
+    moves in parts. Raise it if several threads load at once; the size is rounded up to whole chunks.
+    """
 
     chunk_bytes: int = 32 * MIB
-    """No slot lies in two chunks of the arena, and no block may be larger than one. Lower it for a small
-    arena."""
+    """Unit of the arena: no slot crosses a chunk's end, and no block may be larger than a chunk. Lower it for
+    a small arena.
+    """
 
     prefault: bool = False
-    """Whether the arena's pages are made present at connect (about 0.1 s for 256 MiB) rather than at first
-    use.
+    """Whether to fault the arena's pages in on connecting (about 0.1 s for 256 MiB) instead of at first use.
     """
 
     transports: tuple[str, ...] = _TRANSPORTS
-    """What to offer the agent for moving bytes, best first. One that can't be set up here is left out;
-    ``("inline",)`` keeps NIXL out of the process."""
+    """Transports to offer the agent, best first. A transport that can't be set up in this process is left
+    out. ``("inline",)`` keeps NIXL out of the process.
+    """
+
+    token_file: str = ""
+    """File with the agents' token and nothing else. Each dial reads the file, so the token may be replaced
+    during the client's life. ``credentials`` of ``connect`` take precedence. If empty, OSTRACA_TOKEN_FILE may
+    name the file.
+    """
 
     tls_ca: str = ""
-    """A file of certificates, in PEM, that sign those of agents, for addresses that begin with ``tls://``.
-    Empty: what OSTRACA_TLS_CA names."""
+    """PEM file of CA certificates for agents, for addresses that begin with ``tls://``. If empty,
+    OSTRACA_TLS_CA names the file.
+    """
 
     tls_cert: str = ""
-    """A file with this worker's own certificate, in PEM, where agents ask workers for one
-    (``tls.workers_show_certificates``). It does not stand for the token. Empty: what OSTRACA_TLS_CERT
-    names."""
+    """PEM file of this worker's own certificate, if agents request a certificate from workers
+    (``tls.workers_show_certificates``). The certificate does not replace the token. If empty,
+    OSTRACA_TLS_CERT names the file.
+    """
 
     tls_key: str = ""
-    """The file of its private key, not encrypted. Empty: what OSTRACA_TLS_KEY names."""
+    """File of the certificate's private key, not encrypted. If empty, OSTRACA_TLS_KEY names the file."""
 
     quarantine_bytes_max: int = 128 * MIB
-    """Operations are declined while more of the arena than this is under transfers that are not known to have
-    ended. Half of the default arena: beyond it the other half would be too small to be of use."""
+    """Limit of arena bytes under transfers not known to have ended; beyond it, operations are declined. The
+    default is half of the default arena, because less than half would be too small for use.
+    """
 
     batch_blocks_max: int = 65536
-    """A get, put, lookup or prefetch of more blocks is a UsageError. It bounds the memory that one call's
-    bookkeeping takes.
+    """Limit of blocks in a get, put, lookup or prefetch; more are a UsageError. Bounds the memory for a
+    call's bookkeeping.
     """
 
     put_window_bytes: int = 32 * MIB
-    """A put is sent in requests of about this size, so that the agent fetches one while the next is
-    gathered.
-    """
+    """Approximate size of a put's requests: the agent fetches one request while the next is gathered."""
 
     windows_inflight: int = 4
-    """How many requests one get or put may have under way at once."""
+    """Requests of one get or put under way at once."""
 
     copy_threads: int | None = None
-    """How many threads may check and copy one wave: the caller's, or the driver's, and this many less one
-    that the client keeps. None: 1 where this process may use up to three CPUs, else a quarter of them, at
-    least 2 and at most 4 (``ostraca.crew`` says why). Set it where a container's CPU quota allows less than
-    the CPUs that are seen; 1 makes no threads."""
-
-    submitted_max: int = 4096
-    """Operations submitted and not yet taken. More are declined at once as OVERLOADED, so that a caller that
-    never takes what is done does not fill memory."""
-
-    deadline_s_max: float = 3600.0
-    """A longer deadline is a UsageError: it is a mistake in units."""
-
-    handshake_s_max: float = 5.0
-    """How long one reconnecting dial may take. The operation that needs the connection still ends by its own
-    deadline.
+    """Threads that verify and copy a wave: the client's driver, and a pool of the others. None chooses 1 for
+    up to three usable CPUs, else a quarter of them, at least 2 and at most 4 (``ostraca._memory.copy_pool``
+    gives the reason). Set the number if a container's CPU quota is below the number of visible CPUs; 1
+    creates no threads.
     """
 
+    submitted_max: int = 4096
+    """Operations submitted and not yet taken. Further operations are declined at once as OVERLOADED, so that
+    memory stays bounded if a caller never takes results.
+    """
+
+    deadline_s_max: float = 3600.0
+    """Longest deadline; a longer one is a mistake in units and a UsageError."""
+
+    handshake_s_max: float = 5.0
+    """Longest reconnecting dial. The operation in need of the connection still ends by its own deadline."""
+
     redial_s: float = 0.5
-    """After a failed dial, operations end at once as DISCONNECTED for this long, so that a dead agent costs
-    one operation its deadline, not all of them."""
+    """Time after a failed dial during which operations end at once as DISCONNECTED. A dead agent then costs
+    only one operation its deadline.
+    """
 
     redial_max_s: float = 5.0
-    """An address that does not answer is tried in the background, and operations end at once meanwhile. The
-    pauses between these attempts begin with ``redial_s`` and double up to this: what an agent that comes
-    back may go unnoticed for, where there is no other."""
+    """Longest pause between background probes of a silent address. Pauses begin with ``redial_s`` and double;
+    operations end at once meanwhile. Without a second agent, a recovered agent may go unnoticed for this
+    long.
+    """
 
-    return_after_s: float = 10.0
-    """A client with several addresses prefers the first, then the second: most often that is the agent of its
-    own host. After so long with a later one it looks whether one before answers, and goes back there, losing
-    nothing that is under way; again after each pause of as long. An agent that does not stay is gone back to
-    after twice as long, up to 32 times as long. ``math.inf`` to stay until that connection is lost."""
+    failback_after_s: float = 10.0
+    """Time with a less preferred agent before an attempt at failback, and between attempts. Addresses are
+    in order of preference, usually with the own host's agent first. Failback loses no operation under way.
+    After a return that did not last, the pause doubles, at most to 32 times ``failback_after_s``.
+    ``math.inf`` stays with an agent until the connection is lost.
+    """
 
     silent_misses_max: int = 2
-    """After so many operations in a row that ended at their deadline with nothing heard from the agent, it is
-    sent a Ping. It stands for what an agent that has stopped costs: so many deadlines, and
-    ``silent_ping_s``. Raise it only where Pings are too many."""
+    """Operations in a row that end at their deadline, without any bytes from the agent, before the client
+    sends a Ping. A stopped agent therefore costs this number of deadlines, plus ``silent_ping_s``. Raise it
+    only if Pings are too many.
+    """
 
     silent_ping_s: float = 0.5
-    """An agent that says nothing for so long after that Ping, not even its answer, has fallen silent: its
-    connection is given up as if it had been lost, and the next address is tried. An agent answers Pings
-    whatever else it does, in well under a millisecond, but one that shares two cores with much else was
-    seen to take 0.2 s. Lower it where agents have cores of their own; raise it, to ``deadline_s_max`` say, to
-    wait for stopped agents."""
+    """Time without any bytes after the Ping until the agent counts as silent. The client then gives the
+    connection up as lost and tries the next address. A busy agent answers in well under a millisecond; an
+    agent on two crowded cores took up to 0.2 s. Lower it for agents with cores of their own. Raise it, for
+    example to ``deadline_s_max``, to wait for stopped agents.
+    """
 
-    silent_deadline_least_s: float = 0.05
-    """Missing a deadline shorter than this says nothing of the agent."""
+    silent_deadline_min_s: float = 0.05
+    """Missed deadlines shorter than this don't count against the agent."""
 
     spare_after_s: float = 1.0
-    """How long after connecting a client that knows several addresses makes ready what it offers to the next
-    agent, where blocks cross by NIXL: it then falls over in half the time. That takes 25 ms of a core, in a
-    thread that ends with it, 5 MB and ten file descriptors, and registers the arena once more. Not at once,
-    as the first operations after connecting want the cores; raise it where any of that is scarce."""
+    """Time after a connect at which a client with several addresses prepares the next arena offer, with NIXL.
+    Failover then takes half the time. The preparation takes 25 ms of a core in a thread of its own, 5 MB, ten
+    file descriptors, and a further registration of the arena. The delay leaves the cores to the first
+    operations after the connect. Raise it if any of these resources is scarce.
+    """
 
     progress_s: float = 0.0005
-    """How often the transport is polled while a caller waits, for transports whose passive side must take
-    part.
+    """Poll interval of the transport while a caller waits, for transports with an active part on the passive
+    side.
     """
 
     progress_idle_s: float = 0.01
-    """The same while nobody waits and only memory in quarantine is still due."""
+    """Poll interval while no caller waits and only memory in quarantine is due."""
 
     def __post_init__(self) -> None:
-        """Refuse what can't work, saying what would."""
-        if not 0 < self.chunk_bytes <= self.arena_bytes or self.chunk_bytes % PAGE_BYTES:
+        """Refuse invalid values, with a remedy. Raises UsageError."""
+        for field in fields(self):
+            object.__setattr__(
+                self, field.name, _checked(field.name, getattr(self, field.name), field.default)
+            )
+        if self.chunk_bytes > self.arena_bytes or self.chunk_bytes % PAGE_BYTES:
             raise UsageError(
                 f"chunk_bytes is {self.chunk_bytes}: take a multiple of {PAGE_BYTES} up to arena_bytes "
                 f"({self.arena_bytes})"
             )
-        if not self.transports or any(name not in _TRANSPORTS for name in self.transports):
-            raise UsageError(
-                f"transports is {self.transports!r}: name one or more of {', '.join(_TRANSPORTS)}"
-            )
-        positive = {
-            "quarantine_bytes_max": self.quarantine_bytes_max,
-            "batch_blocks_max": self.batch_blocks_max,
-            "put_window_bytes": self.put_window_bytes,
-            "windows_inflight": self.windows_inflight,
-            "submitted_max": self.submitted_max,
-            "copy_threads": 1 if self.copy_threads is None else self.copy_threads,
-            "deadline_s_max": self.deadline_s_max,
-            "handshake_s_max": self.handshake_s_max,
-            "redial_s": self.redial_s,
-            "redial_max_s": self.redial_max_s,
-            "return_after_s": self.return_after_s,
-            "silent_misses_max": self.silent_misses_max,
-            "silent_ping_s": self.silent_ping_s,
-            "silent_deadline_least_s": self.silent_deadline_least_s,
-            "spare_after_s": self.spare_after_s,
-            "progress_s": self.progress_s,
-            "progress_idle_s": self.progress_idle_s,
-        }
-        for name, value in positive.items():
-            if not value > 0:
-                raise UsageError(f"{name} is {value}: it must be above zero")
 
     @property
     def arena_bytes_whole(self) -> int:
-        """The arena's size in whole chunks."""
+        """Size of the arena in whole chunks."""
         return -(-self.arena_bytes // self.chunk_bytes) * self.chunk_bytes
+
+
+def _checked(name: str, value: object, default: object) -> object:
+    """Return a setting, converted to the type of its default.
+
+    Raises UsageError.
+    """
+    if name == "transports":
+        return _checked_transports(value)
+    if name == "copy_threads" and value is None:
+        return None
+    if isinstance(default, bool):
+        return flag(name, value)
+    if isinstance(default, str):
+        return text(name, str(value) if isinstance(value, Path) else value, characters_max=_PATH_MAX)
+    if isinstance(default, float):
+        seconds = number(name, value)
+        if not (0 < seconds <= SECONDS_MAX or (seconds == math.inf and name in _ENDLESS)):
+            raise UsageError(f"{name} is {seconds}: pass a number above zero, at most {SECONDS_MAX:.0e} s")
+        return seconds
+    return whole(name, value, least=1, most=COUNT_MAX)
+
+
+def _checked_transports(value: object) -> tuple[str, ...]:
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or not all(isinstance(each, str) and each in _TRANSPORTS for each in value)
+    ):
+        raise UsageError(
+            f"transports is {described(value)}: name at least one of {', '.join(_TRANSPORTS)}, in a tuple"
+        )
+    return tuple(str.__str__(each) for each in value)

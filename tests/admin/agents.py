@@ -1,5 +1,6 @@
-"""Agents in this process, as far as the admin service has to do with them: looking at drives, measuring and
-formatting them is done as agents do it.
+"""Agents in this process, as far as the admin service has to do with them.
+
+Looking at drives, measuring and formatting them is done as agents do it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ostraca_dpu_agent.incarnations import Incarnations
+from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
-from ostraca_dpu_agent.paths.keeper import PathKeeper
-from ostraca_fabric.adapters.file_paths import FilePaths
-from ostraca_fabric.chain import Span
+from ostraca_dpu_agent.paths.manager import PathManager
+from ostraca_dpu_agent.volumes import Incarnations
 from ostraca_fabric.errors import ConnectError, OlderAgentError, OstracaError, RefusedError
-from ostraca_fabric.fabric_map import FabricMap
-from ostraca_fabric.ids import ID_BYTES, AgentId
-from ostraca_fabric.status import AgentCounters, AgentStatus, DriveStatus, ShardStatus
-from ostraca_fabric.target import NQN_PREFIX
-from ostraca_fabric.volume import VolumeRecord
-from ostraca_fabric.wire.flash_work import FlashAnswer, FlashAsk, read_answer
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import ID_BYTES, AgentId
+from ostraca_fabric.model.target import NQN_PREFIX
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.telemetry.explain import BlockPlacements, EpochPlacement
+from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, DriveStatus, ShardStatus
+from ostraca_fabric.wire.flash_work import FlashAnswer, FlashRequest, read_answer
 from ostraca_fabric.wire.messages import PrefetchDone
-from ostraca_fabric.wire.placing import Places, PlaceThen
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Agent:
     """An agent of the fabric, as far as the admin service has to do with it."""
 
     id: AgentId
-    keeper: PathKeeper
+    path_manager: PathManager
     flash: FlashWorker
     shards: tuple[ShardStatus, ...] = ()
     """What it says of the shards that it owns."""
@@ -43,11 +44,14 @@ class Agent:
     is_older: bool = False
     """Whether it is of a release that knows nothing of placing."""
 
-    asked: list[FlashAsk] = field(default_factory=list)
+    asked: list[FlashRequest] = field(default_factory=list)
     incarnations: Incarnations | None = None
     """What it serves of each volume, where a test erases some."""
     prefetched: list[tuple[VolumeRecord, tuple[Span, ...], float]] = field(default_factory=list)
-    places: tuple[PlaceThen, ...] = (PlaceThen(2, "shelf-1", "shelf-1/d0/0", "agent-0", 7), PlaceThen(1))
+    places: tuple[EpochPlacement, ...] = (
+        EpochPlacement(2, "shelf-1", "shelf-1/d0/0", "agent-0", 7),
+        EpochPlacement(1),
+    )
     """Where it says that every block belongs."""
 
     refuses: RefusedError | None = None
@@ -72,20 +76,21 @@ class Agent:
             shards=self.shards,
             agents=(),
             drives=self.drives,
-            paths=self.keeper.status({}),
+            paths=self.path_manager.status({}),
             purged=0 if self.incarnations is None else self.incarnations.purged,
         )
 
 
 class AgentsHere:
-    """The agents of this process: implements ``admin.hands.Hands``. What is asked and answered crosses as
-    it does on the wire.
+    """The agents of this process: implements ``admin.hands.Hands``.
+
+    What is asked and answered crosses as it does on the wire.
     """
 
     def __init__(self, agents: Mapping[AgentId, Agent]) -> None:
         self._agents = agents
 
-    async def ask(self, agent: AgentId, ask: FlashAsk, deadline_s: float) -> FlashAnswer:
+    async def ask(self, agent: AgentId, ask: FlashRequest, deadline_s: float) -> FlashAnswer:
         """As in the port."""
         asked = self._reached(agent)
         asked.asked.append(ask)
@@ -101,12 +106,12 @@ class AgentsHere:
         """As in the port."""
         return self._reached(agent).status()
 
-    async def place(self, agent: AgentId, volume: VolumeRecord, span: Span) -> Places:
+    async def place(self, agent: AgentId, volume: VolumeRecord, span: Span) -> BlockPlacements:
         """As in the port."""
         asked = self._asked_of_blocks(agent)
         assert len(span) == 1
         assert span.hash_bytes == volume.layout.hash_bytes
-        return Places(agent, 17, asked.places)
+        return BlockPlacements(agent, 17, asked.places)
 
     async def prefetch(
         self, agent: AgentId, volume: VolumeRecord, spans: Sequence[Span], deadline_s: float
@@ -120,7 +125,7 @@ class AgentsHere:
     def _asked_of_blocks(self, agent: AgentId) -> Agent:
         asked = self._reached(agent)
         if asked.is_older:
-            raise OlderAgentError(f"agent {agent} is of an older release, without placing: upgrade it")
+            raise OlderAgentError(f"agent {agent} lacks placing: upgrade the agent")
         if asked.refuses is not None:
             raise asked.refuses
         return asked
@@ -133,7 +138,7 @@ class AgentsHere:
 
 def made_agent(name: AgentId, newest_map: Callable[[], FabricMap]) -> Agent:
     """Return an agent of its own host, whose NQN ends with its name. Call it on the loop that it works on."""
-    keeper = PathKeeper(
+    path_manager = PathManager(
         FilePaths(f"{NQN_PREFIX}{name}"),
         secret_of=lambda secret: secret,
         is_open=lambda _: False,
@@ -141,4 +146,4 @@ def made_agent(name: AgentId, newest_map: Callable[[], FabricMap]) -> Agent:
         turn_s=0.1,
         hold_s=5.0,
     )
-    return Agent(name, keeper, FlashWorker(keeper, newest_map))
+    return Agent(name, path_manager, FlashWorker(path_manager, newest_map))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-collect_ignore_glob = [] if all(map(find_spec, ("fastapi", "rich", "uvicorn"))) else ["test_*.py"]
+collect_ignore_glob = (
+    [] if all(map(find_spec, ("fastapi", "rich", "uvicorn"))) else ["test_*.py", "*/test_*.py"]
+)
 
 if not collect_ignore_glob:
-    from tests.admin.commands import Commands
+    from tests.admin.cli.commands import Commands
     from tests.admin.service import AdminService
 
 

@@ -1,21 +1,23 @@
-"""A whole admin service in this process, for tests: the app behind uvicorn on a port of loopback, its worker,
-records and membership in memory, and agents whose flash work is done by real ``FlashWorker`` objects, over
-``FilePaths`` on files in a directory of the test.
+"""A whole admin service in this process, for tests.
+
+The app behind uvicorn on a port of loopback, its worker, records and membership in memory, and agents whose
+flash work is done by real ``FlashWorker`` objects, over ``FilePaths`` on files in a directory of the test.
 
 The service has an event loop and a thread of its own, so that a test may block, as ``ostraca enclosure``
 does, and may be a coroutine as well. What belongs to that loop is asked for by ``do``::
 
-    with AdminService(tmp_path) as service:
-        shelf = service.shelf("shelf-1", drives=2)  # an enclosure on files, exported
-        answer = service.ask("PUT", "/v1/enclosures/shelf-1", shelf.form())
-        assert answer.status == 201
-        done = service.ended(answer.body["status"]["operation"]["id"])
-        assert done.state is State.DONE
-        service.do(service.membership.retire_placement(epoch))
-        service.agents[AgentId("agent-0")].is_silent = True
+with AdminService(tmp_path) as service:
+shelf = service.shelf("shelf-1", drives=2)  # an enclosure on files, exported
+answer = service.ask("PUT", "/v1/enclosures/shelf-1", shelf.form())
+assert answer.status == 201
+done = service.ended(answer.body["status"]["operation"]["id"])
+assert done.state is State.DONE
+service.do(service.membership.retire_placement(epoch))
+service.agents[AgentId("agent-0")].is_silent = True
 
 Left out of it is what only etcd and whole agents can do: there are leases and agents' connections in
-tests/etcd and tests/e2e. What an agent says of its shards is what a test says that it says: ``Agent.shards``.
+tests/fabric/membership and tests/scenarios. A test sets what an agent says of its shards:
+``Agent.shards``.
 """
 
 from __future__ import annotations
@@ -39,31 +41,31 @@ from typing import Any, Self, TypeVar
 import uvicorn
 from tests.admin.agents import Agent, AgentsHere, made_agent
 from tests.admin.shelf import DRIVE_BYTES, Shelf
+from tests.support.simulated.memory_records import MemoryRecords
 
-from ostraca_dpu_agent.incarnations import Incarnations
-from ostraca_fabric import record_keys
-from ostraca_fabric.adapters.etcd.records import decode_report
-from ostraca_fabric.adapters.memory_membership import MemoryMembership
-from ostraca_fabric.adapters.memory_records import MemoryRecords
-from ostraca_fabric.admin.api.access import Person, Role, Tokens
-from ostraca_fabric.admin.api.app import made_app
-from ostraca_fabric.admin.api.context import Context
-from ostraca_fabric.admin.api.limits import BodyLimit
-from ostraca_fabric.admin.asking import Asking, AskSettings
-from ostraca_fabric.admin.audit import Audit
-from ostraca_fabric.admin.desk import Desk
-from ostraca_fabric.admin.erasing import Erasing
-from ostraca_fabric.admin.model import Operation, State, decode
-from ostraca_fabric.admin.ruling_desk import RulingDesk
-from ostraca_fabric.admin.steps import AgainSettings, Steps
-from ostraca_fabric.admin.tenant_desk import TenantDesk
-from ostraca_fabric.admin.worker import Worker
-from ostraca_fabric.fabric_map import AgentRecord, EnclosureState
-from ostraca_fabric.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
-from ostraca_fabric.inventory import EnclosureReport
-from ostraca_fabric.rulings import Rulings
-from ostraca_fabric.tls import TlsFiles
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_admin.agent_queries import AgentQueries, QuerySettings
+from ostraca_admin.api.access import Principal, Role, Tokens
+from ostraca_admin.api.app import build_app
+from ostraca_admin.api.context import Context
+from ostraca_admin.api.limits import BodyLimit
+from ostraca_admin.audit import Audit
+from ostraca_admin.enclosure_service import EnclosureService
+from ostraca_admin.model import Operation, OperationState, decode
+from ostraca_admin.override_service import OverrideService
+from ostraca_admin.tenant_service import TenantService
+from ostraca_admin.workflow_runner import WorkflowRunner
+from ostraca_admin.workflows.erase import ErasureSteps
+from ostraca_admin.workflows.steps import RetrySettings, Steps
+from ostraca_dpu_agent.volumes import Incarnations
+from ostraca_fabric.membership.etcd.schema.records import decode_report
+from ostraca_fabric.membership.memory_membership import MemoryMembership
+from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.fabric_map import AgentRecord, EnclosureState
+from ostraca_fabric.model.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.overrides import Overrides
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.sockets.tls import TlsFiles
 
 _T = TypeVar("_T")
 
@@ -108,8 +110,10 @@ class AdminService:
     def __init__(
         self, directory: Path, *, agents: int = 2, tls: TlsFiles | None = None, probe_s: float = 0.03
     ) -> None:
-        """Keep files in *directory*. Over *tls* the URL is https. Drives are measured for *probe_s*, and
-        what takes a while is looked at ten times as often as in earnest.
+        """Keep files in *directory*.
+
+        Over *tls* the URL is https. Drives are measured for *probe_s*, and what takes a while is
+        looked at ten times as often as in earnest.
         """
         self.directory = directory
         self.tokens = dict(TOKENS)
@@ -165,8 +169,9 @@ class AdminService:
         role: str = "admin",
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Ask the service as a *role*; an empty one shows no token. *body* is sent as JSON, bytes as they
-        are. *headers* come on top.
+        """Ask the service as a *role*; an empty one shows no token.
+
+        *body* is sent as JSON, bytes as they are. *headers* come on top.
         """
         shown = {"Authorization": f"Bearer {TOKENS[role]}"} if role else {}
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -181,11 +186,11 @@ class AdminService:
         """Wait until an operation has ended; return what came of it."""
         return self.do(self._ended(number))
 
-    def rule(self, rulings: Rulings) -> None:
-        """Let these be the rulings, as agents see them."""
+    def rule(self, overrides: Overrides) -> None:
+        """Let these be the overrides, as agents see them."""
 
         async def rule() -> None:
-            self.membership.rule(rulings)
+            self.membership.rule(overrides)
 
         self.do(rule())
 
@@ -194,7 +199,7 @@ class AdminService:
         shelf = self.shelf(name, drives=drives)
         answer = self.ask("PUT", f"/v1/enclosures/{name}", shelf.form())
         done = self.ended(answer.body["status"]["operation"]["id"])
-        assert done.state is State.DONE, done
+        assert done.state is OperationState.DONE, done
         return shelf
 
     def shelf(self, name: str, *, drives: int = 1, drive_bytes: int = DRIVE_BYTES) -> Shelf:
@@ -202,8 +207,9 @@ class AdminService:
         return Shelf(self.directory / name, name, drives=drives, drive_bytes=drive_bytes)
 
     def pass_over(self, name: str) -> Future[None]:
-        """Let earlier placements be asked no longer, as when every shard has been written over, as soon as an
-        enclosure is draining in the map: then its drain is done. What is returned ends with that.
+        """End earlier placements as soon as an enclosure is draining in the map.
+
+        The drain is done then, as if every shard had been written over. The returned object ends this.
         """
         return asyncio.run_coroutine_threadsafe(self._pass_over(EnclosureId(name)), self._loop)
 
@@ -249,7 +255,7 @@ class AdminService:
             each.cancel()
         await asyncio.gather(working, seeing, return_exceptions=True)
         for agent in self.agents.values():
-            await agent.keeper.stop()
+            await agent.path_manager.stop()
 
     async def _ended(self, number: str) -> Operation:
         at = record_keys.operation(number)
@@ -257,8 +263,8 @@ class AdminService:
             async for _ in changes:
                 record = await self.records.get(at)
                 assert record is not None, "it was forgotten"
-                operation = decode(record.value, Operation)
-                if operation.state is not State.RUNNING:
+                operation = decode(record, Operation)
+                if operation.state is not OperationState.RUNNING:
                     return operation
         raise AssertionError
 
@@ -274,47 +280,47 @@ class AdminService:
     async def _see_maps(self) -> None:
         async for fabric_map in self.membership.changes():
             for agent in self.agents.values():
-                agent.keeper.see(fabric_map)
+                agent.path_manager.use_map(fabric_map)
 
     async def _add_agent(self, name: AgentId) -> None:
         self.agents[name] = agent = made_agent(name, lambda: self.membership.map)
         agent.incarnations = Incarnations(self.membership, time.monotonic)
         await self.membership.join(AgentRecord(name, StartId(bytes(ID_BYTES)), (f"unix:///{name}",)))
 
-    def _worker(self) -> Worker:
+    def _worker(self) -> WorkflowRunner:
         self.hands = AgentsHere(self.agents)
         steps = Steps(
             self.records,
             self.membership,
-            Asking(self.membership, self.hands, AskSettings(probe_s=self._probe_s)),
+            AgentQueries(self.membership, self.hands, QuerySettings(probe_s=self._probe_s)),
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
-            erasing=Erasing(self.membership, self.hands, clock=time.monotonic, look_every_s=0.2),
-            again=AgainSettings(busy_s=0.5, passed_s=0.2),
+            erasure=ErasureSteps(self.membership, self.hands, clock=time.monotonic, poll_s=0.2),
+            retry=RetrySettings(busy_s=0.5, drain_s=0.2),
         )
-        return Worker(self.records, steps, name="admin-0", unix_s=time.time, look_every_s=0.2)
+        return WorkflowRunner(self.records, steps, name="admin-0", unix_s=time.time, poll_s=0.2)
 
-    def _server(self, worker: Worker) -> _Server:
+    def _server(self, worker: WorkflowRunner) -> _Server:
         audit = Audit(time.time, self._new_id)
-        rulings = RulingDesk(self.records, audit)
+        overrides = OverrideService(self.records, audit)
         context = Context(
-            desk=Desk(self.records, audit),
-            rulings=rulings,
-            tenants=TenantDesk(self.records, rulings, audit, volumes=self._volumes),
+            enclosures=EnclosureService(self.records, audit),
+            overrides=overrides,
+            tenants=TenantService(self.records, overrides, audit, volumes=self._volumes),
             records=self.records,
             membership=self.membership,
-            hands=self.hands,
+            agents=self.hands,
             tokens=lambda: Tokens(
-                tuple((token, Person(_PEOPLE[role], Role(role))) for role, token in self.tokens.items())
+                tuple((token, Principal(_PEOPLE[role], Role(role))) for role, token in self.tokens.items())
             ),
             report_of=self._report_of,
             volumes=self._volumes,
-            work_was_written=worker.look_now,
+            notify_runner=worker.wake,
             closing=self._closing,
         )
         config = uvicorn.Config(
-            BodyLimit(made_app(context, version="0"), body_bytes_max=64 << 10),
+            BodyLimit(build_app(context, version="0"), body_bytes_max=64 << 10),
             http="h11",
             ws="none",
             lifespan="off",

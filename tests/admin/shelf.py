@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from ostraca_fabric.adapters.file_exports import EXPORTS_FILE, FileExports, write_exports
-from ostraca_fabric.ids import ID_BYTES
-from ostraca_fabric.target import NQN_PREFIX
+from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
+from ostraca_fabric.model.ids import ID_BYTES
+from ostraca_fabric.model.target import NQN_PREFIX
 
 DRIVE_BYTES = 64 << 20
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs. What it measures here means nothing and is not looked at."""
+"""Smoke test of every benchmark; figures are ignored."""
 
 import json
 import os
@@ -9,42 +9,42 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.figure import Figure, Target
-from benchmarks.held_back import why_not
 from benchmarks.program import NAMES
+from benchmarks.support.figure import Figure, Target
+from benchmarks.support.write_throttle import unavailable_reason
 
-from ostraca.cli.bench.series import Finding, Series
+from ostraca_cli.tools.bench.series import Measurement, Series
 
 ROOT = Path(__file__).parents[2]
 
 ROWS = {
-    "d1": ["D1", "D1c"],
-    "d2": ["D2"],
-    "d2f": ["D2f"],
-    "d3": ["D3", "D3"],
-    "d4": ["D4", "D4"] if why_not() else ["D4", "D4", "D4"],
-    "d5": ["D5"],
-    "d6": ["D6", "D6"],
-    "d7": ["D7", "D7"],
-    "d8": ["D8", "D8"],
-    "d9": ["D9"],
-    "d10": ["D10"],
-    "full": ["full", "full"],
-    "p7": ["P7", "P7", "P7"],
-    "s1": ["S1"],
-    "s2": ["S2"],
-    "s3": ["S3", "S3"],
-    "s4": ["S4", "S4"],
-    "s5": ["S5", "S5"],
-    "s6": ["S6", "S6"],
-    "s7": ["S7", "S7", "S7"],
-    "s8": ["S8", "S8"],
-    "s9": ["S9"],
+    "get_from_dram": ["D1", "D1c"],
+    "get_from_flash": ["D2"],
+    "get_from_fast_flash": ["D2f"],
+    "put_staged": ["D3", "D3"],
+    "put_committed": ["D4", "D4"] if unavailable_reason() else ["D4", "D4", "D4"],
+    "lookup": ["D5"],
+    "small_get": ["D6", "D6"],
+    "processor_time": ["D7", "D7"],
+    "tag_checks": ["D8", "D8"],
+    "get_over_tcp": ["D9"],
+    "get_inline": ["D10"],
+    "full_fabric": ["full", "full"],
+    "agent_failure": ["P7", "P7", "P7"],
+    "index_memory": ["S1"],
+    "index_lookup": ["S2"],
+    "shard_recovery": ["S3", "S3"],
+    "placement": ["S4", "S4"],
+    "shard_takeover_time": ["S5", "S5"],
+    "write_amplification": ["S6", "S6"],
+    "hit_rate": ["S7", "S7", "S7"],
+    "idle_agent": ["S8", "S8"],
+    "import_time": ["S9"],
 }
 
 
 LITTLE = {"OSTRACA_AGENT_MEMORY_STAGING_BYTES": "128MiB"}
-"""Enough for short runs: an agent fills what it is given before it serves, a quarter of a second for more."""
+"""Enough for short runs: an agent fills its memory before serving, a quarter of a second for more."""
 
 
 def benchmarks(*arguments: str, timeout_s: float = 100) -> "subprocess.CompletedProcess[str]":
@@ -82,7 +82,16 @@ def test_a_benchmark_that_fails_takes_nothing_along_of_what_others_measured(tmp_
     def forbid_large_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
 
-    command = [sys.executable, "-m", "benchmarks", "d4", "s9", "--short", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "put_committed",
+        "import_time",
+        "--short",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -93,19 +102,26 @@ def test_a_benchmark_that_fails_takes_nothing_along_of_what_others_measured(tmp_
         preexec_fn=forbid_large_files,
     )
     assert done.returncode == 1
-    assert "d4 failed:" in done.stderr
+    assert "put_committed failed:" in done.stderr
     summary = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [figure["row"] for figure in summary["figures"]] == ROWS["s9"]
+    assert [figure["row"] for figure in summary["figures"]] == ROWS["import_time"]
 
 
 @pytest.mark.slow
-def test_where_the_time_goes_is_told_by_thread(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.where", "--short", "--out", str(tmp_path / "where.json")]
+def test_processor_time_is_measured_by_thread(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.thread_time",
+        "--short",
+        "--out",
+        str(tmp_path / "where.json"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "ms per turn" in done.stdout
     found = json.loads((tmp_path / "where.json").read_text())
-    spent = {each["what"].partition(" ")[0]: each["cpu_ms"] for each in found["spent"]}
+    spent = {each["name"].partition(" ")[0]: each["cpu_ms"] for each in found["spent"]}
     assert all(times["worker"] > 0 and times["loop"] > 0 for times in spent.values())
     assert spent["put"]["drive"] > 0
     assert spent["look-up"]["drive"] == 0
@@ -114,7 +130,7 @@ def test_where_the_time_goes_is_told_by_thread(tmp_path: Path) -> None:
 def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
     done = benchmarks("d99", "--short")
     assert done.returncode == 2
-    assert "no benchmark is called d99: name any of d1, d2" in done.stderr
+    assert "no benchmark is called d99: name any of get_from_dram, get_from_flash" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,10 +145,10 @@ def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
     ],
 )
 def test_a_target_asks_for_a_ratio_or_for_a_value(target: Target, is_met: bool) -> None:
-    finding = Finding("x", Series((2.0, 3.0, 4.0)), "y", Series((4.0, 6.0, 8.0)))
+    finding = Measurement("x", Series((2.0, 3.0, 4.0)), "y", Series((4.0, 6.0, 8.0)))
     assert Figure("D0", "x", "ms", finding, target).is_met is is_met
 
 
 def test_a_figure_of_a_quantile_is_that_quantile() -> None:
-    finding = Finding("x", Series(tuple(map(float, range(1, 101)))), "y", Series((1.0,) * 100))
+    finding = Measurement("x", Series(tuple(map(float, range(1, 101)))), "y", Series((1.0,) * 100))
     assert Figure("D0", "x", "ms", finding, Target(value_at_most=1.0), quantile=0.99).value == 100.0

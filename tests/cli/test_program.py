@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from ostraca.cli.admin.audit import COMMAND as AUDIT
-from ostraca.cli.admin.enclosure import COMMAND as ENCLOSURE
-from ostraca.cli.admin.events import COMMAND as EVENTS
-from ostraca.cli.admin.operation import COMMAND as OPERATION
-from ostraca.cli.admin.settings import COMMAND as SETTINGS
-from ostraca.cli.admin.tenant import COMMAND as TENANT
-from ostraca.cli.admin.volume import COMMAND as VOLUME
-from ostraca.cli.bench import COMMAND as BENCH
-from ostraca.cli.doctor import COMMAND as DOCTOR
-from ostraca.cli.explain import COMMAND as EXPLAIN
-from ostraca.cli.fabric import COMMAND as FABRIC
-from ostraca.cli.metrics import COMMAND as METRICS
-from ostraca.cli.program import main
-from ostraca.cli.replay import COMMAND as REPLAY
-from ostraca.cli.serve.command import COMMAND as SERVE
-from ostraca.cli.status import COMMAND as STATUS
-from ostraca.cli.up import COMMAND as UP
+from ostraca_cli.commands.admin.audit import COMMAND as AUDIT
+from ostraca_cli.commands.admin.enclosure import COMMAND as ENCLOSURE
+from ostraca_cli.commands.admin.events import COMMAND as EVENTS
+from ostraca_cli.commands.admin.operation import COMMAND as OPERATION
+from ostraca_cli.commands.admin.settings import COMMAND as SETTINGS
+from ostraca_cli.commands.admin.tenant import COMMAND as TENANT
+from ostraca_cli.commands.admin.volume import COMMAND as VOLUME
+from ostraca_cli.commands.explain import COMMAND as EXPLAIN
+from ostraca_cli.commands.fabric import COMMAND as FABRIC
+from ostraca_cli.commands.metrics import COMMAND as METRICS
+from ostraca_cli.commands.serve.command import COMMAND as SERVE
+from ostraca_cli.commands.status import COMMAND as STATUS
+from ostraca_cli.commands.up import COMMAND as UP
+from ostraca_cli.program import main
+from ostraca_cli.tools.bench import COMMAND as BENCH
+from ostraca_cli.tools.doctor import COMMAND as DOCTOR
+from ostraca_cli.tools.replay import COMMAND as REPLAY
 
 COMMANDS = (
     *(UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, ENCLOSURE, TENANT, VOLUME, SETTINGS, OPERATION),
@@ -66,18 +66,28 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["status", "over there"], "is not an address"),
         (["explain", "no-hex", "--volume", "v"], "'no-hex' is no hash"),
         (["explain", "00", "--volume", "v", "--agent", "unix:///a.sock"], "hash_bytes is 1"),
-        (["up", "--blocks-per-shard", "1000"], "let a shard's index hold 1024 to"),
-        (["up", "--http", "9464"], "--http: '9464' is no place for HTTP: write host:port"),
+        (["up", "--blocks-per-shard", "1000"], "set it to 1024 to"),
+        (["up", "--http", "9464"], "--http: '9464' is no address for HTTP: write host:port"),
         (["fabric"], "ACTION"),
         (["fabric", "create"], "--files"),
-        (["fabric", "create", "--files", "/nowhere"], "where is etcd? Give --etcd HOST:PORT"),
-        (["fabric", "rebuild", "--etcd", "e:1"], "where are the drives? Give --files DIR"),
+        (
+            ["fabric", "create", "--files", "/nowhere"],
+            "the address of etcd is missing: give --etcd HOST:PORT",
+        ),
+        (["fabric", "rebuild", "--etcd", "e:1"], "the directory of the drives is missing: give --files DIR"),
         (["serve"], "DAEMON"),
-        (["serve", "agent"], "where is etcd? Give --etcd HOST:PORT"),
+        (["serve", "agent"], "the address of etcd is missing: give --etcd HOST:PORT"),
         (["serve", "agent", "--etcd", "http://e:2379"], "give host:port, without http://"),
+        (["serve", "agent", "--etcd", "e:1,f"], "'f' is not an endpoint of etcd: give host:port"),
+        (["serve", "agent", "--etcd", ","], "'' is not an endpoint of etcd: give each member"),
+        (
+            ["serve", "agent", "--etcd", "e:99999"],
+            "'e:99999' is not an endpoint of etcd: ports are 1 to 65535",
+        ),
+        (["serve", "agent", "--etcd", "::1:2379"], "put an IPv6 address in brackets"),
         (["serve", "agent", "--etcd", "e:1", "--prefix", "Pod"], "is not a usable prefix"),
         (["serve", "agent", "--id", "Host 7"], "is not a usable name"),
-        (["serve", "agent", "--fabric", "12"], "fabric is '12': write its 32 hex digits"),
+        (["serve", "agent", "--fabric", "12"], "fabric is '12': give 32 hex digits"),
         (["serve", "agent", "--set", "tls.cert=c"], "tls.cert, tls.key and tls.ca go together"),
         (["serve", "agent", "--etcd-user", "u"], "etcd.user and etcd.password_file go together"),
         (["fabric", "rebuild", "--fabric", "12"], "'12' is no fabric id"),
@@ -88,14 +98,17 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["enclosure", "list", "--timeout", "0"], "--timeout: '0' is no time"),
         (["enclosure", "list", "--admin", "10.0.0.7:7480"], "is no URL of an admin service"),
         (["enclosure", "list", "--admin", "http://[::1"], "is no URL"),
-        (["enclosure", "list", "--admin", "http://10.0.0.7"], "would cross in the clear: write https://"),
-        (["enclosure", "list", "--admin", "https://10.0.0.7", "--tls-ca", "/no"], "is no file of a CA's"),
-        (["enclosure", "replace", "s", "drive-0", "--wipe"], "Name it: --with NGUID --wipe"),
+        (
+            ["enclosure", "list", "--admin", "http://10.0.0.7"],
+            "would send the token in the clear: use https://",
+        ),
+        (["enclosure", "list", "--admin", "https://10.0.0.7", "--tls-ca", "/no"], "has no CA certificate"),
+        (["enclosure", "replace", "s", "drive-0", "--wipe"], "add --with NGUID"),
         (["operation", "show"], "ID"),
         (["audit", "--last", "0"], "--last: '0' is no count"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
         (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
-        (["bench", "unix:///a.sock", "--dir", "/tmp"], "not both"),
+        (["bench", "unix:///a.sock", "--dir", "/tmp"], "exclude each other"),
     ],
 )
 def test_bad_usage_is_code_2_and_says_what_is_wrong(
@@ -133,11 +146,9 @@ def test_a_missing_extra_is_named_with_what_to_install(
     def run(_: argparse.Namespace) -> int:
         raise ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
 
-    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
     assert main(["up"]) == 1
-    assert capsys.readouterr().err == (
-        "ostraca: this command needs rich; install it with: pip install 'ostraca[agent]'\n"
-    )
+    assert capsys.readouterr().err == ("ostraca: this command needs rich: pip install 'ostraca[agent]'\n")
 
 
 def test_a_missing_extra_of_the_admin_service_is_another(
@@ -147,7 +158,7 @@ def test_a_missing_extra_of_the_admin_service_is_another(
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
 
     command = dataclasses.replace(ENCLOSURE, add_options=lambda _: None, run=run)
-    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (command,))
+    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (command,))
     assert main(["enclosure"]) == 1
     assert "pip install 'ostraca[admin]'" in capsys.readouterr().err
 
@@ -158,14 +169,14 @@ def test_ctrl_c_is_code_130_without_a_traceback(
     def run(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ostraca.cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
     assert main(["up"]) == 130
     assert capsys.readouterr().err == ""
 
 
 def test_help_loads_nothing_that_an_sdk_only_install_lacks() -> None:
     program = (
-        "import sys; from ostraca.cli import main; code = main(['--help'])\n"
+        "import sys; from ostraca_cli import main; code = main(['--help'])\n"
         "heavy = {'rich', 'uvloop', 'nixl_cu12', 'numpy', 'ostraca_dpu_agent', 'torch'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
@@ -176,7 +187,7 @@ def test_help_loads_nothing_that_an_sdk_only_install_lacks() -> None:
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core, one thread, whoever asks for more")
 def test_a_command_has_no_threads_for_matrices() -> None:
     program = (
-        "import os, sys; from ostraca.cli import main; main(['--version'])\n"
+        "import os, sys; from ostraca_cli import main; main(['--version'])\n"
         "import numpy\n"
         "sys.exit(len(os.listdir('/proc/self/task')) - 1)"
     )
@@ -186,14 +197,14 @@ def test_a_command_has_no_threads_for_matrices() -> None:
 
 def test_python_m_is_the_same_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ostraca.cli", "--version"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "ostraca_cli", "--version"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
     assert done.stdout.startswith("ostraca ")
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_traceback() -> None:
-    program = "import sys; from ostraca.cli import main; sys.exit(main(['status', '--help']))"
+    program = "import sys; from ostraca_cli import main; sys.exit(main(['status', '--help']))"
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.close()

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
-
-from ostraca_fabric.testing.virtual_time import VirtualLoop
+from tests.support.simulated.virtual_time import VirtualLoop
 
 
 def pytest_asyncio_loop_factories(

@@ -1,4 +1,4 @@
-"""The demo's tests need what the demo needs: where that is not installed, they are not collected."""
+"""Collection of the demo's tests only where the demo's requirements are installed."""
 
 from importlib.util import find_spec
 

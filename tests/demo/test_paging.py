@@ -1,4 +1,4 @@
-"""The demo's own arithmetic: paging moves bytes and nothing else, and recomputing gives the same bits."""
+"""Arithmetic of the demo: paging only moves bytes, and recomputing gives equal bits."""
 
 import hashlib
 from collections.abc import Sequence
@@ -59,14 +59,14 @@ def empty(model: LlamaForCausalLM) -> KvCache:
 
 @pytest.fixture(scope="module")
 def computed(model: LlamaForCausalLM) -> KvCache:
-    """Return the document's cache, computed in full. Tests leave it as they found it."""
+    """Return the fully computed cache of the document. Tests leave the cache unchanged."""
     cache = empty(model)
     assert prefill(model, TOKENS, cache) == list(PAGES)
     return cache
 
 
 def load(source: KvCache, pages: list[int], into: KvCache) -> None:
-    """Carry pages from one cache to another as bytes, as the fabric does."""
+    """Copy pages from a cache to another as bytes, as the fabric does."""
     into.resize(len(TOKENS))
     for page in pages:
         for part, target in zip(source.block(page), into.block(page), strict=True):

@@ -1,4 +1,4 @@
-"""The demo's parts: what it compares, destroys, reports and draws."""
+"""Parts of the demo: comparison, destruction, report and picture."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ import torch
 from demo import run
 from demo.connector import runs
 from demo.destroy import drives, overwrite
-from demo.measured import Measured, middle
-from demo.messages import Asked, Question, Ready, Recomputed, Task, Written
+from demo.messages import AnswersReport, Question, Ready, RecomputeReport, Task, WriteReport
 from demo.model import Answer
 from demo.plot import draw
 from demo.processes import ProcessFailedError, WorkerProcess
 from demo.report import tables
-from demo.worker import Filled, differences
+from demo.results import DemoResults, middle
+from demo.worker import CacheDigest, differences
 from rich.console import Console
 
 DIGESTS = (b"a", b"b", b"c")
@@ -24,18 +24,18 @@ def answered(tokens: bytes, logit: float = 0.5) -> Answer:
 
 
 def test_equal_caches_and_answers_have_no_differences() -> None:
-    assert differences(Filled(DIGESTS, answered(b"yes")), Filled(DIGESTS, answered(b"yes"))) == []
+    assert differences(CacheDigest(DIGESTS, answered(b"yes")), CacheDigest(DIGESTS, answered(b"yes"))) == []
 
 
 def test_each_difference_is_said_in_a_sentence() -> None:
-    recomputed = Filled(DIGESTS, answered(b"yes"))
-    assert differences(Filled((b"a", b"?", b"!"), answered(b"yes")), recomputed) == [
+    recomputed = CacheDigest(DIGESTS, answered(b"yes"))
+    assert differences(CacheDigest((b"a", b"?", b"!"), answered(b"yes")), recomputed) == [
         "the bytes of 2 blocks differ, the first of them block 1"
     ]
-    assert differences(Filled(DIGESTS, answered(b"no!")), recomputed) == [
+    assert differences(CacheDigest(DIGESTS, answered(b"no!")), recomputed) == [
         "the answer is b'no!', and after recomputing b'yes'"
     ]
-    assert differences(Filled(DIGESTS, answered(b"yes", logit=0.75)), recomputed) == [
+    assert differences(CacheDigest(DIGESTS, answered(b"yes", logit=0.75)), recomputed) == [
         "the tokens are equal, but their logits differ, by up to 0.25"
     ]
 
@@ -84,20 +84,20 @@ def question(total_s: float, *, loaded: int = 256) -> Question:
 
 
 @pytest.fixture
-def measured() -> Measured:
-    asked = Asked(tuple(map(question, (0.5, 0.4, 0.8, 0.6))), hits_from_dram=0)
-    return Measured(
+def measured() -> DemoResults:
+    asked = AnswersReport(tuple(map(question, (0.5, 0.4, 0.8, 0.6))), hits_from_dram=0)
+    return DemoResults(
         tokens=4096,
         ready=Ready(transport="nixl", parameters=82_000_000, threads=2, blocks=256, block_bytes=1 << 20),
-        written=Written(prefill_s=5.0, put_s=0.5, outcome="", committed=256, shard_blocks={}),
-        recomputed=Recomputed(prefill_s=4.9, first_token_s=(0.1, 0.1, 0.2, 0.1)),
+        written=WriteReport(prefill_s=5.0, put_s=0.5, outcome="", committed=256, shard_blocks={}),
+        recomputed=RecomputeReport(prefill_s=4.9, first_token_s=(0.1, 0.1, 0.2, 0.1)),
         loaded=asked,
-        damaged=Asked((question(3.5, loaded=96), *asked.questions[1:]), hits_from_dram=0),
+        damaged=AnswersReport((question(3.5, loaded=96), *asked.questions[1:]), hits_from_dram=0),
         mended=asked,
     )
 
 
-def test_figures_follow_from_what_was_measured(measured: Measured) -> None:
+def test_figures_follow_from_what_was_measured(measured: DemoResults) -> None:
     assert measured.document_bytes == 256 << 20
     assert measured.lost_blocks == 160
     assert measured.recomputed_s == pytest.approx((5.0, 5.0, 5.1, 5.0))
@@ -107,7 +107,7 @@ def test_figures_follow_from_what_was_measured(measured: Measured) -> None:
     assert measured.load_gbps(measured.loaded)[0] == pytest.approx((256 << 20) / 1e9 / 0.25)
 
 
-def test_the_tables_fit_a_narrow_terminal(measured: Measured) -> None:
+def test_the_tables_fit_a_narrow_terminal(measured: DemoResults) -> None:
     console = Console(width=80)
     with console.capture() as capture:
         console.print(tables(measured))
@@ -121,7 +121,7 @@ def test_the_tables_fit_a_narrow_terminal(measured: Measured) -> None:
         assert " ".join(cells) in "\n".join(" ".join(line.split()) for line in shown.splitlines())
 
 
-def test_the_same_measurements_give_the_same_picture(measured: Measured, tmp_path: Path) -> None:
+def test_the_same_measurements_give_the_same_picture(measured: DemoResults, tmp_path: Path) -> None:
     pictures = [tmp_path / "one" / "demo.svg", tmp_path / "other.svg", tmp_path / "demo.png"]
     draw(measured, pictures)
     svg, other, png = (picture.read_bytes() for picture in pictures)

@@ -1,4 +1,4 @@
-"""`python -m demo.run --quick`: the whole demo with a toy for a model, as its users start it."""
+"""`python -m demo.run --quick`: the whole demo with a toy model."""
 
 import os
 import re
@@ -93,7 +93,7 @@ def test_a_terminated_demo_ends_all_its_processes_and_removes_its_directory(
 
 def test_a_demo_whose_fabric_dies_fails_and_says_so(running: subprocess.Popen[str], directory: Path) -> None:
     children = psutil.Process(running.pid).children(recursive=True)
-    fabric = next(child for child in children if "ostraca.cli" in child.cmdline())
+    fabric = next(child for child in children if "ostraca_cli" in child.cmdline())
     fabric.kill()
     shown, errors = running.communicate(timeout=100)
     assert (running.returncode, errors) == (1, "")

@@ -1,4 +1,4 @@
-"""`make demo` with a toy for a model, from beginning to end."""
+"""`make demo` with a toy model, from beginning to end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class WholeDemo:
-    """What it showed and left behind."""
+    """Output and leftovers of the demo."""
 
     returncode: int
     shown: str
     errors: str
     left: tuple[str, ...]
-    """In the directory for temporary files, which is what it was to write its pictures to as well."""
+    """Files in the temporary directory, also the target of the pictures."""
 
 
 def whole_demo() -> WholeDemo:
-    """Run it."""
+    """Run the demo."""
     with tempfile.TemporaryDirectory(prefix="d") as directory:
         # Not .venv, which may not be there, but this interpreter.
         variables = [

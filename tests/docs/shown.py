@@ -35,8 +35,9 @@ def blocks() -> list[Block]:
 
 
 def masked(lines: list[str]) -> list[str]:
-    """Return what does not change from run to run: numbers, times and the width of columns do, and what one
-    of two shards has got.
+    """Return what does not change from run to run.
+
+    Numbers, times and the width of columns do, and what one of two shards has got.
     """
     found = []
     for line in lines:
@@ -51,3 +52,12 @@ def assert_shown(shown: str, documented: list[str]) -> None:
     lines = iter(masked(shown.splitlines()))
     for line in masked(documented):
         assert line in lines, f"{line!r} is in the tutorial, and what was shown is:\n{shown}"
+
+
+def assert_equal(shown: str, documented: list[str]) -> None:
+    """Assert that the documented lines are all that was shown. A line ``...`` stands for omitted lines."""
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "..." else re.escape(f"{line}\n") for line in masked(documented)
+    )
+    lines = masked(shown.splitlines())
+    assert re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)), lines

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ostraca_fabric.outcome import Reason
-from ostraca_fabric.policies.admission import Admission
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
-from ostraca_fabric.policies.ghost_filter import GhostFilter
+from ostraca_fabric.policies.flash_admission import FlashAdmission, GhostFilter
 from ostraca_fabric.policies.write_budget import WriteBudget
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "endurance.md").read_text()
@@ -43,7 +42,9 @@ def test_the_page_tells_the_defaults() -> None:
     assert budget.level_at(0.0) == budget.burst_bytes / 4
     ghost = GhostFilter(settings.ghost_bytes, retry_s=settings.retry_s)
     assert 1e6 <= ghost.capacity <= 1.1e6
-    admission = Admission(budget, ghost, first_touch_reserve=0.25, half_way_blocks=settings.half_way_blocks)
+    admission = FlashAdmission(
+        budget, ghost, first_touch_reserve=0.25, half_way_blocks=settings.half_way_blocks
+    )
     limits = [admission.depth_limit(part * budget.burst_bytes) for part in (0.25, 0.5751, 0.901)]
     assert limits == [0, 64, 1 << 32]
 

@@ -9,12 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.docs.shown import assert_shown, blocks, masked
+from tests.docs.shown import assert_equal, blocks, masked
 
 FABRIC = "/tmp/fabric"
 
@@ -56,31 +57,41 @@ class Terminals:
             timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, ""), command
-        assert masked(done.stdout.splitlines()) == masked(documented)
+        assert_equal(done.stdout, documented)
 
     def press_ctrl_c(self) -> None:
         """Stop the fabric, if it runs."""
         if self.fabric is not None:
             self.fabric.send_signal(signal.SIGINT)
-            shown, _ = self.fabric.communicate(timeout=30)
-            assert self.fabric.returncode == 0, shown
+            _, logged = self.fabric.communicate(timeout=30)
+            assert self.fabric.returncode == 0, logged
             self.fabric = None
 
     def _start(self, command: str, documented: list[str]) -> None:
+        """Start the fabric, and read until it has shown all documented lines.
+
+        Only the ``ready:`` line goes to stdout. Streams and parts of the fabric log in no fixed order.
+        """
         self.fabric = subprocess.Popen(
             ["bash", "-c", f"exec {self._here(command)}"],
             env=environment(self.directory),
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self.fabric.stdout is not None
-        shown = []
-        for line in self.fabric.stdout:
-            shown.append(line)
-            if masked([line]) == masked(documented[-1:]):
+        assert self.fabric.stderr is not None
+        ready = [line for line in documented if line.startswith("ready:")]
+        missing = Counter(masked([line for line in documented if line not in ready]))
+        logged = []
+        for line in self.fabric.stderr:
+            logged.append(line)
+            missing -= Counter(masked([line.replace(str(self.directory / "fabric"), FABRIC)]))
+            if not missing:
                 break
-        assert_shown("".join(shown).replace(str(self.directory / "fabric"), FABRIC), documented)
+        assert not missing, "".join(logged)
+        said = self.fabric.stdout.readline().replace(str(self.directory / "fabric"), FABRIC)
+        assert masked([said]) == masked(ready)
 
     def _here(self, text: str) -> str:
         return text.replace(FABRIC, str(self.directory / "fabric"))

@@ -54,7 +54,7 @@ def tag(block: bytes, seed_of_block: int) -> bytes:
 
 
 def placement_hashes(engine_hashes: list[bytes], start: int, stop: int) -> list[bytes]:
-    """The placement hash of each of the blocks start to stop of a chain."""
+    """Compute the placement hashes of a chain's blocks from start to stop."""
     return [engine_hashes[position // 32 * 32] for position in range(start, stop)]
 
 

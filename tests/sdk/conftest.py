@@ -10,20 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.contract.certificates import Authority
+from tests.contract.network.certificates import Authority
+from tests.sdk.connection.tls_front import HOST, TlsFront
+from tests.sdk.front_ends import FRONT_ENDS
 from tests.sdk.scripted_agent import ScriptedAgent, agent_at
-from tests.sdk.shells import SHELLS
-from tests.sdk.tls_front import HOST, TlsFront
 
 import ostraca
-from ostraca_fabric.tls import TlsFiles
+from ostraca_fabric.sockets.tls import TlsFiles
 
 MIB = 1 << 20
 BLOCK_BYTES = 64 << 10
 SOON_S = 0.3
 """A deadline that comes, but not before the agent was asked."""
 
-LAYOUT = ostraca.Layout(model="test/model", dtype="bf16", page_tokens=16)
+LAYOUT = ostraca.Layout(
+    model="test/model",
+    dtype="bf16",
+    page_tokens=16,
+    groups=(ostraca.KvGroup(8, 8, 128),) * 2,
+    tensor_parallel=2,
+)
 SETTINGS = ostraca.ClientSettings(
     arena_bytes=4 * MIB,
     chunk_bytes=MIB,
@@ -68,7 +74,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="session")
 def agent_files(authority: Authority) -> TlsFiles:
-    """What an agent at ``tls_front.HOST`` shows."""
+    """Return the certificate of an agent at ``tls_front.HOST``."""
     return authority.files("agent-1", HOST)
 
 
@@ -92,16 +98,16 @@ def client(agent: ScriptedAgent, way: str, request: pytest.FixtureRequest) -> It
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Whoever uses ``volume`` is a behaviour of all shells, and of one of them over TLS."""
+    """Whoever uses ``volume`` is a behaviour of all front ends, and of one of them over TLS."""
     if "volume" in metafunc.fixturenames:
-        ways = [pytest.param(shell, "unix", id=shell) for shell in sorted(SHELLS)]
+        ways = [pytest.param(front_end, "unix", id=front_end) for front_end in sorted(FRONT_ENDS)]
         ways.append(pytest.param("blocking", "tls", id="blocking-tls"))
-        metafunc.parametrize(("shell", "way"), ways)
+        metafunc.parametrize(("front_end", "way"), ways)
 
 
 @pytest.fixture
-def volume(client: ostraca.Client, shell: str) -> Iterator[ostraca.Volume]:
-    """A volume, in one of the shells."""
+def volume(client: ostraca.Client, front_end: str) -> Iterator[ostraca.Volume]:
+    """Return a volume in one of the front ends."""
     opened = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
-    with SHELLS[shell](client, opened) as behind:
+    with FRONT_ENDS[front_end](client, opened) as behind:
         yield behind

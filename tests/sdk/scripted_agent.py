@@ -12,24 +12,24 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fabric.wire.bulk import bulk_frame
+from tests.fabric.connection.bulk import bulk_frame
 
 from ostraca_fabric.errors import ProtocolError
-from ostraca_fabric.ids import AgentId, StartId
-from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.model.ids import AgentId, StartId, TenantId
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
-from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, encode
+from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import LEAVING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
     ConnectionLimits,
-    Failed,
+    Failure,
     Fetch,
     Get,
     GetDone,
@@ -47,7 +47,6 @@ from ostraca_fabric.wire.messages import (
     VolumeOpened,
     Welcome,
 )
-from ostraca_fabric.wire.passage import Passage
 
 Script = dict[type[Message], Callable[["AgentConnection", Any], None]]
 LIMITS = ConnectionLimits(frame_bytes_max=1 << 20, blocks_max=1024, inflight_max=16)
@@ -180,6 +179,14 @@ class ScriptedAgent:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
+    def let_in(self, token: str) -> None:
+        """Let workers in that show this token, from now on, and put out whoever is in."""
+        access = Access(own_uid=os.getuid(), tenant_tokens={TenantId("default"): (token,)})
+        self._handshake = replace(self._handshake, access=access)
+        while not self.connections.empty():
+            with contextlib.suppress(OSError):
+                self.connections.get().hang_up()
+
     def stop(self) -> None:
         self.goes_on.set()
         with contextlib.suppress(OSError):
@@ -287,7 +294,7 @@ class ScriptedAgent:
             case Cancel():
                 pass
             case _:
-                connection.send(Failed(0, "usage", f"{type(message).__name__} is not in the script"))
+                connection.send(Failure(0, "usage", f"{type(message).__name__} is not in the script"))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -15,14 +17,18 @@ import numpy as np
 import pytest
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, MIB, SETTINGS, hashes
 from tests.sdk.scripted_agent import LIMITS, AgentConnection, ScriptedAgent, agent_at
-from tests.stalls import Stopwatch
+from tests.support.stalls import Stopwatch
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
-from ostraca.dial import chosen_addresses
-from ostraca.shells.done import Done
-from ostraca_fabric.adapters.nixl_runtime import PACKAGES
-from ostraca_fabric.wire.messages import EndSession, Failed, Get, Message, OpenVolume, Prefetch, Put
+from ostraca._connection.dial import choose_addresses
+from ostraca._memory.nixl_fallback import note_refused
+from ostraca._operations.handoff import Completion
+from ostraca_fabric.nixl import runtime
+from ostraca_fabric.nixl.runtime import PACKAGES
+from ostraca_fabric.policies.hit_watch import NOTICE_BLOCKS
+from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress
+from ostraca_fabric.wire.messages import EndSession, Failure, Get, Message, OpenVolume, Prefetch, Put
 
 FAR_S = 30.0
 
@@ -43,7 +49,7 @@ def test_an_address_where_nobody_listens_is_named_in_the_error(tmp_path: Path) -
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ostraca.UsageError, match=r"write unix:///path/to/socket, tcp://host:port"):
         ostraca.connect("localhost:80", settings=SETTINGS)
-    with pytest.raises(ostraca.UsageError, match=r"takes the CA that signs .* OSTRACA_TLS_CA"):
+    with pytest.raises(ostraca.UsageError, match=r"requires the CA of .* OSTRACA_TLS_CA"):
         ostraca.connect("tls://localhost:80", settings=SETTINGS)
 
 
@@ -69,13 +75,13 @@ def test_a_wrong_token_is_an_authentication_error(agent: ScriptedAgent) -> None:
 def test_without_an_address_the_environment_says_where_and_then_the_usual_sockets(
     agent: ScriptedAgent, tmp_path: Path
 ) -> None:
-    found = chosen_addresses(None, {"OSTRACA_AGENT": f"{agent.address}, tcp://host:1"})
+    found = choose_addresses(None, {"OSTRACA_AGENT": f"{agent.address}, tcp://host:1"})
     assert [str(address) for address in found] == [agent.address, "tcp://host:1"]
     with pytest.raises(ostraca.ConnectError, match="OSTRACA_AGENT is not set"):
-        chosen_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
+        choose_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
     (tmp_path / "ostraca").mkdir()
     with agent_at(tmp_path / "ostraca" / "agent-0.sock") as usual:
-        found = chosen_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
+        found = choose_addresses(None, {"XDG_STATE_HOME": str(tmp_path)})
         assert [str(address) for address in found] == [usual.address]
 
 
@@ -84,6 +90,36 @@ def test_tenants_and_credentials_that_cannot_be_meant_are_refused(agent: Scripte
         ostraca.connect(agent.address, tenant="Not A Name", settings=SETTINGS)
     with pytest.raises(ostraca.UsageError, match="credentials"):
         ostraca.connect(agent.address, credentials="", settings=SETTINGS)
+
+
+@pytest.mark.parametrize("wrong", [5, b"unix:///a", [b"unix:///a"], ["unix:///a", None], object()])
+def test_addresses_that_are_no_texts_are_refused(wrong: object) -> None:
+    with pytest.raises(ostraca.UsageError, match="pass an address as a string, or a list of addresses"):
+        ostraca.connect(wrong, settings=SETTINGS)  # type: ignore[arg-type]
+
+
+def test_usual_sockets_that_can_not_be_looked_at_are_a_connect_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ostraca.ConnectError, match=r"can't be looked at: .*File name too long"):
+        choose_addresses(None, {"XDG_STATE_HOME": "/" + "x" * 300})
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ostraca.ConnectError, match=r"OSTRACA_AGENT is not set.*has no usual place"):
+        choose_addresses(None, {})
+
+
+@pytest.mark.parametrize("arguments", [[], ["\udcff.py"], ["x" * 2_000_000]])
+def test_a_process_connects_whatever_its_arguments_are(
+    agent: ScriptedAgent, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", arguments)
+    with ostraca.connect(agent.address, settings=SETTINGS) as client:
+        assert client.is_connected
 
 
 @pytest.mark.parametrize(
@@ -110,8 +146,53 @@ def test_without_nixl_blocks_cross_inline_and_nixl_alone_is_an_error(
         monkeypatch.setitem(sys.modules, package, None)
     with ostraca.connect(agent.address, settings=replace(SETTINGS, transports=("nixl", "inline"))) as client:
         assert client.transport == "inline"
-    with pytest.raises(ostraca.TransportError, match="NIXL is not installed"):
-        ostraca.connect(agent.address, settings=replace(SETTINGS, transports=("nixl",)))
+    for error in (ostraca.TransportError, ostraca.ConnectError):
+        with pytest.raises(error, match="NIXL is not installed"):
+            ostraca.connect(agent.address, settings=replace(SETTINGS, transports=("nixl",)))
+
+
+def test_a_nixl_that_does_not_load_is_told_once_with_its_cause_and_what_is_lost(
+    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = f"nixl_of_{tmp_path.name}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "_api.py").write_text("raise OSError('libcudart.so.99: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runtime, "PACKAGES", (package,))
+    for _ in range(2):
+        with ostraca.connect(
+            agent.address, settings=replace(SETTINGS, transports=("nixl", "inline"))
+        ) as client:
+            assert client.transport == "inline"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == (
+        f"nixl is not used: {package} can't be loaded: OSError: libcudart.so.99: cannot open; "
+        "blocks cross inline, over the connection, more slowly"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_warned"), [(UnixAddress("/told/once"), True), (TcpAddress("told-once", 1), False)]
+)
+def test_an_agent_that_does_not_take_nixl_is_told_once(
+    address: Address, *, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    with caplog.at_level(logging.INFO, "ostraca"):
+        for _ in range(2):
+            note_refused(address, ("nixl", "inline"), "inline")
+        note_refused(address, ("nixl", "inline"), "nixl")
+        note_refused(address, (), "")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"nixl is not used with {address}: the agent lacks this transport, or can't reach this process over "
+        "it; see the agent's log; blocks cross inline, over the connection, more slowly"
+    )
+    assert (record.levelno == logging.WARNING) is is_warned
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    note_refused(address, ("nixl", "inline"), "inline")
+    assert ", perhaps because of UCX_TLS='tcp', set for this process; " in caplog.messages[-1]
+    assert caplog.records[-1].levelno == logging.WARNING
 
 
 # --- volumes ------------------------------------------------------------------------------------------------
@@ -129,7 +210,7 @@ def test_a_volume_that_cannot_be_opened_is_an_error(
     agent: ScriptedAgent, client: ostraca.Client, code: str, error: type[Exception]
 ) -> None:
     agent.script[OpenVolume] = lambda connection, message: connection.send(
-        Failed(message.request, code, "the agent's words")
+        Failure(message.request, code, "the agent's words")
     )
     with pytest.raises(error, match="the agent's words"):
         client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES)
@@ -232,7 +313,7 @@ def test_other_arguments_that_cannot_be_meant_are_refused(volume: ostraca.Volume
     with pytest.raises(ostraca.UsageError, match="ack"):
         volume.put(chain, source=memory(1), deadline_s=FAR_S, ack=9)  # type: ignore[arg-type]
     for wrong in (0, -1.0, float("nan"), float("inf"), True, "60"):
-        with pytest.raises(ostraca.UsageError, match=r"ttl_s is .*: pass for how many seconds"):
+        with pytest.raises(ostraca.UsageError, match=r"ttl_s is .*: pass"):
             volume.put(chain, source=memory(1), deadline_s=FAR_S, ttl_s=wrong)  # type: ignore[arg-type]
     with pytest.raises(ostraca.UsageError, match=r"volume\.chain"):
         volume.end_session([bytes(32)])  # type: ignore[list-item]
@@ -262,7 +343,7 @@ def test_views_are_not_released_under_an_array(client: ostraca.Client, volume: o
     volume.put(chain, source=[b"a" * 100], deadline_s=FAR_S)
     views = volume.get_views(chain, lengths=100, deadline_s=FAR_S)
     kept = np.frombuffer(views[0], np.uint8)  # type: ignore[arg-type]  # a HIT is not None
-    with pytest.raises(ostraca.UsageError, match="drop what was made of it, then release"):
+    with pytest.raises(ostraca.UsageError, match="drop the derived objects, then release"):
         views.release()
     assert kept.tobytes() == b"a" * 100
     del kept
@@ -378,7 +459,7 @@ def test_importing_the_sdk_is_quick_and_loads_nothing_heavy() -> None:
         import sys, time
         begun_s = time.process_time()
         import ostraca
-        for name in ostraca.__all__:
+        for name in set(ostraca.__all__) - {"aio"}:  # asyncio loads ssl
             getattr(ostraca, name)
         took_s = time.process_time() - begun_s
         heavy = {"ssl", "torch", "uvloop", "rich", "grpc", "nixl", "nixl_cu12", "fastapi"} & set(sys.modules)
@@ -393,8 +474,8 @@ def test_importing_the_sdk_is_quick_and_loads_nothing_heavy() -> None:
 def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent: ScriptedAgent) -> None:
     program = """
         import os, sys
-        import ostraca, ostraca.crew
-        ostraca.crew.SHARE_BYTES = 1
+        import ostraca, ostraca._memory.copy_pool
+        ostraca._memory.copy_pool.SHARE_BYTES = 1
         settings = ostraca.ClientSettings(
             arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",), copy_threads=2
         )
@@ -454,8 +535,7 @@ def test_a_closed_client_says_so(client: ostraca.Client, volume: ostraca.Volume)
     assert "closed" in repr(client)
 
 
-def test_public_names_are_there_and_others_are_not() -> None:
-    assert set(dir(ostraca)) == set(ostraca.__all__)
+def test_missing_names_raise() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ostraca.nothing
 
@@ -488,9 +568,9 @@ def test_callers_that_read_for_themselves_and_those_that_submit_all_hear_their_a
     tickets = [volume.submit_lookup(chain, deadline_s=FAR_S) for _ in range(40)]
     for thread in threads:
         thread.join()
-    done: list[Done] = []
+    done: list[Completion] = []
     while len(done) < len(tickets):
-        done += client.take_done()
+        done += client.take_completions()
     assert not wrong
     assert all(isinstance(each.result, ostraca.LookupResult) and each.result.prefix == 8 for each in done)
     assert watch.took_s < FAR_S / 2  # nobody waited for a deadline to be looked after
@@ -577,3 +657,29 @@ def test_without_an_agent_in_reach_the_end_of_a_session_is_told_to_nobody(tmp_pa
         watch = Stopwatch()
         volume.end_session(volume.chain(hashes(3)))
         assert watch.took_s < 0.1
+
+
+def test_a_rank_or_group_that_the_layout_does_not_have_is_refused(volume: ostraca.Volume) -> None:
+    for rank, group in ((2, 0), (7, 1), (0, 2)):
+        with pytest.raises(ostraca.UsageError, match=r"of a layout with 2 .*take 0 to 1"):
+            volume.chain(hashes(1), rank=rank, group=group)
+    assert volume.chain(hashes(1), rank=1, group=1).rank == 1
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_process_that_puts_and_never_finds_says_so_once(
+    agent: ScriptedAgent, caplog: pytest.LogCaptureFixture, *, is_found: bool
+) -> None:
+    with ostraca.connect(agent.address, settings=SETTINGS) as client, caplog.at_level(logging.WARNING):
+        volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        blocks = SETTINGS.batch_blocks_max
+        for turn in range(2 * NOTICE_BLOCKS // blocks):
+            named = volume.chain(hashes(blocks, f"puts {turn}"))
+            assert volume.put(named, source=memory(1) * blocks, deadline_s=FAR_S).accepted == blocks
+            if is_found:
+                assert volume.lookup(named[:1], deadline_s=FAR_S).hits == 1
+            others = volume.chain(hashes(blocks, f"look-ups {turn}"))
+            assert volume.lookup(others, deadline_s=FAR_S).hits == 0
+    told = [each for each in caplog.records if "No hits in volume" in each.getMessage()]
+    assert len(told) == (not is_found)
+    assert all(each.name.startswith("ostraca") for each in told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostraca.results import BlockOutcomes, GetResult, LookupResult, PutResult
-from ostraca_fabric.outcome import BlockState, PutState, Reason
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.simulation.many import Tally, begin
+from tests.simulation.shard.many import Tally, begin
 
 _AT_ONCE = 10
 _TOLD_EVERY_S = 5.0

@@ -1,3 +1,5 @@
-"""Paths to enclosures: ``keeper`` keeps this host connected to those of the map, ``flash_work`` does for the
-admin service what only a host with a path can: look at drives, measure them, format them.
+"""Paths to enclosures.
+
+``keeper`` keeps this host connected to the enclosures of the map. ``flash_work`` serves the admin service
+with operations that need a path: inspect, measure and format drives.
 """

@@ -1,3 +1,1 @@
-"""What drives an enclosure has, and how it exports them: on files for laptops and CI, and by Linux's NVMe
-drives and NVMe-oF target (nvmet).
-"""
+"""Adapters for drives and exports: files for laptops and CI, NVMe drives and nvmet."""

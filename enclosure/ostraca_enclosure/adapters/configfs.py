@@ -1,7 +1,7 @@
-"""A configfs tree, as few calls as the target needs: what is made by ``mkdir``, set by writing, joined by
-links.
+"""Access to a configfs tree, with the few calls needed for the target.
 
-Attributes are files that come with their directory and go with it. Each is read and written whole.
+Objects are created by ``mkdir``, configured by writes, joined by links. Attributes are files, present as long
+as their directory. Each is read and written whole.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 class Configfs:
-    """The tree below one directory. Paths are relative to it; every method raises OSError."""
+    """Tree below a directory. Paths are relative; every method raises OSError."""
 
     def __init__(self, root: Path) -> None:
-        """*root* is that of one subsystem of the kernel, as /sys/kernel/config/nvmet."""
+        """Use *root*, a kernel subsystem's tree such as /sys/kernel/config/nvmet."""
         self.root = root
 
     def has(self, path: str) -> bool:
-        """Say whether there is anything at *path*."""
+        """Return whether *path* exists."""
         return os.path.lexists(self.root / path)
 
     def names(self, path: str) -> list[str]:
-        """Return what directories and links there are in one, none where that is missing."""
+        """Return the directories and links in a directory; empty if missing."""
         try:
             with os.scandir(self.root / path) as entries:
                 return sorted(each.name for each in entries if each.is_symlink() or each.is_dir())
@@ -30,7 +30,7 @@ class Configfs:
             return []
 
     def read(self, path: str) -> str:
-        """Return what an attribute says."""
+        """Return the value of an attribute."""
         return (self.root / path).read_text().strip()
 
     def write(self, path: str, text: str) -> None:
@@ -42,26 +42,26 @@ class Configfs:
             os.close(descriptor)
 
     def mkdir(self, path: str) -> None:
-        """Make a directory, unless it is there."""
+        """Create a directory if missing."""
         try:
             (self.root / path).mkdir()
         except FileExistsError:
             return
 
     def rmdir(self, path: str) -> None:
-        """Remove a directory with its attributes, if it is there."""
+        """Remove a directory with its attributes, if present."""
         try:
             (self.root / path).rmdir()
         except FileNotFoundError:
             return
 
     def link(self, path: str, to: str) -> None:
-        """Join *to* at *path*, unless it is."""
+        """Link *path* to *to*, if not yet linked."""
         try:
             (self.root / path).symlink_to(self.root / to)
         except FileExistsError:
             return
 
     def unlink(self, path: str) -> None:
-        """Take a link away, if it is there."""
+        """Remove a link, if present."""
         (self.root / path).unlink(missing_ok=True)

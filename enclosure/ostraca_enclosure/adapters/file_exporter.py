@@ -1,7 +1,7 @@
-"""Exports drives that are files, by ``exports.json`` in their directory.
+"""Exporter of file drives, by ``exports.json`` in the directory of the drives.
 
-What hosts would be told by a target they read there (``ostraca_fabric.adapters.file_exports``). A host shows
-its secret; the enclosure shows none, for it is a file.
+Hosts read there the information normally supplied by a target (``ostraca_fabric.drives.file_exports``). A
+host shows its secret; the enclosure, a mere file, shows none.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ostraca_enclosure.plan import (
-    CloseToOthers,
-    Create,
-    Have,
+    AddListener,
+    AddNamespace,
+    AllowAnyHost,
+    AllowHost,
+    CreateSubsystem,
+    DenyHost,
+    ExportedNamespace,
     HostSecrets,
-    LetIn,
-    Listen,
-    Offer,
-    Offered,
-    OpenToAll,
-    Remove,
-    ShutOut,
+    PresentExports,
+    RemoveListener,
+    RemoveNamespace,
+    RemoveSubsystem,
+    RequireAllowList,
     Step,
-    StopListening,
-    TakeBack,
 )
 from ostraca_enclosure.ports import ExportError
-from ostraca_fabric.adapters.file_exports import (
+from ostraca_fabric.drives.file_exports import (
     EXPORTS_FILE,
     FileExports,
     FoundExports,
@@ -36,96 +36,111 @@ from ostraca_fabric.adapters.file_exports import (
     write_exports,
 )
 from ostraca_fabric.errors import FormatError
-from ostraca_fabric.target import Controller, Transport
+from ostraca_fabric.model.target import Controller, TargetTransport
+from ostraca_fabric.runtime.os_errors import explained
 
 
 class FileExporter:
-    """One directory's exports. Implements ``ports.Exporter``."""
+    """Exports of a directory. Implements ``ports.Exporter``."""
 
     def __init__(self, directory: Path, nqn: str) -> None:
         """Export files of *directory*, an absolute path, as *nqn*."""
         self._directory = directory
         self._nqn = nqn
-        self._controller = Controller(Transport.FILES, str(directory))
+        self._controller = Controller(TargetTransport.FILES, str(directory))
 
-    def observe(self, hosts: Mapping[str, HostSecrets]) -> Have:
-        """Return what is exported. Who is let in is known, and listed hosts are all that are."""
-        with self._told():
+    def observe(self, hosts: Mapping[str, HostSecrets]) -> PresentExports:
+        """Return the present exports. Only listed hosts are admitted, if any are listed."""
+        with _export_errors(self._directory):
             found = self._read()
             if found is None:
-                return Have()
-            return Have(
-                is_there=True,
+                return PresentExports()
+            return PresentExports(
+                exists=True,
                 controllers=frozenset({self._controller}),
-                offered=tuple(
-                    Offered(slot, nguid, str(path))
+                namespaces=tuple(
+                    ExportedNamespace(slot, nguid, str(path))
                     for slot, (nguid, path) in enumerate(sorted(found.namespaces.items()), 1)
                 ),
                 hosts=found.hosts,
-                stale=frozenset(
-                    host for host in found.hosts & hosts.keys() if not _shows(found, host, hosts[host].host)
+                stale_hosts=frozenset(
+                    host
+                    for host in found.hosts & hosts.keys()
+                    if not _has_secret(found, host, hosts[host].host)
                 ),
-                is_open=not found.hosts,
+                allows_any_host=not found.hosts,
             )
 
     def apply(self, step: Step) -> None:
-        """Do one step."""
-        with self._told():
+        """Apply a step."""
+        with _export_errors(self._directory):
             found = self._read()
-            if isinstance(step, Create):
+            if isinstance(step, CreateSubsystem):
                 if found is None:
                     write_exports(self._directory, FileExports(self._nqn, {}))
                 return
-            if isinstance(step, Remove | StopListening):
-                # A directory is there or not: it can't be reached and hold nothing.
+            if isinstance(step, RemoveSubsystem | RemoveListener):
+                # Files have no listening state: to stop listening is to withdraw all exports.
                 withdraw_exports(self._directory)
                 return
             if found is None:
-                if isinstance(step, TakeBack | ShutOut):
+                if isinstance(step, RemoveNamespace | DenyHost):
                     return
-                raise ExportError(f"{self._directory / EXPORTS_FILE} is gone: it is made again next time")
+                raise ExportError(
+                    f"{self._directory / EXPORTS_FILE} is gone: the next turn creates the file again"
+                )
             self._change(found, step)
 
     def _change(self, found: FoundExports, step: Step) -> None:
         match step:
-            case LetIn(host, secrets):
+            case AllowHost(host, secrets):
                 if secrets.controller:
                     raise ExportError(
-                        f"{host} wants to be shown a secret, and an enclosure on files shows none: leave "
-                        "controller_secret out"
+                        f"host {host} has a controller_secret, and file-backed enclosures have none: remove "
+                        "controller_secret"
                     )
                 found.let_in(host, secrets.host)
-            case ShutOut(host):
+            case DenyHost(host):
                 found.shut_out(host)
-            case Offer(export):
+            case AddNamespace(export):
                 path = Path(export.device)
                 if path.parent != self._directory:
-                    raise ExportError(f"{path} does not lie in {self._directory}, and only its files do")
+                    raise ExportError(
+                        f"{path} is outside {self._directory}: export files of this directory only"
+                    )
                 found.offer(export.nguid, path)
-            case TakeBack(_, nguid):
+            case RemoveNamespace(_, nguid):
                 found.take_back(nguid)
-            case CloseToOthers() | OpenToAll() | Listen() | Create() | Remove() | StopListening():
-                pass  # who is listed says who may connect; and what there is can be reached
+            case (
+                RequireAllowList()
+                | AllowAnyHost()
+                | AddListener()
+                | CreateSubsystem()
+                | RemoveSubsystem()
+                | RemoveListener()
+            ):
+                pass  # implied: the list of hosts decides on access, and files are always reachable
 
     def _read(self) -> FoundExports | None:
         found = read_exports(self._directory)
         if found is not None and found.nqn != self._nqn:
             raise ExportError(
-                f"{self._directory / EXPORTS_FILE} is of {found.nqn}, and this enclosure is {self._nqn}: "
-                "take another directory, or remove that file"
+                f"{self._directory / EXPORTS_FILE} belongs to {found.nqn}, not to {self._nqn}: choose "
+                "another directory, or remove the file"
             )
         return found
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ExportError(f"{self._directory} can't be used: {error}") from error
-        except FormatError as error:
-            raise ExportError(str(error)) from error
+
+@contextmanager
+def _export_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"directory {directory} is not usable: {explained(error)}") from error
+    except FormatError as error:
+        raise ExportError(str(error)) from error
 
 
-def _shows(found: FoundExports, host: str, secret: str) -> bool:
-    """Say whether a host has to show *secret*, or nothing where that is empty."""
+def _has_secret(found: FoundExports, host: str, secret: str) -> bool:
+    """Return whether a host must show *secret*, or no secret if empty."""
     return found.asks(host) == bool(secret) and found.is_secret(host, secret)

@@ -1,7 +1,7 @@
-"""What NVMe drives say of themselves, asked by ``nvme`` (the package nvme-cli) in its JSON.
+"""Data of NVMe drives from ``nvme`` (package nvme-cli), in JSON.
 
-Releases of nvme-cli differ in how they write: numbers beyond 64 bits as texts, the critical warning as a
-table, temperatures in Kelvin. All of it is read here, and nowhere else.
+Releases of nvme-cli differ in notation: numbers beyond 64 bits as text, the critical warning as a table,
+temperatures in Kelvin. Only this module handles the differences.
 """
 
 from __future__ import annotations
@@ -13,63 +13,63 @@ from typing import Any
 
 from ostraca_enclosure.drives import Traits
 from ostraca_enclosure.ports import InventoryError
-from ostraca_fabric.inventory import DriveWear
+from ostraca_fabric.model.inventory import DriveWear
 
 Run = Callable[[Sequence[str]], str]
-"""Runs a command to its end and returns what it printed. Raises InventoryError."""
+"""Function to run a command and return the output. Raises InventoryError."""
 
 COMMAND_S = 10.0
-"""How long one command may take: a drive that says nothing for so long is not well."""
+"""Time limit of a command; a drive silent for longer is faulty."""
 
 _KELVIN = 273
 _DATA_UNIT_BYTES = 512_000
 
 
 def run_command(words: Sequence[str]) -> str:
-    """Run a command. Raises InventoryError that says what to do."""
+    """Run a command. Raises InventoryError with advice."""
     try:
-        done = subprocess.run(  # noqa: S603 (words are ours, and device names as the kernel gives them)
+        completed = subprocess.run(  # noqa: S603 (fixed words, and device names from the kernel)
             words, capture_output=True, text=True, check=False, timeout=COMMAND_S, errors="replace"
         )
     except FileNotFoundError as error:
-        raise InventoryError(f"there is no {words[0]}: install nvme-cli") from error
+        raise InventoryError(f"{words[0]} is missing: install nvme-cli") from error
     except subprocess.TimeoutExpired as error:
         raise InventoryError(
-            f"`{' '.join(words)}` took longer than {COMMAND_S:.0f} s: look at the kernel's log"
+            f"`{' '.join(words)}` took longer than {COMMAND_S:.0f} s: see the kernel log"
         ) from error
     except OSError as error:
         raise InventoryError(f"`{' '.join(words)}` can't be run: {error}") from error
-    if done.returncode:
-        why = (done.stderr or done.stdout).strip().splitlines()
+    if completed.returncode:
+        why = (completed.stderr or completed.stdout).strip().splitlines()
         raise InventoryError(
-            f"`{' '.join(words)}` failed ({why[0] if why else done.returncode}): does it run as root?"
+            f"`{' '.join(words)}` failed ({why[0] if why else completed.returncode}): run the daemon as root"
         )
-    return done.stdout
+    return completed.stdout
 
 
 def wear_of(run: Run, device: str) -> DriveWear:
-    """Ask a drive for its SMART log. Raises InventoryError."""
-    said = _asked(run, "smart-log", device)
+    """Return the values of a drive's SMART log. Raises InventoryError."""
+    values = _query(run, "smart-log", device)
     return DriveWear(
-        percentage_used=_number(said, "percent_used", "percentage_used"),
-        available_spare=_number(said, "avail_spare", "available_spare"),
-        spare_threshold=_number(said, "spare_thresh", "available_spare_threshold"),
-        media_errors=_number(said, "media_errors"),
-        temperature_c=_number(said, "temperature") - _KELVIN,
-        bytes_written=_number(said, "data_units_written") * _DATA_UNIT_BYTES,
-        bytes_read=_number(said, "data_units_read") * _DATA_UNIT_BYTES,
-        power_on_hours=_number(said, "power_on_hours"),
-        critical_warning=_number(said, "critical_warning"),
+        percentage_used=_number(values, "percent_used", "percentage_used"),
+        available_spare=_number(values, "avail_spare", "available_spare"),
+        spare_threshold=_number(values, "spare_thresh", "available_spare_threshold"),
+        media_errors=_number(values, "media_errors"),
+        temperature_c=_number(values, "temperature") - _KELVIN,
+        bytes_written=_number(values, "data_units_written") * _DATA_UNIT_BYTES,
+        bytes_read=_number(values, "data_units_read") * _DATA_UNIT_BYTES,
+        power_on_hours=_number(values, "power_on_hours"),
+        critical_warning=_number(values, "critical_warning"),
     )
 
 
 def traits_of(run: Run, device: str) -> Traits:
-    """Ask a drive what kind it is. Raises InventoryError."""
-    controller = _asked(run, "id-ctrl", device)
-    namespace = _asked(run, "id-ns", device)
+    """Return the traits of a drive. Raises InventoryError."""
+    controller = _query(run, "id-ctrl", device)
+    namespace = _query(run, "id-ns", device)
     formats = namespace.get("lbafs")
     if not isinstance(formats, list):
-        raise InventoryError(f"`nvme id-ns {device}` names no formats: update nvme-cli")
+        raise InventoryError(f"`nvme id-ns {device}` lists no formats: update nvme-cli")
     in_use = _number(namespace, "flbas") & 0xF
     version = _number(controller, "ver")
     return Traits(
@@ -81,25 +81,25 @@ def traits_of(run: Run, device: str) -> Traits:
     )
 
 
-def _asked(run: Run, what: str, device: str) -> Mapping[str, Any]:
-    said = run(["nvme", what, device, "-o", "json"])
+def _query(run: Run, command: str, device: str) -> Mapping[str, Any]:
+    values = run(["nvme", command, device, "-o", "json"])
     try:
-        found = json.loads(said)
+        found = json.loads(values)
     except ValueError as error:
-        raise InventoryError(f"`nvme {what} {device} -o json` says no JSON: update nvme-cli") from error
+        raise InventoryError(f"`nvme {command} {device} -o json` prints no JSON: update nvme-cli") from error
     if not isinstance(found, dict):
-        raise InventoryError(f"`nvme {what} {device} -o json` says no object: update nvme-cli")
+        raise InventoryError(f"`nvme {command} {device} -o json` prints no object: update nvme-cli")
     return found
 
 
-def _number(said: Mapping[str, Any], *names: str) -> int:
-    """Return a number by any of its names. Raises InventoryError."""
-    value = next((said[name] for name in names if name in said), None)
-    if isinstance(value, dict):  # verbose output: the number beside what its bits mean
+def _number(values: Mapping[str, Any], *names: str) -> int:
+    """Return a number under any of its names. Raises InventoryError."""
+    value = next((values[name] for name in names if name in values), None)
+    if isinstance(value, dict):  # verbose output: the number beside the meaning of the bits
         value = value.get("value")
     if isinstance(value, str):
         text = value.replace(",", "").strip()
         value = int(text, 0) if text.removeprefix("0x").isalnum() and text[:1].isdigit() else None
     if not isinstance(value, int | float) or value < 0:
-        raise InventoryError(f"`nvme` does not say {names[0]}: update nvme-cli")
+        raise InventoryError(f"`nvme` does not report {names[0]}: update nvme-cli")
     return int(value)

@@ -1,9 +1,8 @@
-"""NVMe drives of this machine, as Linux's sysfs has them, and what they say of themselves by ``nvme``.
+"""NVMe drives of this machine, from sysfs, with health and traits from ``nvme``.
 
-Only drives of its own: a namespace that came over NVMe-oF is some other enclosure's. A drive is identified by
-its NGUID; where it has none, by its UUID, else its EUI-64 behind eight zero bytes. One that has none of
-these can be named by an operator: then it goes by a hash of model, serial number and namespace, which stays
-with it.
+Namespaces over NVMe-oF belong to other enclosures and are left out. The identifier of a drive is the NGUID,
+else the UUID, else the EUI-64 behind eight zero bytes. An operator can name a drive without any of these. The
+identifier is then a stable hash of model, serial number and namespace.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ostraca_enclosure.adapters.in_use import obstacles
+from ostraca_enclosure.adapters.in_use import obstacles, read_attribute
 from ostraca_enclosure.adapters.nvme_cli import Run, run_command, traits_of, wear_of
 from ostraca_enclosure.drives import FoundDrive, Obstacle, Traits
 from ostraca_enclosure.ports import InventoryError
-from ostraca_fabric.inventory import DriveWear
+from ostraca_fabric.model.inventory import DriveWear
 
 _NAMESPACE = re.compile(r"nvme[0-9]+n[0-9]+\Z")
-"""Not those with a c within: they are paths of a namespace, which is listed by itself."""
+"""Names with a c inside are paths of a namespace, listed separately."""
 
 _CONTROLLER = re.compile(r"nvme[0-9]+\Z")
 _SECTOR_BYTES = 512
-"""What sysfs counts sizes in, whatever the logical block."""
+"""Unit of sizes in sysfs, regardless of the logical block."""
 
 _NGUID_DIGITS = 32
 _OWN_TRANSPORT = "pcie"
@@ -33,7 +32,7 @@ _OWN_TRANSPORT = "pcie"
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where the kernel shows itself."""
+    """Mount points of the kernel's file systems."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -42,14 +41,14 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class _Health:
-    asked_s: float
+    queried_s: float
     wear: DriveWear | None
     traits: Traits | None
-    silence: str
+    health_error: str
 
 
 class NvmeDrives:
-    """The NVMe drives of one machine. Implements ``ports.Inventory``."""
+    """NVMe drives of a machine. Implements ``ports.Inventory``."""
 
     def __init__(
         self,
@@ -59,8 +58,9 @@ class NvmeDrives:
         run: Run = run_command,
         health_every_s: float = 60.0,
     ) -> None:
-        """Drives are asked how they are every *health_every_s* by *clock*, which is monotonic; what else is
-        looked at costs them nothing, and is looked at each time.
+        """Query drives' health every *health_every_s* by *clock*, monotonic in seconds.
+
+        All other data cost the drives no command, and are read at each look.
         """
         self._clock = clock
         self._roots = roots
@@ -69,18 +69,18 @@ class NvmeDrives:
         self._health: dict[tuple[str, str], _Health] = {}
 
     def look(self) -> tuple[FoundDrive, ...]:
-        """Return every drive."""
+        """Return all drives."""
         block = self._roots.sys / "block"
         try:
             names = sorted((each.name for each in block.iterdir() if _NAMESPACE.match(each.name)), key=_order)
-            found = tuple(drive for name in names for drive in self._found(block / name))
+            found = tuple(drive for name in names for drive in self._describe(block / name))
         except OSError as error:
-            raise InventoryError(f"drives can't be looked for in {block}: {error}") from error
-        there = {_identity(drive) for drive in found}
-        self._health = {drive: said for drive, said in self._health.items() if drive in there}
+            raise InventoryError(f"drives can't be listed in {block}: {error}") from error
+        present = {_identity(drive) for drive in found}
+        self._health = {drive: health for drive, health in self._health.items() if drive in present}
         return found
 
-    def _found(self, block: Path) -> Iterator[FoundDrive]:
+    def _describe(self, block: Path) -> Iterator[FoundDrive]:
         try:
             parent = (block / "device").resolve(strict=True)
             if _transports(parent) != {_OWN_TRANSPORT}:
@@ -90,62 +90,62 @@ class NvmeDrives:
                 block.name,
                 str(device),
                 "",
-                int(_read(block / "size") or 0) * _SECTOR_BYTES,
-                int(_read(block / "queue/logical_block_size") or 0),
-                _read(parent / "model"),
-                _read(parent / "serial"),
-                _read(parent / "firmware_rev"),
+                int(read_attribute(block / "size") or 0) * _SECTOR_BYTES,
+                int(read_attribute(block / "queue/logical_block_size") or 0),
+                read_attribute(parent / "model"),
+                read_attribute(parent / "serial"),
+                read_attribute(parent / "firmware_rev"),
                 obstacles=obstacles(block, self._roots.proc, device),
             )
         except FileNotFoundError:
-            return  # it went while it was looked at
+            return  # the drive disappeared meanwhile
         yield self._with_health(_identified(drive, block))
 
     def _with_health(self, drive: FoundDrive) -> FoundDrive:
-        which = _identity(drive)
-        said = self._health.get(which)
-        if said is None or self._clock() - said.asked_s >= self._health_every_s:
-            said = self._health[which] = self._asked(drive.device)
-        return replace(drive, wear=said.wear, traits=said.traits, silence=said.silence)
+        key = _identity(drive)
+        health = self._health.get(key)
+        if health is None or self._clock() - health.queried_s >= self._health_every_s:
+            health = self._health[key] = self._query_health(drive.device)
+        return replace(drive, wear=health.wear, traits=health.traits, health_error=health.health_error)
 
-    def _asked(self, device: str) -> _Health:
-        wear, traits, silence = None, None, ""
+    def _query_health(self, device: str) -> _Health:
+        wear, traits, health_error = None, None, ""
         try:
             wear = wear_of(self._run, device)
             traits = traits_of(self._run, device)
         except InventoryError as error:
-            silence = str(error)
-        return _Health(self._clock(), wear, traits, silence)
+            health_error = str(error)
+        return _Health(self._clock(), wear, traits, health_error)
 
 
 def _identity(drive: FoundDrive) -> tuple[str, str]:
-    """Tell a drive from another that has come to its name."""
+    """Return a key to tell a drive from a successor with the same name."""
     return drive.device, drive.serial
 
 
 def _identified(drive: FoundDrive, block: Path) -> FoundDrive:
     for name, width in (("nguid", _NGUID_DIGITS), ("uuid", _NGUID_DIGITS), ("eui", _NGUID_DIGITS // 2)):
-        digits = re.sub(r"[-: ]", "", _read(block / name)).lower()
+        digits = re.sub(r"[-: ]", "", read_attribute(block / name)).lower()
         if re.fullmatch(rf"[0-9a-f]{{{width}}}", digits) and digits.strip("0"):
             return replace(drive, nguid=digits.zfill(_NGUID_DIGITS))
-    told = "\0".join((drive.model, drive.serial, _read(block / "nsid")))
+    identifiers = "\0".join((drive.model, drive.serial, read_attribute(block / "nsid")))
     if not drive.serial:
-        why = Obstacle("it has no NGUID, UUID, EUI-64 or serial number: take another drive", is_final=True)
+        why = Obstacle("no NGUID, UUID, EUI-64 or serial number: use another drive", is_final=True)
         return replace(drive, obstacles=(*drive.obstacles, why))
     why = Obstacle(
-        "it has no NGUID, UUID or EUI-64 by which hosts could tell it from others: name it with --drive, and "
-        "it goes by its serial number"
+        "no NGUID, UUID or EUI-64 as an identifier for hosts: name the drive with --drive, to use an "
+        "identifier derived from the serial number"
     )
-    nguid = hashlib.blake2b(told.encode(), digest_size=_NGUID_DIGITS // 2).hexdigest()
+    nguid = hashlib.blake2b(identifiers.encode(), digest_size=_NGUID_DIGITS // 2).hexdigest()
     return replace(drive, nguid=nguid, obstacles=(*drive.obstacles, why))
 
 
 def _transports(parent: Path) -> set[str]:
-    """Return how a namespace's controllers are reached: its own controller's, or those of its subsystem."""
-    if own := _read(parent / "transport"):
+    """Return the transports of a namespace: its own controller's, or its subsystem's."""
+    if own := read_attribute(parent / "transport"):
         return {own}
     return {
-        _read(each / "transport")
+        read_attribute(each / "transport")
         for each in parent.iterdir()
         if _CONTROLLER.match(each.name) and each.is_dir()
     }
@@ -153,10 +153,3 @@ def _transports(parent: Path) -> set[str]:
 
 def _order(name: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"[0-9]+", name)))
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except FileNotFoundError:
-        return ""

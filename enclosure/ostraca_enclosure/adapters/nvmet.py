@@ -1,13 +1,16 @@
-"""Exports drives through Linux's own NVMe-oF target, nvmet, by its configfs tree.
+"""Exporter of drives through nvmet, Linux's NVMe-oF target, by configfs.
 
-One subsystem holds all drives of the enclosure. Its NQN is its own: whatever lies there under it is taken for
-this enclosure's, and mended or removed. Ports and hosts lie beside it and may be others': which of them were
-made here is written down before they are made (``MadeHere``), and nothing else is removed. A port of somebody
-else at the same address is joined, and left when it ends.
+A single subsystem holds all drives of the enclosure. All objects under the enclosure's NQN belong to the
+enclosure, and are repaired or removed. Ports and hosts may belong to others. Names of ports and hosts created
+here are recorded before creation (``NvmetRecord``), and only those are removed. An existing port at the same
+address is joined, and left at the end.
 
-What the kernel keeps to, and this relies on: a new subsystem lets nobody in; hosts can't be listed while any
-may connect; a namespace is set while it is off, and seen when it is on; a port is set before a subsystem is
-linked to it, and listens from then on. A host that is shut out keeps what it has connected.
+Properties of the kernel relied upon:
+
+- A new subsystem admits no host. Hosts can't be listed while any host may connect.
+- A namespace is configured while disabled, and visible once enabled.
+- A port is configured before a subsystem is linked, and listens from then on.
+- An excluded host keeps existing connections.
 """
 
 from __future__ import annotations
@@ -22,132 +25,131 @@ from typing import TYPE_CHECKING
 from ostraca_enclosure.adapters.configfs import Configfs
 from ostraca_enclosure.drives import uuid_of
 from ostraca_enclosure.plan import (
-    CloseToOthers,
-    Create,
+    AddListener,
+    AddNamespace,
+    AllowAnyHost,
+    AllowHost,
+    CreateSubsystem,
+    DenyHost,
     Export,
-    Have,
+    ExportedNamespace,
     HostSecrets,
-    LetIn,
-    Listen,
-    Offer,
-    Offered,
-    OpenToAll,
-    Remove,
-    ShutOut,
+    PresentExports,
+    RemoveListener,
+    RemoveNamespace,
+    RemoveSubsystem,
+    RequireAllowList,
     Step,
-    StopListening,
-    TakeBack,
 )
 from ostraca_enclosure.ports import ExportError
-from ostraca_fabric.target import Controller, Transport
+from ostraca_fabric.model.target import Controller, TargetTransport
 
 if TYPE_CHECKING:
-    from ostraca_enclosure.adapters.made_here import MadeHere
+    from ostraca_enclosure.adapters.nvmet_record import NvmetRecord
 
 PORT_MAX = 65535
 NAMESPACE_MAX = 1024
-"""Of one subsystem: nvmet's own limit."""
+"""Most namespaces of a subsystem: nvmet's own limit."""
 
 _SERIAL_CHARACTERS = 20
 _KEYS = (("dhchap_key", "host"), ("dhchap_ctrl_key", "controller"))
-_HOW = {
+_REMEDIES = {
     errno.EACCES: "run it as root",
     errno.EPERM: "run it as root",
     errno.ENOENT: "is nvmet loaded? `modprobe nvmet nvmet-tcp nvmet-rdma`",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-    errno.EADDRINUSE: "something else listens there",
-    errno.EBUSY: "something else holds it",
+    errno.EADDRNOTAVAIL: "no such address on this machine",
+    errno.EADDRINUSE: "another program listens there",
+    errno.EBUSY: "another program uses the object",
 }
 
 
 class NvmetExporter:
-    """One enclosure's subsystem. Implements ``ports.Exporter``."""
+    """Subsystem of an enclosure. Implements ``ports.Exporter``."""
 
-    def __init__(self, tree: Configfs, nqn: str, made: MadeHere, *, reservations: bool = False) -> None:
-        """*tree* is that of nvmet; *made* remembers what was made there. With *reservations* hosts may
-        reserve drives that are offered from now on, where the kernel knows how.
+    def __init__(self, tree: Configfs, nqn: str, record: NvmetRecord, *, reservations: bool = False) -> None:
+        """Export through *tree*, nvmet's configfs; *record* lists the objects created there.
+
+        With *reservations*, hosts may reserve drives offered from now on, if the kernel supports this.
         """
         self._tree = tree
         self._nqn = nqn
-        self._made = made
+        self._record = record
         self._reservations = reservations
         self._subsystem = f"subsystems/{nqn}"
 
-    def observe(self, hosts: Mapping[str, HostSecrets]) -> Have:
-        """Return what is exported."""
-        with self._told("look at nvmet"):
+    def observe(self, hosts: Mapping[str, HostSecrets]) -> PresentExports:
+        """Return the present exports."""
+        with _export_errors("list exports"):
             if not self._tree.has("subsystems"):
                 raise ExportError(
-                    f"there is no nvmet at {self._tree.root}: mount configfs and `modprobe nvmet nvmet-tcp "
+                    f"nvmet is missing at {self._tree.root}: mount configfs and `modprobe nvmet nvmet-tcp "
                     "nvmet-rdma`"
                 )
             ports = frozenset(
-                controller for port in self._tree.names("ports") if (controller := self._listens(port))
+                controller
+                for port in self._tree.names("ports")
+                if (controller := self._listening_address(port))
             )
             if not self._tree.has(self._subsystem):
-                return Have(controllers=ports)
-            let_in = frozenset(self._tree.names(f"{self._subsystem}/allowed_hosts"))
-            return Have(
-                is_there=True,
+                return PresentExports(controllers=ports)
+            admitted = frozenset(self._tree.names(f"{self._subsystem}/allowed_hosts"))
+            return PresentExports(
+                exists=True,
                 controllers=ports,
-                offered=tuple(map(self._offered, self._slots())),
-                hosts=let_in,
-                stale=frozenset(
-                    each for each in let_in & hosts.keys() if not self._has_secrets(each, hosts[each])
+                namespaces=tuple(map(self._exported_namespace, self._slots())),
+                hosts=admitted,
+                stale_hosts=frozenset(
+                    each for each in admitted & hosts.keys() if not self._has_secrets(each, hosts[each])
                 ),
-                is_open=self._tree.read(f"{self._subsystem}/attr_allow_any_host") == "1",
+                allows_any_host=self._tree.read(f"{self._subsystem}/attr_allow_any_host") == "1",
             )
 
     def apply(self, step: Step) -> None:  # noqa: C901 (a case for each step)
-        """Do one step."""
-        with self._told("do that"):
+        """Apply a step."""
+        with _export_errors("apply the step"):
             match step:
-                case Create():
+                case CreateSubsystem():
                     self._create()
-                case CloseToOthers():
+                case RequireAllowList():
                     self._tree.write(f"{self._subsystem}/attr_allow_any_host", "0")
-                case OpenToAll():
+                case AllowAnyHost():
                     self._tree.write(f"{self._subsystem}/attr_allow_any_host", "1")
-                case LetIn(host, secrets):
-                    self._let_in(host, secrets)
-                case ShutOut(host):
+                case AllowHost(host, secrets):
+                    self._allow_host(host, secrets)
+                case DenyHost(host):
                     self._tree.unlink(f"{self._subsystem}/allowed_hosts/{host}")
                     self._forget_host(host)
-                case Offer(export):
-                    self._offer(export)
-                case TakeBack(slot):
-                    self._take_back(slot)
-                case Listen(controller):
-                    self._listen(controller)
-                case StopListening(controller):
-                    self._stop_listening(controller)
-                case Remove():
+                case AddNamespace(export):
+                    self._add_namespace(export)
+                case RemoveNamespace(slot):
+                    self._remove_namespace(slot)
+                case AddListener(controller):
+                    self._add_listener(controller)
+                case RemoveListener(controller):
+                    self._remove_listener(controller)
+                case RemoveSubsystem():
                     self._remove()
-
-    # ------------------------------------------------------------------------------------- the subsystem
 
     def _create(self) -> None:
         self._tree.mkdir(self._subsystem)
-        # Hosts show it, and remember it: the same after a reboot. Kernels before 5.4 choose one themselves.
+        # Hosts show and remember the serial, so keep it over reboots. Kernels before 5.4 choose their own.
         if self._tree.has(f"{self._subsystem}/attr_serial"):
             serial = hashlib.blake2b(self._nqn.encode()).hexdigest()[:_SERIAL_CHARACTERS]
             self._tree.write(f"{self._subsystem}/attr_serial", serial)
 
     def _remove(self) -> None:
         for slot in self._slots():
-            self._take_back(slot)
+            self._remove_namespace(slot)
         for host in self._tree.names(f"{self._subsystem}/allowed_hosts"):
             self._tree.unlink(f"{self._subsystem}/allowed_hosts/{host}")
         for port in self._tree.names("ports"):
             if self._is_linked(port):
-                self._leave(port)
+                self._unlink_port(port)
         self._tree.rmdir(self._subsystem)
-        for host in self._made.hosts:
+        for host in self._record.names("hosts"):
             self._forget_host(host)
-        for port in self._made.ports:
+        for port in self._record.names("ports"):
             self._forget_port(port)
-
-    # ---------------------------------------------------------------------------------------- namespaces
 
     def _slots(self) -> list[int]:
         found = self._tree.names(f"{self._subsystem}/namespaces")
@@ -156,24 +158,26 @@ class NvmetExporter:
     def _namespace(self, slot: int) -> str:
         return f"{self._subsystem}/namespaces/{slot}"
 
-    def _offered(self, slot: int) -> Offered:
+    def _exported_namespace(self, slot: int) -> ExportedNamespace:
         at = self._namespace(slot)
         nguid = self._tree.read(f"{at}/device_nguid").replace("-", "").lower()
-        return Offered(
+        return ExportedNamespace(
             slot,
             nguid if nguid.strip("0") else "",
             self._tree.read(f"{at}/device_path"),
-            is_whole=self._tree.read(f"{at}/enable") == "1",
+            is_enabled=self._tree.read(f"{at}/enable") == "1",
         )
 
-    def _offer(self, export: Export) -> None:
+    def _add_namespace(self, export: Export) -> None:
         used = set(self._slots())
-        for each in map(self._offered, used):
-            if each.is_whole and (each.nguid, each.device) == (export.nguid, export.device):
+        for each in map(self._exported_namespace, used):
+            if each.is_enabled and (each.nguid, each.device) == (export.nguid, export.device):
                 return
         slot = next((each for each in range(1, NAMESPACE_MAX + 1) if each not in used), 0)
         if not slot:
-            raise ExportError(f"the subsystem has {NAMESPACE_MAX} namespaces, and that is the most")
+            raise ExportError(
+                f"the subsystem has {NAMESPACE_MAX} namespaces already, the most that nvmet supports"
+            )
         at = self._namespace(slot)
         self._tree.mkdir(at)
         self._tree.write(f"{at}/device_path", export.device)
@@ -183,37 +187,35 @@ class NvmetExporter:
             self._tree.write(f"{at}/resv_enable", "1")
         self._tree.write(f"{at}/enable", "1")
 
-    def _take_back(self, slot: int) -> None:
+    def _remove_namespace(self, slot: int) -> None:
         at = self._namespace(slot)
         if self._tree.has(at):
             self._tree.write(f"{at}/enable", "0")
             self._tree.rmdir(at)
 
-    # --------------------------------------------------------------------------------------------- hosts
-
-    def _let_in(self, host: str, secrets: HostSecrets) -> None:
+    def _allow_host(self, host: str, secrets: HostSecrets) -> None:
         at, link = f"hosts/{host}", f"{self._subsystem}/allowed_hosts/{host}"
-        is_there = self._tree.has(at)
-        if is_there and not self._has_secrets(host, secrets):
-            if host not in self._made.hosts:
+        exists = self._tree.has(at)
+        if exists and not self._has_secrets(host, secrets):
+            if host not in self._record.names("hosts"):
                 raise ExportError(
-                    f"somebody else made {at} of nvmet, with other secrets: remove it there, or let it have "
-                    "these"
+                    f"nvmet has {at} with other secrets, created by another program: remove {at}, or use "
+                    "the same secrets"
                 )
-            if any(self._key(host, file) and not getattr(secrets, whose) for file, whose in _KEYS):
-                # Not every kernel takes a key back: only a host that is made anew has none.
+            if any(self._key(host, file) and not getattr(secrets, field) for file, field in _KEYS):
+                # Not every kernel can remove a key: only a newly created host has none.
                 self._tree.unlink(link)
                 self._tree.rmdir(at)
-                is_there = False
-        if not is_there:
-            self._made.note_host(host)
+                exists = False
+        if not exists:
+            self._record.add("hosts", host)
             self._tree.mkdir(at)
-        for file, whose in _KEYS:
-            wanted = getattr(secrets, whose)
+        for file, field in _KEYS:
+            wanted = getattr(secrets, field)
             if wanted and self._key(host, file) != wanted:
                 if not self._tree.has(f"{at}/{file}"):
                     raise ExportError(
-                        "this kernel's nvmet knows no DH-HMAC-CHAP: take Linux 6.0 or newer, with "
+                        "the kernel's nvmet lacks DH-HMAC-CHAP: use Linux 6.0 or later with "
                         "CONFIG_NVME_TARGET_AUTH, or list the host without secrets"
                     )
                 self._tree.write(f"{at}/{file}", wanted)
@@ -224,37 +226,35 @@ class NvmetExporter:
         return self._tree.read(at) if self._tree.has(at) else ""
 
     def _has_secrets(self, host: str, secrets: HostSecrets) -> bool:
-        return all(self._key(host, file) == getattr(secrets, whose) for file, whose in _KEYS)
+        return all(self._key(host, file) == getattr(secrets, field) for file, field in _KEYS)
 
     def _forget_host(self, host: str) -> None:
-        if host in self._made.hosts:
+        if host in self._record.names("hosts"):
             self._rmdir_unless_held(f"hosts/{host}")
-            self._made.forget_host(host)
-
-    # --------------------------------------------------------------------------------------------- ports
+            self._record.remove("hosts", host)
 
     def _address(self, port: str) -> Controller | None:
-        """Return where a port listens, None where that is nowhere yet, or by something else."""
+        """Return a port's address; None if unset, or of another kind."""
         said = [self._tree.read(f"ports/{port}/addr_{each}") for each in ("trtype", "traddr", "trsvcid")]
         try:
-            return Controller(Transport(said[0]), str(ipaddress.ip_address(said[1])), int(said[2]))
+            return Controller(TargetTransport(said[0]), str(ipaddress.ip_address(said[1])), int(said[2]))
         except ValueError:
             return None
 
     def _is_linked(self, port: str) -> bool:
         return self._nqn in self._tree.names(f"ports/{port}/subsystems")
 
-    def _listens(self, port: str) -> Controller | None:
+    def _listening_address(self, port: str) -> Controller | None:
         return self._address(port) if self._is_linked(port) else None
 
-    def _listen(self, controller: Controller) -> None:
+    def _add_listener(self, controller: Controller) -> None:
         ports = self._tree.names("ports")
         port = next((each for each in ports if self._address(each) == controller), None)
         if port is None:
-            port = next((each for each in self._made.ports if self._is_unused(each)), None) or self._free(
-                ports
-            )
-            self._made.note_port(port)
+            port = next(
+                (each for each in self._record.names("ports") if self._is_unused(each)), None
+            ) or self._free_port(ports)
+            self._record.add("ports", port)
             self._tree.mkdir(f"ports/{port}")
             address = ipaddress.ip_address(controller.address)
             for name, value in (
@@ -267,32 +267,30 @@ class NvmetExporter:
         self._tree.link(f"ports/{port}/subsystems/{self._nqn}", self._subsystem)
 
     def _is_unused(self, port: str) -> bool:
-        """Say whether a port that was made here was never set: a crash came between."""
+        """Return whether a port created here was never configured, because of a crash."""
         return self._tree.has(f"ports/{port}") and self._address(port) is None
 
-    def _free(self, ports: list[str]) -> str:
+    def _free_port(self, ports: list[str]) -> str:
         free = next((str(each) for each in range(1, PORT_MAX + 1) if str(each) not in ports), None)
         if free is None:
-            raise ExportError("nvmet has all the ports it can have: remove some")
+            raise ExportError(f"nvmet has {PORT_MAX} ports already: remove unused ports")
         return free
 
-    def _stop_listening(self, controller: Controller) -> None:
+    def _remove_listener(self, controller: Controller) -> None:
         for port in self._tree.names("ports"):
-            if self._listens(port) == controller:
-                self._leave(port)
+            if self._listening_address(port) == controller:
+                self._unlink_port(port)
 
-    def _leave(self, port: str) -> None:
-        """End a port's link to this subsystem, and the port where nothing else is on it and it was ours."""
+    def _unlink_port(self, port: str) -> None:
+        """Unlink a port from this subsystem; remove the port if created here and unused."""
         self._tree.unlink(f"ports/{port}/subsystems/{self._nqn}")
         self._forget_port(port)
 
     def _forget_port(self, port: str) -> None:
-        if port in self._made.ports:
+        if port in self._record.names("ports"):
             if not self._tree.names(f"ports/{port}/subsystems"):
                 self._rmdir_unless_held(f"ports/{port}")
-            self._made.forget_port(port)
-
-    # ---------------------------------------------------------------------------------------------------
+            self._record.remove("ports", port)
 
     def _rmdir_unless_held(self, path: str) -> None:
         try:
@@ -301,13 +299,14 @@ class NvmetExporter:
             if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
                 raise
 
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            how = _HOW.get(error.errno or 0, "")
-            where = f" ({error.filename})" if error.filename else ""
-            raise ExportError(
-                f"nvmet would not {what}: {error.strerror}{where}{': ' if how else ''}{how}"
-            ) from error
+
+@contextmanager
+def _export_errors(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        where = f" ({error.filename})" if error.filename else ""
+        raise ExportError(
+            f"nvmet failed to {action}: {error.strerror}{where}{': ' if remedy else ''}{remedy}"
+        ) from error

@@ -1,16 +1,15 @@
-"""The control connection on asyncio: framed messages and bulk bytes over unix sockets, TCP, or a network that
-is given.
+"""Control connection on asyncio: framed messages and bulk bytes.
 
-``serve`` is an agent's end, ``connect`` the other. Both are ``asyncio.BufferedProtocol`` classes, so bytes
-land where they belong without streams in between, and both run on uvloop as on asyncio's own loop. What the
-bytes mean is decided in ``ostraca_fabric.wire``, purely.
+Runs over unix sockets, TCP, TLS or a given network. ``serve`` is the agent's end, ``connect`` the other end.
+Both are ``asyncio.BufferedProtocol`` classes, so bytes land in their final memory without streams in between.
+Both run on uvloop and on asyncio's own loop. ``ostraca_fabric.wire`` defines the meaning of the bytes.
 """
 
 from ostraca_fabric.connection.client import ClientConnection, connect
 from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.network import SOCKETS, Listening, Network, SocketNetwork
 from ostraca_fabric.connection.server import Handler, Server, ServerConnection, serve
-from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.streams import ConnectionSettings
 
 __all__ = [
     "SOCKETS",

@@ -1,7 +1,7 @@
-"""The end that connects: asks, and matches answers to requests by their ids.
+"""Connecting end: sends requests and matches answers to requests by id.
 
-For agents that ask owners elsewhere, and for asyncio programs. The blocking SDK has a shell of its own over
-the same wire.
+For agents that query other shard owners, and for asyncio programs. The blocking SDK has a front end of its
+own over the same wire.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from ostraca_fabric.connection.framed import FramedConnection
 from ostraca_fabric.connection.network import SOCKETS, Network
-from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.streams import ConnectionSettings
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
-from ostraca_fabric.tls import HUNG_UP, in_words
+from ostraca_fabric.sockets.tls import HUNG_UP, in_words
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import TlsAddress, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 Request = WorkerRequest | AgentRequest | OperatorRequest
 Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
 Aside = GetProgress | Settled | Fetch | Leaving
-"""What an agent says beside its answers."""
+"""Messages of an agent besides its answers."""
 
 _ACCEPTED: dict[str, codec.MessageDecoder[typing.Any]] = {
     WORKER: codec.TO_WORKER,
@@ -55,7 +55,7 @@ _ACCEPTED: dict[str, codec.MessageDecoder[typing.Any]] = {
 
 
 class ClientConnection(FramedConnection):
-    """A connection that was made to an agent, after its Welcome. ``connect`` makes it."""
+    """Connection to an agent after the Welcome. Created by ``connect``."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ClientConnection(FramedConnection):
 
     @property
     def peer(self) -> str:
-        """Which agent this leads to."""
+        """Name of the connected agent, for messages."""
         return f"the agent at {self._address}"
 
     @property
     def welcome(self) -> Welcome:
-        """What the agent said about itself and its limits."""
+        """The agent's Welcome: identity and limits."""
         return self._welcome.result()
 
     @property
@@ -91,16 +91,19 @@ class ClientConnection(FramedConnection):
         return self._welcome.done() and not self._welcome.cancelled() and self._welcome.exception() is None
 
     def next_request_id(self) -> int:
-        """Return an id that no earlier request of this connection had, for who has none of its own."""
+        """Return an id unused by earlier requests of this connection.
+
+        For callers without ids of their own.
+        """
         return next(self._numbers)
 
     async def ask(self, request: Request, timeout_s: float) -> Answer:
-        """Return the final answer, which may be a ``Failed``.
+        """Send a request and return the final answer, which may be a ``Failure``.
 
-        Ids of requests must differ from each other for as long as an answer may still come, also after a
-        time-out. Raises TimeoutError; ConnectError when the connection is or gets closed; RefusedError
-        without sending anything when as many requests are under way as the agent takes, FrameTooLongError
-        when the request is longer than it takes.
+        Request ids must differ for as long as an answer may still arrive, also after a timeout. Raises
+        TimeoutError; ConnectError if the connection is closed or closes. Without sending, raises RefusedError
+        at the agent's limit of requests in progress, and FrameTooLongError for a request above the agent's
+        limit.
         """
         answer = self.submit(request)
         try:
@@ -112,18 +115,18 @@ class ClientConnection(FramedConnection):
             self.forget(request.request)
 
     def submit(self, request: Request) -> asyncio.Future[Answer]:
-        """Send a request and return the future of its final answer; raises as ``ask`` does.
+        """Send a request and return the future of the final answer; raises as ``ask`` does.
 
-        Call ``forget`` when the answer is there or nobody waits for it any more.
+        Call ``forget`` after the answer has arrived, or if no caller waits for the answer any more.
         """
         if request.request in self._pending:
             raise UsageError(
-                f"request {request.request} is under way already: take ids from next_request_id()"
+                f"request {request.request} is in progress already: take ids from next_request_id()"
             )
         inflight_max = self.welcome.limits.inflight_max
         if len(self._pending) >= inflight_max:
             raise RefusedError(
-                "overloaded", f"{inflight_max} requests to {self.peer} are under way: wait for one"
+                "overloaded", f"{inflight_max} requests to {self.peer} are in progress: wait for an answer"
             )
         self.send(request)
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -131,13 +134,13 @@ class ClientConnection(FramedConnection):
         return answer
 
     def forget(self, request: int) -> None:
-        """Wait no longer for a request, and tell the agent so unless it has answered."""
+        """Stop waiting for a request; cancel the request unless the agent has answered."""
         answer = self._pending.pop(request)
         if not answer.done() or answer.cancelled() or answer.exception() is not None:
             self.tell(Cancel(request))
 
     def tell(self, notice: WorkerNotice | OwnerNotice | Cancel) -> None:
-        """Send what needs no answer; it is lost when the connection is closed."""
+        """Send a notice, which needs no answer; a closed connection loses the notice."""
         with suppress(ConnectError):
             self.send(notice)
 
@@ -146,19 +149,20 @@ class ClientConnection(FramedConnection):
         await self._welcome
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say Hello."""
+        """Send Hello."""
         super().connection_made(transport)
-        self.send(self._hello)
+        with suppress(ConnectError):  # ``on_closed`` reports a missing line
+            self.send(self._hello)
 
     def on_message(self, payload: bytes) -> None:
-        """Take one message."""
+        """Process one message."""
         if not self._welcome.done():
             self._on_hello_answer(codec.HELLO_ANSWER.decode(payload))
             return
         message = _ACCEPTED[self._hello.role].decode(payload)
         match message:
             case Refused(code, words):
-                self._end = f"it said ({code}): {words}"
+                self._end = f"the peer ended the connection ({code}): {words}"
                 self.close()
             case GetProgress() | Settled() | Fetch() | Leaving():
                 if self._on_aside is not None:
@@ -171,15 +175,15 @@ class ClientConnection(FramedConnection):
                     self._on_late(message)
 
     def on_broken(self, error: ProtocolError) -> None:
-        """Close a connection to something that does not speak this wire."""
+        """Close a connection to a peer that breaks the wire protocol."""
         log.warning("Closed the connection to %s (%s): %s", self.peer, error.code, error)
-        self._end = f"it broke the rules of the wire: {error}"
+        self._end = f"the peer broke the wire protocol: {error}"
         if not self._welcome.done():
             self._welcome.set_exception(error)
         self.close()
 
     def on_closed(self, error: Exception | None) -> None:
-        """Tell everyone who waits."""
+        """Fail the handshake and all pending requests."""
         if error is not None and not self._end:
             self._end = in_words(error) if isinstance(error, OSError) else str(error)
         if not self._welcome.done():
@@ -213,12 +217,12 @@ async def connect(
     on_late: Callable[[Answer], None] | None = None,
     network: Network = SOCKETS,
 ) -> ClientConnection:
-    """Connect to an agent and shake hands, within ``handshake_s``.
+    """Connect to an agent and complete the handshake within ``handshake_s``.
 
-    *on_aside* takes what an agent says beside its answers, in the order it comes among them; *on_late* takes
-    answers that nobody waits for. Raises UsageError for an address that is none, AuthenticationError,
-    VersionError or ConnectError as the agent refused or when it can't be reached, and ProtocolError when
-    what answers is no agent.
+    *on_aside* receives the agent's other messages, in order with the answers. *on_late* receives answers that
+    no caller waits for. Raises UsageError for an invalid address; AuthenticationError, VersionError or
+    ConnectError after the agent's refusal; ConnectError for an unreachable agent; ProtocolError for a peer
+    that is no agent.
     """
     chosen = settings or ConnectionSettings()
     where = parse_address(address)
@@ -229,8 +233,8 @@ async def connect(
             await connection.opened()
     except TimeoutError as error:
         raise ConnectError(
-            f"no Welcome from {address} within {chosen.handshake_s} s: is it an agent? One that is stopped, "
-            "or has far too much to do, does not answer either"
+            f"no Welcome from {address} within {chosen.handshake_s} s: check that an agent listens there, "
+            "and is neither stopped nor overloaded"
         ) from error
     except ConnectError:
         raise

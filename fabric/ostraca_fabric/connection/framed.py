@@ -1,21 +1,26 @@
-"""A connection that carries frames, whichever end it is.
+"""Connection that carries frames, for both ends.
 
-It is a BulkChannel (``ostraca_fabric.ports.transport``) for the inline transport. The place of a block *sent*
-is where its bytes belong at the other end, as the two agree; the place of a block *expected* is the index of
-a part, and the block is that whole part.
+A BulkChannel (``ostraca_fabric.ports.transport``) for the inline transport. The place of a block *sent* is
+the position of its bytes at the other end, as the two ends agree. The place of a block *expected* is the
+index of a part; the block is the whole part.
 
-Sending. ``send`` and ``send_bulk`` never wait: what the socket does not take stays in an outbox until it can
-be written. Bulk frames are sent from where their blocks lie, and wait as long as it takes: an end that does
-not read costs no memory but that which its own transfers hold. Only messages add to it, and one that would
-come on top of ``unread_bytes_max`` closes the connection. Reading never stops because writing does: two ends
-that both send much would wait for each other for ever.
+``send`` and ``send_bulk`` never wait: an outbox holds unsent bytes until the socket takes them. Bulk frames
+are sent from the memory of their blocks and wait without limit. A peer that does not read costs no memory
+beyond its own transfers. Only messages add memory; a message on top of ``unread_bytes_max`` closes the
+connection. Reading never stops because of writing: two ends with large sends would otherwise wait for each
+other for ever.
 
-The event loop's transport accepts, reads and closes; what is written goes through a *line*
-(``ostraca_fabric.connection.lines``), which for a socket is a second descriptor of it: staging memory is
-reused as soon as a transfer has settled, so it must be known when the socket has taken it. Blocks are
-received through that descriptor too, many in one call. Both are done in the loop's own thread, a bounded
-number of bytes at a time: another thread saved no processor time (12 ms of it for 64 MiB either way), and an
-end that has stopped would keep it.
+The event loop's transport accepts, reads and closes. Writes go through a *stream*
+(``ostraca_fabric.connection.streams``), for a socket a second descriptor. Staging memory is reused right
+after a transfer, so the connection must know when the socket has taken the bytes. Blocks are received through
+the second descriptor too, many in one call. Both happen in the loop's thread, with a bounded number of bytes
+at a time. A separate thread saved no processor time (12 ms for 64 MiB either way), and a stalled peer would
+block the thread.
+
+Expected parts of transfers, and the memory for each part.
+
+A bulk frame lands whole or not at all. A frame of an unknown transfer is discarded. A frame breaks the wire
+protocol if it names a part that is not missing, names a part twice, or gives a part another length.
 """
 
 from __future__ import annotations
@@ -25,27 +30,26 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.connection.expected import ExpectedParts, fail
-from ostraca_fabric.connection.lines import Line, line_of
-from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.streams import ConnectionSettings, ConnectionStream, open_stream
 from ostraca_fabric.errors import ConnectError, FrameTooLongError, ProtocolError
-from ostraca_fabric.stream import Outbox
-from ostraca_fabric.wire.frames import LENGTH_BYTES, BulkEnd, FrameReader, bulk_frames, encode
+from ostraca_fabric.sockets.stream import Outbox
+from ostraca_fabric.wire.frames import LENGTH_BYTES, BulkEnd, FrameReader, Passage, bulk_frames, encode
 from ostraca_fabric.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
 _TURN_BYTES = 1 << 20
-"""What one connection sends or receives at most before the loop turns to others."""
+"""Most bytes that one connection sends or receives before the loop serves others."""
 
 
 class FramedConnection(asyncio.BufferedProtocol):
-    """One end of a connection. Subclasses say what a message and the end of the connection mean."""
+    """End of a connection. Subclasses handle messages and the end of the connection."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
@@ -53,9 +57,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._expected = ExpectedParts()
         self._reader = FrameReader(self._expected.destination, frame_bytes_max=settings.handshake_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._line: Line | None = None
+        self._stream: ConnectionStream | None = None
         self._outbox = Outbox()
-        self._is_watched = False  # whether the line says when there is room
+        self._is_watched = False  # whether the stream reports room
         self._when_sent: Callable[[], None] | None = None
         self._buffer_bytes = 0
         self._sending: set[asyncio.Future[None]] = set()
@@ -65,18 +69,18 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._cut: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
-    # What subclasses define.
+    # Defined by subclasses.
 
     def on_message(self, payload: bytes) -> None:
-        """Take one message; ProtocolError is handed to ``on_broken``."""
+        """Process one message; a ProtocolError raised here goes to ``on_broken``."""
         raise NotImplementedError
 
     def on_broken(self, error: ProtocolError) -> None:
-        """The other end broke the rules: say so if that helps, and close."""
+        """Handle a protocol violation of the peer: report where useful, and close."""
         raise NotImplementedError
 
     def on_closed(self, error: Exception | None) -> None:
-        """The connection is gone. Called once."""
+        """Handle the end of the connection. Called once."""
         raise NotImplementedError
 
     # Sending.
@@ -89,10 +93,10 @@ class FramedConnection(asyncio.BufferedProtocol):
     def send(self, message: Message) -> None:
         """Send a message.
 
-        Raises ConnectError when the connection is closed, and FrameTooLongError when the other end would not
-        take a frame of this length; then nothing was sent and the connection goes on.
+        Raises ConnectError on a closed connection. Raises FrameTooLongError above the peer's frame limit,
+        without sending; the connection remains open.
         """
-        if self._is_closing or self._line is None:
+        if self._is_closing or self._stream is None:
             raise self._closed_error()
         frame = encode(message)
         if len(frame) - LENGTH_BYTES > self._sent_bytes_max:
@@ -100,11 +104,11 @@ class FramedConnection(asyncio.BufferedProtocol):
                 f"a {type(message).__name__} of {len(frame)} bytes where {self._sent_bytes_max} are allowed"
             )
         if self._outbox.held_bytes > self._settings.unread_bytes_max:
-            log.warning("Cut the connection to %s, which does not read what it is sent", self.peer)
+            log.warning("Cut the connection to %s: the peer reads no messages", self.peer)
             self.abort()
             raise self._closed_error()
         try:
-            is_sent = self._outbox.send(self._line, frame)
+            is_sent = self._outbox.send(self._stream, frame)
         except OSError as error:
             self._fail_with(error)
         else:
@@ -120,10 +124,10 @@ class FramedConnection(asyncio.BufferedProtocol):
         offsets: NDArray[np.int64],
         lengths: NDArray[np.uint32],
     ) -> asyncio.Future[None]:
-        """Send blocks at *offsets* of *memory*, which is in use until the future ends.
+        """Send blocks at *offsets* of *memory*, which stays in use until the future ends.
 
-        That is when the socket has taken their last byte: what is sent from then on arrives behind them. What
-        was sent before may arrive in between, at the end of a frame. The future raises ConnectError when the
+        The future ends when the socket has taken the last byte: later messages arrive behind the blocks.
+        Earlier messages may arrive in between, at the end of a frame. The future raises ConnectError if the
         connection closes first.
         """
         ended = self._loop.create_future()
@@ -145,10 +149,10 @@ class FramedConnection(asyncio.BufferedProtocol):
             ended.set_result(None)
 
     def _write(self) -> None:
-        """Send what there is room for, and have the line say when there is more."""
-        assert self._line is not None
+        """Send as many bytes as there is room for; watch the stream for the rest."""
+        assert self._stream is not None
         try:
-            is_sent = self._outbox.write(self._line, _TURN_BYTES)
+            is_sent = self._outbox.write(self._stream, _TURN_BYTES)
         except OSError as error:
             self._fail_with(error)
             return
@@ -164,14 +168,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _watch(self) -> None:
-        assert self._line is not None
+        assert self._stream is not None
         self._is_watched = True
-        self._line.watch(self._write)
+        self._stream.watch(self._write)
 
     def _stop_watching(self) -> None:
         self._is_watched = False
-        if self._line is not None:
-            self._line.unwatch()
+        if self._stream is not None:
+            self._stream.unwatch()
 
     def expect_bulk(
         self,
@@ -181,11 +185,11 @@ class FramedConnection(asyncio.BufferedProtocol):
         offsets: NDArray[np.int64],
         lengths: NDArray[np.uint32],
     ) -> asyncio.Future[None]:
-        """Let the parts of a transfer land at *offsets* of *memory*, each whole; its place is its index.
+        """Expect the parts of a transfer at *offsets* of *memory*; a part's place is its index.
 
-        The future ends when all have landed. It raises ConnectError when the connection closes first; then
-        nothing lands any more. Until either, the parts are in use, whether or not anyone waits for the
-        future.
+        Each part lands whole. The future ends when all parts have landed. The future raises ConnectError if
+        the connection closes first; then no more bytes land. Until either event the memory is in use, even
+        without a waiter.
         """
         ended = self._loop.create_future()
         if self._is_closing:
@@ -200,13 +204,13 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for messages to people."""
+        """Name of the other end, for messages."""
         return "the other end"
 
     def close(self) -> None:
-        """Send the messages that wait, at most for ``close_s``, and close. Nothing more is received.
+        """Send waiting messages, for at most ``close_s``, and close.
 
-        No bulk frame is begun any more; the futures of those that wait end with the connection.
+        Receives no more. Starts no more bulk frames; the futures of waiting frames end with the connection.
         """
         self._end_reading()
         self._outbox.drop_bulk()
@@ -215,11 +219,10 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._act_when_sent(self._transport.close)
 
     def close_with(self, last: Message) -> None:
-        """Send a last message, and close when the other end has closed, or after ``close_s``.
+        """Send a last message, and close after the peer closes or after ``close_s``.
 
-        Until then what comes is read and thrown away. To close at once would make the kernel reset the
-        connection when anything unread is left, and the other end could find that before it finds the
-        message.
+        Until then, received bytes are read and discarded. On an immediate close with unread bytes the kernel
+        would reset the connection, and the peer might see the reset before the message.
         """
         if self._is_closing or self._transport is None:
             return
@@ -228,17 +231,17 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._end_reading()
             self._outbox.drop_bulk()
             self._cut_later(self._transport)
-            assert self._line is not None, "what is open has a line"
-            self._act_when_sent(self._line.end_writing)
+            assert self._stream is not None, "an open connection has a stream"
+            self._act_when_sent(self._stream.end_writing)
 
     def _act_when_sent(self, act: Callable[[], None]) -> None:
-        """Do something once nothing is left to send; the last such thing counts."""
+        """Call *act* once the outbox is empty; a later call replaces the action."""
         self._when_sent = act
         if self._outbox.is_empty:
             act()
 
     def abort(self) -> None:
-        """Close now, without sending what is waiting."""
+        """Close now and drop waiting messages."""
         self._end_reading()
         self._when_sent = None
         self._end_sending()
@@ -257,51 +260,55 @@ class FramedConnection(asyncio.BufferedProtocol):
         return ConnectError(f"the connection to {self.peer} is closed")
 
     def _end_reading(self) -> None:
-        """Let go of all memory under expected transfers; from here on nothing lands."""
+        """Release the memory of expected transfers; no more bytes land."""
         self._is_closing = True
         self._reader.close()
         self._expected.give_up(self._closed_error())
 
     def _end_sending(self) -> None:
-        """Let go of all memory that was to be sent from."""
+        """Release the memory of waiting sends."""
         self._stop_watching()
         self._outbox.clear()
         sending, self._sending = self._sending, set()
         for ended in sending:
             fail(ended, self._closed_error())
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
-        # uvloop's transports do what asyncio.Transport says without deriving from it.
+        """Take the transport, or close at once if the process has no descriptor for the stream."""
+        # uvloop's transports behave like asyncio.Transport without being subclasses.
         self._transport = cast("asyncio.Transport", transport)
-        self._line = line_of(self._transport, self._settings)
+        try:
+            self._stream = open_stream(self._transport, self._settings)
+        except OSError as error:
+            log.warning("Closed a new connection: no usable socket: %s", error.strerror or error)
+            self._fail_with(error)
 
     def pause_writing(self) -> None:
-        """Pass it on."""
-        if self._line is not None:
-            self._line.pause()
+        """Pause the stream."""
+        if self._stream is not None:
+            self._stream.pause()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
-        if self._line is not None:
-            self._line.resume()
+        """Resume the stream."""
+        if self._stream is not None:
+            self._stream.resume()
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the loop says it)
-        """Say where the next bytes go."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (passed by the loop)
+        """Return the memory for the next bytes."""
         buffer = self._reader.buffer()
         self._buffer_bytes = len(buffer)
         return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what has come, and what else is there for blocks."""
+        """Process received bytes, and receive further bytes of blocks."""
         self._take(nbytes)
         landing = self._reader.landing
         if landing is None or nbytes < self._buffer_bytes:
             return
-        assert self._line is not None
-        count = self._line.receive(self._reader, landing, _TURN_BYTES)
+        assert self._stream is not None
+        count = self._stream.receive(self._reader, landing, _TURN_BYTES)
         if count:
             self._take(count)
 
@@ -318,19 +325,101 @@ class FramedConnection(asyncio.BufferedProtocol):
                     self.on_broken(error)
 
     def eof_received(self) -> bool:
-        """Send what is waiting before the connection closes: the other end may still read."""
+        """Send waiting messages before the connection closes: the peer may still read."""
         if self._outbox.is_empty:
             return False
         self.close()
-        return self._line is not None and self._line.can_end_writing
+        return self._stream is not None and self._stream.can_end_writing
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End everything that waits for this connection."""
+        """End all operations of this connection."""
         self._end_reading()
         if self._cut is not None:
             self._cut.cancel()
         self._end_sending()
-        if self._line is not None:
-            self._line.close()
+        if self._stream is not None:
+            self._stream.close()
         self._closed.set_result(None)
         self.on_closed(exc or self._why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Parts of one transfer, by index."""
+
+    memory: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    is_missing: NDArray[np.bool_]
+    ended: asyncio.Future[None]
+
+    def have(self, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> bool:
+        """Tell whether these parts are missing, named once each, and of the expected length."""
+        if int(places.max()) >= len(self.lengths):
+            return False
+        parts = places.astype(np.intp)
+        is_named = np.zeros_like(self.is_missing)
+        is_named[parts] = True
+        return np.count_nonzero(is_named & self.is_missing) == len(parts) and bool(
+            (self.lengths[parts] == lengths).all()
+        )
+
+
+class ExpectedParts:
+    """Parts of transfers, by transfer."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[int, _Parts] = {}
+
+    def expect(
+        self,
+        transfer: int,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        ended: asyncio.Future[None],
+    ) -> None:
+        """Expect one or more parts at *offsets* of *memory*; *ended* ends with the last part."""
+        assert transfer not in self._transfers, f"transfer {transfer} is expected already"
+        self._transfers[transfer] = _Parts(memory, offsets, lengths, np.ones(len(lengths), np.bool_), ended)
+
+    def destination(
+        self, transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]
+    ) -> Passage | None:
+        """Return the destination of a bulk frame's blocks.
+
+        A ``Sink`` of ``ostraca_fabric.wire.frames``. Returns None for an unknown transfer; raises
+        ProtocolError for unexpected parts.
+        """
+        parts = self._transfers.get(transfer)
+        if parts is None:
+            return None
+        if not parts.have(places, lengths):
+            raise ProtocolError(
+                f"a bulk frame of {len(places)} parts: transfer {transfer} expects other parts or lengths"
+            )
+        return Passage(parts.memory, parts.offsets[places.astype(np.intp)], lengths)
+
+    def landed(self, bulk: BulkEnd) -> None:
+        """Record the parts of a landed frame."""
+        if not bulk.landed:
+            return
+        parts = self._transfers[bulk.transfer]
+        parts.is_missing[bulk.places.astype(np.intp)] = False
+        if not parts.is_missing.any():
+            del self._transfers[bulk.transfer]
+            if not parts.ended.done():
+                parts.ended.set_result(None)
+
+    def give_up(self, error: ConnectError) -> None:
+        """Release all memory and fail all transfers: no more bytes land."""
+        transfers, self._transfers = self._transfers, {}
+        for parts in transfers.values():
+            fail(parts.ended, error)
+
+
+def fail(ended: asyncio.Future[None], error: ConnectError) -> None:
+    """Fail a future and mark the error as retrieved, since no caller may look."""
+    if not ended.done():
+        ended.set_exception(error)
+        ended.exception()

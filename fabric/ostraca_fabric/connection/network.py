@@ -1,9 +1,11 @@
-"""What carries connections: the machine's sockets, or something that stands for them.
+"""Networks that carry connections: the machine's sockets, or a simulation.
 
-A ``Network`` makes the transports, and says nothing of what is carried. ``SOCKETS`` is the machine's own;
-``ostraca_fabric.testing.simulated_network`` is one that loses hosts and links on purpose. Its transports do
-what ``asyncio.Transport`` says. One whose ``get_extra_info("socket")`` is None has no socket that may be
-written to beside it; its ``get_extra_info("peer_uid")`` then says which user is at the other end.
+A ``Network`` creates transports and knows nothing of their content. ``SOCKETS`` is the machine's own network;
+``tests.support.simulated.simulated_network`` loses hosts and links on purpose. Transports follow
+``asyncio.Transport``. If ``get_extra_info("socket")`` is None, there is no socket to write to beside the
+transport; then ``get_extra_info("peer_uid")`` names the peer's user.
+
+Listening sockets identify the peer of an accepted socket: user id or certificate names.
 """
 
 from __future__ import annotations
@@ -11,55 +13,65 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import stat
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Protocol
 
-from ostraca_fabric.connection.listening import file_identity, listen, real_address, unlink_own
-from ostraca_fabric.errors import UsageError
-from ostraca_fabric.tasks import Tasks
-from ostraca_fabric.tls import Tls, in_words
-from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress
+from ostraca_fabric.errors import ConnectError, UsageError
+from ostraca_fabric.runtime.os_errors import explained
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.sockets.tls import Tls, in_words
+from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
+from ostraca_fabric.wire.handshake import PeerCertificate
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
 
 _HANDSHAKES_MAX = 128
-"""TLS handshakes under way at one address; further connections wait in the kernel's backlog."""
+"""TLS handshakes in progress at one address; further connections wait in the kernel's backlog."""
 
 _HANDSHAKE_S = 5.0
 _SHUTDOWN_S = 2.0
-"""How long a connection's end may take until the other end has agreed; then it is cut."""
+"""Longest wait for the peer's agreement to a connection's end; then the connection is cut."""
 
 _ACCEPT_AGAIN_S = 0.1
-"""Pause after an accept that failed, as it does where open files have run out."""
+"""Pause after a failed accept, for example without free file descriptors."""
 
 Accept = Callable[[], asyncio.BufferedProtocol]
-"""Makes the protocol of a connection that somebody makes to us."""
+"""Factory of the protocol of an accepted connection."""
 
 
 class Listening(Protocol):
-    """A place where connections are accepted."""
+    """Place where connections are accepted."""
 
     @property
     def address(self) -> Address:
-        """Where that is, with the real port."""
+        """Address with the real port."""
 
     def close(self) -> None:
-        """Accept no more; connections that were accepted go on."""
+        """Accept no more connections; accepted connections continue."""
 
 
 class Network(Protocol):
-    """Makes connections, of whoever was given it: a process, or a simulated host."""
+    """Creator of connections for its owner: a process or a simulated host."""
 
     async def listen(self, address: Address, accept: Accept) -> Listening:
         """Accept connections at an address, each with a protocol of its own.
 
-        Raises ConnectError when the address can't be had, and UsageError when it can never be.
+        Raises ConnectError for an unavailable address, and UsageError for an impossible address.
         """
 
     async def dial(self, address: Address, protocol: asyncio.BufferedProtocol) -> None:
-        """Connect *protocol* to whoever listens there; its ``connection_made`` has been called then.
+        """Connect *protocol* to the server at *address*; on return ``connection_made`` was called.
 
-        Raises OSError when nobody can be reached. Takes as long as the network takes: who dials has a limit.
+        Raises OSError for an unreachable server. Has no time limit: the caller sets one.
         """
 
 
@@ -83,7 +95,7 @@ class _ListeningSocket:
 
 
 class _ListeningTls:
-    """Accepts by itself: each connection is to have the context of its own time."""
+    """Listening socket with its own accept: each connection gets the current TLS context."""
 
     def __init__(self, asked: TlsAddress, accept: Accept, tls: Tls) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,7 +111,7 @@ class _ListeningTls:
     def close(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True  # handshakes under way go on, for as long as they may take
+        self._is_closed = True  # handshakes in progress continue within their time limit
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
@@ -142,18 +154,18 @@ class _ListeningTls:
 
 
 class SocketNetwork:
-    """Unix sockets and TCP of this machine, and TLS over TCP for who has certificates."""
+    """Unix sockets and TCP of this machine, and TLS over TCP with certificates."""
 
     def __init__(self, tls: Tls | None = None) -> None:
-        """Without *tls*, addresses of TLS are refused."""
+        """Configure the network; without *tls*, TLS addresses are refused."""
         self._tls = tls
 
     async def listen(self, address: Address, accept: Accept) -> Listening:
-        """Bind a socket; a unix socket that nobody answers at is replaced (``listening.listen``)."""
+        """Bind a socket; a dead unix socket is replaced (``listening.listen``)."""
         if isinstance(address, TlsAddress):
             tls = self._with_tls(address)
             if not tls.has_certificate:
-                raise UsageError(f"{address} takes a certificate and its key: give their files")
+                raise UsageError(f"{address} needs a certificate and a key: give both files")
             return _ListeningTls(address, accept, tls)
         listening = _ListeningSocket(address)
         await listening.accept(accept)
@@ -177,8 +189,126 @@ class SocketNetwork:
 
     def _with_tls(self, address: TlsAddress) -> Tls:
         if self._tls is None:
-            raise UsageError(f"{address} takes a CA, by which to know the other end: give its file")
+            raise UsageError(f"{address} needs a CA to verify the other end: give the CA's file")
         return self._tls
 
 
 SOCKETS = SocketNetwork()
+
+
+_BACKLOG = 128
+_PROBE_S = 1.0
+_UCRED = Struct("iII")
+
+
+def listen(address: Address) -> socket.socket:
+    """Return a socket that listens at *address*.
+
+    A unix socket that does not answer is left over from a dead process, and is replaced. Two processes that
+    start at the same instant can both find a dead socket: a process that must be alone takes a lock of its
+    own first. Raises ConnectError if another server answers, or if the address is unavailable.
+    """
+    try:
+        if isinstance(address, UnixAddress):
+            _remove_dead(address)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            name: str | tuple[str, int] = address.path
+        else:
+            listening, name = _tcp_socket(address)
+        try:
+            listening.bind(name)
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise ConnectError(f"can't listen at {address}: {explained(error)}") from error
+    listening.settimeout(0)
+    return listening
+
+
+def check_free(addresses: Iterable[Address]) -> None:
+    """Listen at all addresses for a moment, as an early check. Raises as ``listen``."""
+    with ExitStack() as held:
+        for address in addresses:
+            held.enter_context(listen(address))
+            held.callback(unlink_own, address, file_identity(address))
+
+
+def real_address(asked: Address, listening: socket.socket) -> Address:
+    """Return the requested address, with the assigned port in place of port 0."""
+    if isinstance(asked, UnixAddress):
+        return asked
+    return replace(asked, port=listening.getsockname()[1])
+
+
+def file_identity(address: Address) -> tuple[int, int] | None:
+    """Return device and inode of a unix socket's file, or None for other addresses.
+
+    Distinguishes the file from a later file of the same name.
+    """
+    if not isinstance(address, UnixAddress):
+        return None
+    found = Path(address.path).stat()
+    return found.st_dev, found.st_ino
+
+
+def unlink_own(address: Address, identity: tuple[int, int] | None) -> None:
+    """Remove the file of a unix socket, unless another process has replaced the file."""
+    with suppress(FileNotFoundError):
+        if isinstance(address, UnixAddress) and file_identity(address) == identity:
+            Path(address.path).unlink()
+
+
+def peer_uid(transport: asyncio.BaseTransport) -> int | None:
+    """Return the peer's user id from the kernel, or None if unknown."""
+    connected = transport.get_extra_info("socket")
+    if connected is None:
+        simulated: int | None = transport.get_extra_info("peer_uid")
+        return simulated
+    if connected.family != socket.AF_UNIX:
+        return None
+    _, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(uid)
+
+
+def secured(transport: asyncio.BaseTransport) -> PeerCertificate | None:
+    """Return the peer's certificate names from TLS; None without TLS."""
+    shown: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    if shown is None:
+        return None
+    certificate = shown.getpeercert()
+    if not certificate:
+        return PeerCertificate(None)
+    names = {str(entry[1]) for entry in certificate.get("subjectAltName", ())}
+    subject = certificate.get("subject", ())
+    names.update(str(part[1]) for named in subject for part in named if part[0] == "commonName")
+    return PeerCertificate(frozenset(names))
+
+
+def _tcp_socket(address: TcpAddress | TlsAddress) -> tuple[socket.socket, tuple[str, int]]:
+    family, kind, protocol, _, name = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listening, (str(name[0]), int(name[1]))
+
+
+def _remove_dead(address: UnixAddress) -> None:
+    try:
+        mode = Path(address.path).stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"{address.path} exists and is no socket: choose another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            Path(address.path).unlink()
+            return
+        except TimeoutError:
+            pass  # a full backlog: a server is there
+    raise ConnectError(f"another server answers at {address}: stop it, or choose another address")

@@ -1,12 +1,12 @@
-"""An agent's end: lets in whom the handshake accepts, runs a task per request, answers.
+"""Agent's end: accepts connections after the handshake, runs requests, answers.
 
-What one connection does wrong ends that connection, with a Refused that says why and one sentence in the log,
-and touches no other. A request is counted until its final answer has been handed to the socket; one above
-``inflight_max`` is answered ``Failed(overloaded)`` and costs nothing more.
+A violation on one connection ends only that connection, with a Refused that gives the reason and one line in
+the log. A request counts until the final answer has been handed to the socket. A request above
+``inflight_max`` gets ``Failure(overloaded)`` and costs nothing more.
 
-A request's task is never cancelled from outside: transfers may be under way, and only its handler knows when
-their memory is free. ``Cancel``, the end of the connection and the end of the server end a future that the
-handler looks at.
+A request's task is never cancelled from outside: transfers may be in progress, and only the handler knows
+when their memory is free. ``Cancel``, the end of the connection and the end of the server end a future for
+the handler to check.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from ostraca_fabric.connection.framed import FramedConnection
-from ostraca_fabric.connection.listening import peer_uid, secured
-from ostraca_fabric.connection.network import SOCKETS, Listening, Network
-from ostraca_fabric.connection.settings import ConnectionSettings
+from ostraca_fabric.connection.network import SOCKETS, Listening, Network, peer_uid, secured
+from ostraca_fabric.connection.streams import ConnectionSettings
 from ostraca_fabric.errors import (
     ConnectError,
     FrameTooLongError,
@@ -32,7 +31,7 @@ from ostraca_fabric.errors import (
     UsageError,
     shown,
 )
-from ostraca_fabric.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import Address, parse_address
 from ostraca_fabric.wire.handshake import (
@@ -43,7 +42,7 @@ from ostraca_fabric.wire.handshake import (
     WORKER,
     Access,
     AgentHandshake,
-    Secured,
+    PeerCertificate,
 )
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
@@ -53,7 +52,7 @@ from ostraca_fabric.wire.messages import (
     Cancel,
     Damage,
     EndSession,
-    Failed,
+    Failure,
     Hello,
     Leaving,
     OperatorRequest,
@@ -82,28 +81,27 @@ _ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
 
 
 class Handler(Protocol):
-    """What an agent does with its connections. One handler serves all of them."""
+    """Agent's handling of its connections. A single handler serves all connections."""
 
     async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
-        """Get ready for a connection that the handshake accepts, before its Welcome is sent.
+        """Prepare for a connection accepted by the handshake, before the Welcome is sent.
 
-        ``connection.welcome`` is what will be sent. RefusedError and TransportError refuse the connection
-        instead.
+        ``connection.welcome`` is the Welcome. RefusedError and TransportError refuse the connection instead.
         """
 
     def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
-        """Serve one request: return its final answer, or something to wait for, which takes a task.
+        """Serve one request: return the final answer, or an awaitable, which takes a task.
 
-        RefusedError, UsageError and ProtocolError become ``Failed`` with their code, anything else
-        ``Failed(internal)`` and a traceback in the log. Look at ``connection.cancelled(request.request)`` to
+        RefusedError, UsageError and ProtocolError become ``Failure`` with their code. Other exceptions become
+        ``Failure(internal)`` with a traceback in the log. Check ``connection.cancelled(request.request)`` to
         stop early.
         """
 
     def on_notice(self, connection: ServerConnection, notice: Notice) -> None:
-        """Take what needs no answer."""
+        """Process a notice, which needs no answer."""
 
     def on_close(self, connection: ServerConnection) -> None:
-        """Note that the connection is gone, while some of its requests may still run.
+        """Handle the end of the connection, while some of its requests may still run.
 
         Called once after each ``on_open`` that returned.
         """
@@ -116,7 +114,7 @@ class _Phase(Enum):
 
 
 class ServerConnection(FramedConnection):
-    """A connection that someone made to this agent."""
+    """Connection accepted by this agent."""
 
     welcome: Welcome
     hello: Hello
@@ -126,13 +124,13 @@ class ServerConnection(FramedConnection):
         self._server = server
         self._phase = _Phase.NEW
         self._peer_uid: int | None = None
-        self._secured: Secured | None = None
+        self._secured: PeerCertificate | None = None
         self._under_way: dict[int, asyncio.Future[None]] = {}
         self._late: asyncio.TimerHandle | None = None
 
     @property
     def peer(self) -> str:
-        """Who said Hello, and as which user."""
+        """Name and user of the peer, from Hello."""
         who = "someone"
         if self._phase is not _Phase.NEW:
             role = self.hello.role if self.hello.role in ROLES else "someone"
@@ -141,47 +139,49 @@ class ServerConnection(FramedConnection):
 
     @property
     def inflight(self) -> int:
-        """How many requests are under way."""
+        """Number of requests in progress."""
         return len(self._under_way)
 
     def cancelled(self, request: int) -> asyncio.Future[None]:
-        """Return the future that is done when nobody waits for this request's answer any more.
+        """Return the future that ends once no caller waits for this request's answer.
 
-        To be asked by the request's own handler, while it runs.
+        Only for the request's own handler, while the request runs.
         """
         return self._under_way[request]
 
     def refuse(self, code: str, message: str) -> None:
-        """Tell the other end why, and close."""
+        """Send the reason to the peer, and close."""
         if not self.is_open:
             return
         log.warning("Refused %s at %s (%s): %s", self.peer, self._server.address, code, message)
         self.close_with(Refused(code, message))
 
     def look_again(self) -> None:
-        """Refuse who said Hello and would not be let in any more."""
+        """Refuse the peer if the current access rules no longer admit it."""
         access = self._server.handshake.access
         if self._phase is not _Phase.NEW and not access.allows(self.hello, self._peer_uid, self._secured):
-            self.refuse("authentication", "what let you in was taken back: check token and name")
+            self.refuse("authentication", "credentials revoked: check the token and the client name")
 
     @property
     def is_to_leave(self) -> bool:
-        """Whether who is at the other end goes to another agent when this one says that it ends."""
+        """Whether the peer moves to another agent after the notice of leaving."""
         return self._phase is _Phase.OPEN and LEAVING in self.welcome.features
 
     def say_leaving(self) -> None:
-        """Have the other end go to another agent, if it does that."""
+        """Ask the peer to move to another agent, where supported."""
         if self.is_to_leave:
             with suppress(ConnectError):
                 self.send(Leaving())
 
     def break_off(self, why: str) -> None:
-        """End the connection, because blocks can't cross any more: the worker is to make a new one."""
+        """End the connection because blocks can't pass: the worker must connect anew."""
         self.refuse("transport", why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the Hello."""
+        """Start the timeout of the Hello, or refuse the connection at the limit."""
         super().connection_made(transport)
+        if not self.is_open:
+            return
         self._peer_uid = peer_uid(transport)
         self._secured = secured(transport)
         if not self._server.admit(self):
@@ -195,20 +195,20 @@ class ServerConnection(FramedConnection):
         self._late = self._loop.call_later(self._settings.handshake_s, self._on_late)
 
     def on_message(self, payload: bytes) -> None:
-        """Take one message."""
+        """Process one message."""
         if self._phase is _Phase.OPEN:
             self._on_request(_ACCEPTED[self.hello.role].decode(payload))
         elif self._phase is _Phase.NEW:
             self._on_hello(codec.HELLO.decode(payload))
         else:
-            raise ProtocolError("a message before the Welcome: wait for it")
+            raise ProtocolError("a message before the Welcome: wait for the Welcome")
 
     def on_broken(self, error: ProtocolError) -> None:
-        """Refuse who broke the rules."""
+        """Refuse a peer that broke the protocol."""
         self.refuse(error.code, str(error))
 
-    def on_closed(self, error: Exception | None) -> None:  # noqa: ARG002 (why it went makes no difference here)
-        """Let requests under way know, and the handler."""
+    def on_closed(self, error: Exception | None) -> None:  # noqa: ARG002 (the cause makes no difference here)
+        """Notify requests in progress and the handler."""
         if self._late is not None:
             self._late.cancel()
         for request in self._under_way:
@@ -242,7 +242,7 @@ class ServerConnection(FramedConnection):
             return
         except Exception:
             log.exception("Opening the connection of %s failed", self.peer)
-            self.refuse("internal", "the agent failed to open the connection; its log says why")
+            self.refuse("internal", "the agent failed to open the connection: see the agent's log")
             return
         if not self.is_open:
             handler.on_close(self)
@@ -268,7 +268,7 @@ class ServerConnection(FramedConnection):
                 self._begin(message)
 
     def _cancel(self, request: int) -> None:
-        """Let a request know that nobody waits for it; not an error when it is answered already."""
+        """End the future of a request without waiters; no error if already answered."""
         cancelled = self._under_way.get(request)
         if cancelled is not None and not cancelled.done():
             cancelled.set_result(None)
@@ -283,17 +283,21 @@ class ServerConnection(FramedConnection):
 
     def _begin(self, request: Request) -> None:
         if request.request in self._under_way:
-            raise ProtocolError(f"request {request.request} is under way already: number requests apart")
+            raise ProtocolError(f"request {request.request} is in progress already: use another request id")
         inflight_max = self.welcome.limits.inflight_max
         if len(self._under_way) >= inflight_max:
             self._say(
-                Failed(request.request, "overloaded", f"{inflight_max} requests are under way: wait for one")
+                Failure(
+                    request.request,
+                    "overloaded",
+                    f"{inflight_max} requests are in progress: wait for an answer",
+                )
             )
             return
         self._under_way[request.request] = self._loop.create_future()
         try:
             answer = self._server.handler.handle(self, request)
-        except Exception as error:  # noqa: BLE001 (told to who asked)
+        except Exception as error:  # noqa: BLE001 (returned to the caller)
             answer = self._failed(request, error)
         if isinstance(answer, Awaitable):
             self._server.run(self._serve(request, answer))
@@ -303,7 +307,7 @@ class ServerConnection(FramedConnection):
     async def _serve(self, request: Request, serving: Awaitable[Answer]) -> None:
         try:
             answer = await serving
-        except Exception as error:  # noqa: BLE001 (told to who asked)
+        except Exception as error:  # noqa: BLE001 (returned to the caller)
             answer = self._failed(request, error)
         self._end(request, answer)
 
@@ -314,25 +318,25 @@ class ServerConnection(FramedConnection):
             self._say(answer)
         except FrameTooLongError as error:
             words = f"the answer would be {error}: ask for fewer blocks at once"
-            self._say(Failed(request.request, error.code, words))
+            self._say(Failure(request.request, error.code, words))
 
     def _say(self, answer: Answer) -> None:
-        """Send what nobody misses when the connection is gone."""
+        """Send an answer; a closed connection loses the answer."""
         with suppress(ConnectError):
             self.send(answer)
 
-    def _failed(self, request: Request, error: Exception) -> Failed:
-        """Tell what the handler raised."""
+    def _failed(self, request: Request, error: Exception) -> Failure:
+        """Convert an exception of the handler into a ``Failure``."""
         if isinstance(error, RefusedError | ProtocolError):
-            return Failed(request.request, error.code, str(error))
+            return Failure(request.request, error.code, str(error))
         if isinstance(error, UsageError):
-            return Failed(request.request, "usage", str(error))
+            return Failure(request.request, "usage", str(error))
         log.error("A %s of %s failed", type(request).__name__, self.peer, exc_info=error)
-        return Failed(request.request, "internal", "the agent failed; its log says why")
+        return Failure(request.request, "internal", "the agent failed: see the agent's log")
 
 
 class Server:
-    """Listens at one address. ``serve`` makes it; who made it closes it."""
+    """Server at one address. Created by ``serve``; the creator closes the server."""
 
     def __init__(
         self, address: Address, handler: Handler, handshake: AgentHandshake, settings: ConnectionSettings
@@ -343,7 +347,7 @@ class Server:
         self._asked = address
         self._listening: Listening | None = None
         self.is_leaving = False
-        """Whether workers are to go to other agents."""
+        """Whether workers should move to other agents."""
 
         self._is_closed = False
         self._connections: set[ServerConnection] = set()
@@ -352,12 +356,12 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where this listens, with its real port: what to give to ``connect``."""
+        """Address with the real port, for ``connect``."""
         return str(self._asked if self._listening is None else self._listening.address)
 
     @property
     def connections(self) -> frozenset[ServerConnection]:
-        """The connections that are open or opening now."""
+        """Connections open or opening now."""
         return frozenset(self._connections)
 
     async def start(self, network: Network) -> None:
@@ -365,15 +369,16 @@ class Server:
         self._listening = await network.listen(self._asked, lambda: ServerConnection(self))
 
     def announce_leaving(self) -> None:
-        """Have workers that know another agent go there, those that come later too. They go on to be served
-        meanwhile: ``release`` comes next, then ``close``.
+        """Ask current and later workers that know another agent to move there.
+
+        Workers are served meanwhile. Call ``release`` next, then ``close``.
         """
         self.is_leaving = True
         for connection in list(self._connections):
             connection.say_leaving()
 
     async def release(self, *, within_s: float) -> None:
-        """Wait until workers that were to go to other agents have gone, for so long at most."""
+        """Wait, for at most *within_s*, until all moving workers have left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while any(connection.is_to_leave for connection in self._connections):
@@ -381,9 +386,9 @@ class Server:
                     await self._one_is_gone.wait()
 
     async def close(self) -> bool:
-        """Accept no more, close every connection, and wait up to ``drain_s`` for requests under way.
+        """Stop accepting, close all connections, and wait up to ``drain_s`` for requests.
 
-        Return whether all have ended; those that have not go on, and their memory is in use until they end.
+        Return whether all requests have ended; the others go on and keep their memory in use until they end.
         """
         assert self._listening is not None, "start comes before close"
         self._is_closed = True
@@ -396,17 +401,21 @@ class Server:
         return await self._tasks.finish(within_s=self.settings.drain_s)
 
     def readmit(self, access: Access) -> None:
-        """Let in by other rules from now on. Connections that they would not let in are refused now."""
+        """Apply new access rules, also to connected peers.
+
+        Connections that the new rules exclude are refused now.
+        """
         self.handshake = replace(self.handshake, access=access)
         for connection in list(self._connections):
             connection.look_again()
 
-    # For its connections.
+    # For ServerConnection.
 
     def admit(self, connection: ServerConnection) -> bool:
-        """Count a connection; say no when there are even too many that hear why they are refused.
+        """Count a connection; return False for a connection beyond all limits.
 
-        And to one that was accepted before this was closed, and made only now.
+        A closed server, or a full one with ``refusing_max`` refusals in progress, admits none. A connection
+        may reach a closed server if accepted before the close.
         """
         if (
             self._is_closed
@@ -418,7 +427,7 @@ class Server:
 
     @property
     def is_full(self) -> bool:
-        """Whether more connections are open, or closing, than may be."""
+        """Whether more connections are open or closing than ``connections_max``."""
         return len(self._connections) > self.settings.connections_max
 
     def discard(self, connection: ServerConnection) -> None:
@@ -439,11 +448,10 @@ async def serve(
     *,
     network: Network = SOCKETS,
 ) -> Server:
-    """Listen at ``unix:///path``, ``tcp://host:port`` or ``tls://host:port`` and serve who connects.
+    """Listen at *address* and serve connections.
 
-    Port 0 is any free one.
-
-    Raises UsageError for an address that is none, and ConnectError when it can't be had.
+    *address*: ``unix:///path``, ``tcp://host:port`` or ``tls://host:port``; port 0 is any free port. Raises
+    UsageError for an invalid address, and ConnectError for an unavailable one.
     """
     server = Server(parse_address(address), handler, handshake, settings or ConnectionSettings())
     await server.start(network)

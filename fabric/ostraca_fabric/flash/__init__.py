@@ -1,7 +1,9 @@
-"""What lies on flash, and the index of it in memory. Pure: bytes in, values out.
+"""Format of flash and the memory index of a shard: pure, bytes in, values out.
 
-``geometry`` says where things are in a shard, ``superblock`` and ``summary`` how pages are encoded,
-``volume_records`` the copy of the fabric's volumes that lies beside each superblock, ``recovery`` what can be
-believed of the pages found after a crash, ``rebuild`` what fabric a set of drives is. ``index`` keeps where
-each block lies.
+- ``geometry``: positions inside a shard
+- ``superblock``, ``summary``: encoding of pages
+- ``volume_records``: copy of the fabric's volumes beside each superblock
+- ``recovery``: validity of the pages found after a crash
+- ``rebuild``: fabric map and volumes from a set of drives
+- ``index``: position of each block
 """

@@ -1,4 +1,4 @@
-"""Where things lie in a shard.
+"""Positions inside a shard.
 
 ::
 
@@ -7,16 +7,22 @@
     1 MiB  segment 0: summary area | data area
            segment 1: ...
 
-A summary area holds two tail slots, then one place for each full summary page. All of it is fixed when the
-shard is formatted. Between the superblock's copy and segment 0 lie two copies of the volume records.
+A summary area holds two tail slots, then one place for each full summary page. All positions are fixed at
+format time. Between the superblock's copy and segment 0 lie two copies of the volume records.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MIB = 1 << 20
 SUPERBLOCK_COPIES = 2
@@ -33,9 +39,9 @@ FIRST_SEGMENT_OFFSET = MIB
 
 
 def segment_bytes_for(shard_bytes: int) -> int:
-    """Return the segment size to take for a shard when nobody says: 64 MiB, or less where few of them fit.
+    """Return the default segment size of a shard: 64 MiB, or less if few would fit.
 
-    A ring of few segments loses much with each; a smaller segment takes only smaller blocks.
+    A ring of few segments loses much with each eviction; a smaller segment holds only smaller blocks.
     """
     chosen = SEGMENT_BYTES
     while chosen > SEGMENT_BYTES_MIN and (shard_bytes - FIRST_SEGMENT_OFFSET) // chosen < SEGMENTS_WANTED:
@@ -45,7 +51,7 @@ def segment_bytes_for(shard_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The measures of one shard. Raises UsageError when they do not fit together."""
+    """Measures of one shard. Raises UsageError if the measures do not fit together."""
 
     shard_bytes: int
     segment_bytes: int
@@ -89,10 +95,9 @@ class Geometry:
         segment_bytes: int = SEGMENT_BYTES,
         block_bytes: int = BLOCK_BYTES_EXPECTED,
     ) -> Geometry:
-        """Plan a shard whose summary areas just list data areas full of blocks of *block_bytes*.
+        """Plan a shard with summary areas for data areas full of *block_bytes* blocks.
 
-        Smaller blocks than that seal a segment before its data area is full; larger ones leave summary places
-        unused.
+        Smaller blocks seal a segment before its data area is full; larger blocks leave summary places unused.
         """
         stored_bytes = rounded_up(max(1, block_bytes))
         pages = TAIL_SLOTS + 1
@@ -113,21 +118,26 @@ class Geometry:
 
     @property
     def entries_max(self) -> int:
-        """Return how many blocks one segment can list."""
+        """Return the number of blocks that one segment can list."""
         return (self.summary_pages - TAIL_SLOTS) * ENTRIES_PER_PAGE
 
     def summary_offset(self, segment: int) -> int:
-        """Return where a segment, and so its summary area, begins in the shard."""
+        """Return the offset in the shard of a segment and its summary area."""
         return self.first_segment_offset + segment * self.segment_bytes
 
+    def segment_of(self, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the segments of these offsets in the shard."""
+        begin = np.uint64(self.first_segment_offset)
+        return ((offsets - begin) // np.uint64(self.segment_bytes)).astype(np.intp)
+
     def data_offset(self, segment: int) -> int:
-        """Return where a segment's data area begins in the shard."""
+        """Return the offset of a segment's data area in the shard."""
         return self.summary_offset(segment) + self.summary_bytes
 
     def tail_offset(self, segment: int, slot: int) -> int:
-        """Return where a tail slot is in the shard."""
+        """Return the offset of a tail slot in the shard."""
         return self.summary_offset(segment) + slot * PAGE_BYTES
 
     def page_offset(self, segment: int, page: int) -> int:
-        """Return the place of a full summary page in the shard."""
+        """Return the offset of a full summary page in the shard."""
         return self.summary_offset(segment) + (TAIL_SLOTS + page) * PAGE_BYTES

@@ -1,13 +1,13 @@
-"""Where every block of a shard lies: flat arrays, looked up in batches.
+"""Index of a shard: position of every block, in flat arrays, looked up in batches.
 
-A block's *row* holds its whole key and tag, offset and length: 40 bytes. Rows come in chunks of 8 that
-belong to one segment, so that a segment leaves the index without a search. A hash table of buckets finds
-rows: a bucket is 16 slots, each a row's number and one byte of the key's hash, and a count of the keys that
-passed it by because it was full. A lookup goes on to the next bucket only where that count is above zero, so
-most end in the first, and removing leaves no tombstones.
+A block's *row* holds the whole key and tag, offset and length: 40 bytes. Rows come in chunks of 8, all of one
+segment, so that a segment leaves the index without a search. A hash table of buckets finds rows. A bucket has
+16 slots, each with a row's number and one byte of the key's hash. A bucket also counts the keys that passed
+it by because it was full. A lookup goes on to the next bucket only if the count is above zero: most lookups
+end in the first bucket, and removal leaves no tombstones.
 
-The table is 78 % full at the limit of blocks; all of it together takes at most 48 bytes per block. Memory
-that was never used is never touched. The loops over rows are in C. Not thread-safe.
+The table is 78 % full at the limit of blocks; the whole index takes at most 48 bytes per block. Unused memory
+is never touched. The loops over rows are in C. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.extent import PAGE_BYTES
-from ostraca_fabric.key_table import first_of_each
+from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
+from ostraca_fabric.tables.key_table import first_of_each
 from ostraca_fabric.wire.columns import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ BUCKET_SLOTS = 16
 LOAD_MAX = 0.78
 BLOCKS_MAX = 1 << 31
 
-# No block is longer than a segment: a row's length has bits to spare, one for "was read", three for a mark.
+# A block is never longer than a segment, so a row's length has spare bits: one for "read", three for a mark.
 _READ = np.uint32(1 << 31)
 _LENGTH = np.uint32((1 << 28) - 1)
 _MARK_SHIFT = np.uint32(28)
 MARKS = 8
-"""A row's mark is a number below this. What it means is its user's to say."""
+"""Marks of rows are numbers below this; the user of the index defines their meaning."""
 
 _MIX_FIRST = np.uint64(0x9E3779B97F4A7C15)
 _MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -44,11 +44,11 @@ _NO_CHUNK = -1
 
 
 class Insertion(IntEnum):
-    """What became of one block."""
+    """Result of the insertion of one block."""
 
     TAKEN = 0
     KNOWN = 1
-    """Its key is in the index already, or came earlier in the batch: that one stays."""
+    """The key is in the index already, or came earlier in the batch: the earlier entry stays."""
 
     FULL = 2
     """The index is at its limit."""
@@ -56,11 +56,11 @@ class Insertion(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Removed:
-    """What left the index with a segment."""
+    """Blocks removed from the index with a segment."""
 
     blocks: int
     unread: int
-    """Of these, never read."""
+    """Blocks never read."""
 
     block_bytes: int
     keys: NDArray[np.uint8]
@@ -68,7 +68,7 @@ class Removed:
 
 
 class BlockIndex:
-    """Up to *blocks_max* blocks in *segments* segments."""
+    """Index of up to *blocks_max* blocks in *segments* segments."""
 
     def __init__(self, *, blocks_max: int, segments: int) -> None:
         assert 0 < blocks_max <= BLOCKS_MAX, f"blocks_max is {blocks_max}: 1 to {BLOCKS_MAX}"
@@ -83,12 +83,12 @@ class BlockIndex:
         self._prints = np.zeros((buckets, BUCKET_SLOTS), np.uint8)  # 0: an empty slot
         self._slots = np.zeros((buckets, BUCKET_SLOTS), np.uint32)
         self._passed = np.zeros(buckets, np.uint32)
-        self._next_chunk = np.zeros(chunks, np.int32)  # of the same segment, or of the free ones
-        self._segment_chunk = np.full(segments, _NO_CHUNK, np.int32)  # its newest
+        self._next_chunk = np.zeros(chunks, np.int32)  # of the same segment, or of the free list
+        self._segment_chunk = np.full(segments, _NO_CHUNK, np.int32)  # its newest chunk
         self._segment_rows = np.zeros(segments, np.uint32)
         self._free_chunks = np.array(
             [_NO_CHUNK, 0], np.int32
-        )  # the first given back; how many were ever taken
+        )  # first chunk of the free list; number of chunks ever taken
         self._table = (at(self._prints), at(self._slots), at(self._passed), buckets, at(self._keys))
         self._columns = (at(self._pages), at(self._lengths), at(self._tags))
         self._used = 0
@@ -100,12 +100,15 @@ class BlockIndex:
 
     @property
     def room(self) -> int:
-        """How many more blocks fit. A block removed alone gives no room back until its segment is removed."""
+        """Number of blocks that still fit.
+
+        The removal of a single block frees no room until its segment is removed.
+        """
         return self.blocks_max - self._used
 
     @property
     def rows_taken(self) -> NDArray[np.uint32]:
-        """How many rows each segment takes, those of blocks removed alone included. Not to be changed."""
+        """Rows taken by each segment, including those of blocks removed alone. Read-only."""
         return self._segment_rows
 
     @property
@@ -115,12 +118,12 @@ class BlockIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """What the index takes when it is full."""
+        """Memory of a full index, in bytes."""
         arrays = (value for value in vars(self).values() if isinstance(value, np.ndarray))
         return sum(array.nbytes for array in arrays)
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.intp]:
-        """Return the row of each key, -1 where it is not listed. *keys*: shape (n, 16)."""
+        """Return the row of each key, -1 for an unlisted key. *keys*: shape (n, 16)."""
         wanted = _whole(keys)
         rows = np.empty(len(wanted), np.intp)
         library.ostraca_index_find(*self._table, at(wanted), at(rows), len(rows))
@@ -129,9 +132,9 @@ class BlockIndex:
     def read(
         self, rows: NDArray[np.intp], *, is_counted: bool = True
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint8]]:
-        """Return (offsets, lengths, tags) of the blocks of these rows; set their read bits if it is counted.
+        """Return (offsets, lengths, tags) of the blocks of these rows.
 
-        *rows* are what ``find`` returned: the values of row -1 are zero.
+        *rows* come from ``find``: the values of row -1 are zero. If *is_counted*, set the read bits.
         """
         count = len(rows)
         offsets, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
@@ -142,7 +145,7 @@ class BlockIndex:
         return offsets, lengths, tags
 
     def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> tuple[NDArray[np.bool_], int]:
-        """Say which keys are listed, and how many; set their read bits if it is counted."""
+        """Return (is listed, for each key; number listed). If *is_counted*, set read bits."""
         wanted = _whole(keys)
         is_listed = np.empty(len(wanted), np.bool_)
         listed = library.ostraca_index_has(
@@ -151,7 +154,7 @@ class BlockIndex:
         return is_listed, listed
 
     def offsets(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return where in the shard the blocks of these rows lie, in bytes."""
+        """Return the offsets in the shard of the blocks of these rows, in bytes."""
         return self._pages[rows].astype(np.uint64) * np.uint64(PAGE_BYTES)
 
     def lengths(self, rows: NDArray[np.intp]) -> NDArray[np.uint32]:
@@ -159,7 +162,7 @@ class BlockIndex:
         return self._lengths[rows] & _LENGTH
 
     def marks(self, rows: NDArray[np.intp]) -> NDArray[np.uint32]:
-        """Return what the blocks were marked with."""
+        """Return the marks of the blocks."""
         return (self._lengths[rows] & ~_READ) >> _MARK_SHIFT
 
     def tags(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
@@ -176,10 +179,10 @@ class BlockIndex:
         segment: int | NDArray[np.intp],
         marks: NDArray[np.uint32] | None = None,
     ) -> NDArray[np.uint8]:
-        """List blocks of one segment, or each of its own; return an ``Insertion`` for each.
+        """List blocks of one segment, or of one segment each; return their ``Insertion``.
 
-        Offsets are whole pages, lengths 1 to 2**28 - 1, *marks* below MARKS and 0 without any. At the limit
-        the first blocks of the batch are taken.
+        Offsets are whole pages, lengths 1 to 2**28 - 1, *marks* below MARKS, 0 by default. At the limit of
+        the index the first blocks of the batch are taken.
         """
         assert not len(lengths) or 0 < int(lengths.min()) <= int(lengths.max()) <= int(_LENGTH)
         assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
@@ -203,7 +206,7 @@ class BlockIndex:
         return states
 
     def remove(self, rows: NDArray[np.intp]) -> None:
-        """Take single blocks out. *rows* come from ``find``, each once."""
+        """Remove single blocks. *rows* come from ``find``, each once."""
         rows = np.ascontiguousarray(rows, np.intp)
         assert not len(rows) or int(rows.min()) >= 0, "a key that was not found has no row"
         emptied = library.ostraca_index_unplace(*self._table, at(rows), len(rows))
@@ -213,7 +216,7 @@ class BlockIndex:
         self._lengths[rows] = 0
 
     def remove_segment(self, segment: int) -> Removed:
-        """Take all blocks of a segment out."""
+        """Remove all blocks of a segment."""
         taken = self.rows_of(segment)
         rows = taken[self._lengths[taken] > 0]
         lengths = self._lengths[rows]
@@ -229,13 +232,13 @@ class BlockIndex:
         return removed
 
     def read_rows_of(self, segment: int) -> NDArray[np.intp]:
-        """Return the rows of a segment's blocks that were read since they were listed, or forgotten."""
+        """Return the rows of a segment's blocks with the read bit set."""
         rows = self.rows_of(segment)
         read: NDArray[np.intp] = rows[self.is_read(rows) & (self._lengths[rows] & _LENGTH > 0)]
         return read
 
     def is_read(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Say of each of these rows whether its read bit is set."""
+        """Tell for each of these rows whether the read bit is set."""
         set_bits: NDArray[np.bool_] = self._lengths[rows] & _READ > 0
         return set_bits
 
@@ -245,7 +248,7 @@ class BlockIndex:
 
     def forget_all_reads(self) -> None:
         """Clear the read bits of all blocks."""
-        ever_taken = int(self._free_chunks[1]) * CHUNK_ROWS  # what lies behind was never touched
+        ever_taken = int(self._free_chunks[1]) * CHUNK_ROWS  # later rows were never touched
         self._lengths[:ever_taken] &= ~_READ
 
     def keys(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
@@ -253,20 +256,20 @@ class BlockIndex:
         return self._keys[rows].view(np.uint8).reshape(-1, KEY_BYTES)
 
     def rows_of(self, segment: int) -> NDArray[np.intp]:
-        """Return the rows taken by a segment, those of blocks removed alone included."""
+        """Return the rows taken by a segment, including those of blocks removed alone."""
         count = int(self._segment_rows[segment])
         rows = np.empty(count, np.intp)
         library.ostraca_index_rows_of(at(self._next_chunk), self._segment_chunk[segment], count, at(rows))
         return rows
 
     def all_rows(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the rows that segments take, as ``rows_of`` does, and the segment of each."""
+        """Return the rows taken by segments, as ``rows_of`` does, and the segment of each."""
         filled = np.flatnonzero(self._segment_rows)
         rows = [self.rows_of(segment) for segment in filled.tolist()]
         return np.concatenate([np.empty(0, np.intp), *rows]), np.repeat(filled, self._segment_rows[filled])
 
     def check(self) -> None:
-        """Assert that what the arrays say of each other is true. Looks at every block."""
+        """Assert the consistency of all arrays. Visits every block."""
         assert (self._segment_rows[self._segment_chunk == _NO_CHUNK] == 0).all(), "rows lie in chunks"
         rows, _ = self.all_rows()
         assert len(rows) == self._used <= self.blocks_max, "rows taken are counted"
@@ -289,14 +292,14 @@ class BlockIndex:
         assert (passed == self._passed).all(), "each bucket counts the keys that passed it by"
 
     def _home(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """Return each key's first bucket, and its byte for the slot, 1 to 255, as the C says."""
+        """Return each key's first bucket, and the key's slot byte, 1 to 255, as the C code does."""
         mixed = (words[:, 0] ^ (words[:, 1] * _MIX_SECOND)) * _MIX_FIRST
         high = mixed >> np.uint64(32)
         buckets = ((high * np.uint64(len(self._passed))) >> np.uint64(32)).astype(np.intp)
         return buckets, np.maximum((mixed >> np.uint64(24)).astype(np.uint8), np.uint8(1))
 
     def _take_rows_of_each(self, segments: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Take a row of each of these segments; quick where equal ones stand together."""
+        """Take a row of each of these segments; fast if equal segments are adjacent."""
         begins = np.flatnonzero(np.diff(segments, prepend=-1))
         counts = np.diff(begins, append=len(segments)).tolist()
         rows = np.empty(len(segments), np.intp)
@@ -318,7 +321,10 @@ class BlockIndex:
         return rows
 
     def _give_rows(self, segment: int, rows: NDArray[np.intp]) -> None:
-        """Give a segment's chunks back in one piece: *rows* are all it took, its oldest chunk's last."""
+        """Free a segment's chunks in one step.
+
+        *rows* are all rows of the segment, with the rows of the oldest chunk last.
+        """
         if len(rows):
             self._next_chunk[rows[-1] // CHUNK_ROWS] = self._free_chunks[0]
             self._free_chunks[0] = self._segment_chunk[segment]
@@ -327,7 +333,7 @@ class BlockIndex:
 
 
 def _whole(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return keys as C reads them: one after another, of 16 bytes each."""
+    """Return keys as C reads them: contiguous, 16 bytes each."""
     whole = np.ascontiguousarray(keys, np.uint8)
     assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
     return whole

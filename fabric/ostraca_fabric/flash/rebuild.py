@@ -1,8 +1,8 @@
-"""What fabric a set of drives is: its map and its volumes, from superblocks and volume records alone.
+"""Rebuild of a fabric's map and volumes from superblocks and volume records alone.
 
-For a fabric whose membership store is lost. Two statements that can't both be true are named and never
-decided between: whoever rebuilds takes a drive away and asks again. Agents, claims and epochs are not here:
-owners find the highest epoch on flash when they recover, and claim above it.
+Used after the loss of a membership store. If two statements contradict each other, the rebuild names both and
+decides for neither: the operator removes a drive and repeats the rebuild. Agents, claims and epochs are not
+rebuilt: shard owners find the highest epoch on flash during recovery, and claim a higher epoch.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.flash.volume_records import VolumesState, newest_copy
+from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.flash.volume_records import VolumesCopy
-    from ostraca_fabric.ids import DriveId, EnclosureId, FabricId, ShardId, TenantId
-    from ostraca_fabric.volume import VolumeRecord
+    from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId, TenantId
+    from ostraca_fabric.model.volume import VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)
 class FoundShard:
-    """What was read of one shard."""
+    """Records read from one shard."""
 
     path: str
-    """Of the drive."""
+    """Path of the drive."""
 
     offset: int
-    """Where on the drive it was found."""
+    """Position of the shard on the drive, in bytes."""
 
     superblock: Superblock
     copies: tuple[VolumesCopy, VolumesCopy]
-    """Of its volume records."""
+    """Copies of the volume records."""
 
     @property
     def volumes(self) -> VolumesCopy | None:
-        """The copy that counts."""
+        """Newest good copy of the volume records, or None."""
         number = newest_copy(self.copies)
         return None if number is None else self.copies[number]
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltFabric:
-    """What drives say that their fabric is."""
+    """Fabric described by a set of drives."""
 
     fabric: FabricId | None
-    """None when there is no shard, or shards of several fabrics and none was chosen."""
+    """None without shards, or if the shards belong to several fabrics and none was chosen."""
 
     enclosures: tuple[EnclosureRecord, ...]
     volumes: tuple[VolumeRecord, ...]
     contradictions: tuple[str, ...]
-    """Statements that can't both be true, with what to do. Nothing is to be rebuilt while there are any."""
+    """Contradictory statements, with the remedy. Rebuild a fabric only if there are none."""
 
     losses: tuple[str, ...]
-    """What the copies don't say any more; the rest can be rebuilt without it."""
+    """Information missing from the copies; a rebuild is possible without this information."""
 
 
 def shard_record(superblock: Superblock) -> ShardRecord:
-    """Describe a shard as the map does."""
+    """Return the map's record of a shard."""
     geometry = superblock.geometry
     return ShardRecord(
         superblock.shard,
@@ -74,7 +74,7 @@ def shard_record(superblock: Superblock) -> ShardRecord:
 
 
 def rebuilt(found: Sequence[FoundShard], fabric: FabricId | None = None) -> RebuiltFabric:
-    """Put a fabric together: *fabric*, or the only one there is."""
+    """Assemble *fabric*, or the only fabric found."""
     fabrics = {shard.superblock.fabric for shard in found}
     if fabric is None and len(fabrics) > 1:
         return RebuiltFabric(None, (), (), (_several(found),), ())
@@ -103,10 +103,10 @@ def _enclosures(found: Iterable[FoundShard]) -> tuple[EnclosureRecord, ...]:
 
 
 def _volumes(found: Iterable[FoundShard]) -> tuple[tuple[VolumeRecord, ...], tuple[str, ...]]:
-    """Join what the shards' copies say: of one volume the highest incarnation counts.
+    """Merge the volumes of all shards; the highest incarnation of a volume counts.
 
-    A shard that was away while volumes were made says less than the others, and nothing else: volumes are
-    never taken back.
+    A shard that was absent during the creation of volumes lists fewer volumes. Such a gap is no
+    contradiction: volumes are never removed.
     """
     said: dict[tuple[TenantId, str], dict[VolumeRecord, str]] = {}
     for shard in found:
@@ -119,9 +119,8 @@ def _volumes(found: Iterable[FoundShard]) -> tuple[tuple[VolumeRecord, ...], tup
         volumes.append(next(iter(sayers)))
         if len(sayers) > 1:
             differing.append(
-                f"{' and '.join(sayers.values())} say different things of volume {name!r} of tenant "
-                f"{tenant!r}: take away the drive that was in another fabric with this one's id, or was "
-                "damaged, and ask again"
+                f"{' and '.join(sayers.values())} disagree about volume {name!r} of tenant {tenant!r}: "
+                "remove the damaged drive, or the drive of another fabric with the same id, and repeat"
             )
     return tuple(volumes), tuple(differing)
 
@@ -132,15 +131,15 @@ def _several(found: Iterable[FoundShard]) -> str:
         by_fabric[shard.superblock.fabric].append(shard.path)
     listed = "; ".join(f"{fabric.hex()} on {', '.join(paths)}" for fabric, paths in sorted(by_fabric.items()))
     return (
-        f"these are drives of {len(by_fabric)} fabrics ({listed}): choose one by its id, and move the "
-        "others' away"
+        f"these are drives of {len(by_fabric)} fabrics ({listed}): choose a fabric by id, and remove the "
+        "drives of the others"
     )
 
 
 def _misplaced(found: Iterable[FoundShard]) -> Iterable[str]:
     return (
         f"shard {shard.superblock.shard} lies at byte {shard.offset} of {shard.path}, and its superblock "
-        f"says {shard.superblock.drive_offset}: it was copied from elsewhere; take that drive away"
+        f"says {shard.superblock.drive_offset}: the drive is a copy; remove the drive"
         for shard in found
         if shard.offset != shard.superblock.drive_offset
     )
@@ -151,8 +150,8 @@ def _doubled(found: Iterable[FoundShard]) -> Iterable[str]:
     for shard in found:
         paths[shard.superblock.shard].append(shard.path)
     return (
-        f"{' and '.join(where)} both say that they hold shard {shard}: one is a copy, or was replaced. Take "
-        "away the one that was not in use last"
+        f"{' and '.join(where)} both hold shard {shard}: one is a copy, or was replaced. Remove the drive "
+        "not used last"
         for shard, where in sorted(paths.items())
         if len(where) > 1
     )
@@ -163,14 +162,14 @@ def _losses(found: Iterable[FoundShard]) -> Iterable[str]:
         name, copy = shard.superblock.shard, shard.volumes
         if copy is None and any(each.state is not VolumesState.BLANK for each in shard.copies):
             states = ", ".join(each.state.value for each in shard.copies)
-            yield f"neither copy of the volume records of shard {name} can be used: they are {states}"
+            yield f"neither copy of the volume records of shard {name} is usable: {states}"
         if copy is not None and copy.left_out:
             yield (
-                f"{copy.left_out} volumes had found no room in the copy of shard {name}: those that no other "
-                "shard has are made again by the workers that open them with create=True"
+                f"{copy.left_out} volumes had no room in the copy of shard {name}: volumes absent from all "
+                "other shards are created again by workers with create=True"
             )
         if copy is not None and copy.refused:
             yield (
-                f"{copy.refused} volume records of shard {name} were written by a release that knows more: "
-                "use that one, or go on without them"
+                f"{copy.refused} volume records of shard {name} were written by a newer release: use that "
+                "release, or continue without the records"
             )

@@ -1,8 +1,8 @@
-"""What can be believed of a shard's summary areas after a crash.
+"""Validity of a shard's summary areas after a crash.
 
-Any page may hold its old bytes, its new bytes or garbage. Of each segment only the highest generation with a
-valid page counts, and of each page number its highest sequence. Entries whose extents can't be true are
-refused; that what they point at is the block they name is for the tags to say.
+Any page may hold old bytes, new bytes or garbage. In each segment only the highest generation with a valid
+page counts, and for each page number the highest sequence. Entries with impossible extents are refused. Tags,
+not this module, decide whether an extent holds the named block.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_fabric.extent import Generation, generation_parts
 from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
 from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
-from ostraca_fabric.ids import OwnerEpoch
+from ostraca_fabric.model.extent import Generation, generation_parts
+from ostraca_fabric.model.ids import OwnerEpoch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,60 +26,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecoveredSegment:
-    """What one segment holds."""
+    """Entries recovered from one segment."""
 
     number: int
     generation: Generation
     entries: Entries
-    """In the order they were listed; when a key comes twice, the later counts."""
+    """In order of listing; if a key occurs twice, the later entry counts."""
 
     pages_missing: int
-    """Pages that came before the last one of this generation and are not there: what they listed is lost,
-    or was never acknowledged.
-    """
+    """Missing pages before the last page of this generation: their entries are lost, or were never
+    acknowledged."""
 
     pool: int = 0
-    """Whose share of the shard it takes, as its pages say; 0 where they say nothing."""
+    """Pool of the segment, as recorded in the pages; 0 without a record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecoveredAreas:
-    """What some segments of a shard hold, or all of them."""
+    """Content of some or all segments of a shard."""
 
     segments: tuple[RecoveredSegment, ...]
-    """Those ever written, the oldest generation first."""
+    """Segments ever written, the oldest generation first."""
 
     areas: int
-    """Summary areas that were looked at."""
+    """Number of summary areas examined."""
 
     highest_epoch: OwnerEpoch
-    """A new owner's epoch must be higher, unless it is the same process."""
+    """A new owner's epoch must be higher, unless the owner is the same process."""
 
     highest_count: int
-    """The highest generation count: new generations go on from it."""
+    """Highest generation count: new generations continue from here."""
 
     pages_damaged: int
-    """Those that look like summary pages and are not to be believed, also those of another shard."""
+    """Invalid pages with the magic of a summary page, including pages of another shard."""
 
     entries_refused: int
     unreadable: tuple[int, ...] = ()
-    """Segments of whose summary areas some pages, or all, could not be read: those are blank here. Whoever
-    reads them says so.
-    """
+    """Segments with unreadable summary pages, which count as blank here. Set by the reader of the pages."""
 
 
 PLACES_FIRST = TAIL_SLOTS + 1
-"""Pages of a summary area to read before asking ``places_wanted``."""
+"""Pages of a summary area to read before the call of ``places_wanted``."""
 
 
 def places_wanted(
     superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np.uint8], places_read: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """Say of each of these summary areas how many of its pages have to be read, from the beginning.
+    """Return how many pages of each summary area must be read, from the beginning.
 
-    The first *places_read* of each were, at least ``PLACES_FIRST``; the rest of a row of *areas* is zero. The
-    newest tail says how many full pages there are. All are wanted where that may not be so: a tail slot is
-    damaged, or a full page lies where the tail says that there is none yet. Ask again after reading more.
+    The caller has read the first *places_read* pages of each area, at least ``PLACES_FIRST``; the rest of a
+    row of *areas* is zero. The newest tail gives the number of full pages. All pages are wanted if the tail
+    is doubtful: a tail slot is damaged, or a full page lies beyond the count of the tail. Call again after
+    reading more.
     """
     pages = areas.view(PAGE)
     shown = pages[:, : int(places_read.max(initial=PLACES_FIRST))]
@@ -96,9 +94,10 @@ def places_wanted(
 
 
 def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np.uint8]) -> RecoveredAreas:
-    """Read the summary areas of these segments, in rising order: one row of bytes in *areas* for each.
+    """Read the summary areas of these segments.
 
-    Pages that ``places_wanted`` does not want may be zeroes.
+    *numbers* rise; *areas* has one row of bytes for each segment. Pages beyond those of ``places_wanted`` may
+    be zeroes.
     """
     geometry = superblock.geometry
     assert areas.shape == (len(numbers), geometry.summary_bytes), "one summary area for each segment"
@@ -138,7 +137,7 @@ def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np
 
 
 def _missing(pages: Pages, is_current: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Count for each area the pages before its last one that are not among the current."""
+    """Count for each area the missing pages before the last current page."""
     seen = np.zeros(pages.shape, np.bool_)
     rows, places = np.nonzero(is_current)
     numbers = pages["page"][rows, places]
@@ -150,9 +149,9 @@ def _missing(pages: Pages, is_current: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _listed(pages: Pages, is_current: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Entries]:
-    """Return the entries of the current pages in the order they were listed, area by area, and their rows.
+    """Return the rows and the entries of the current pages, in order of listing.
 
-    Of several pages of one number the highest sequence counts.
+    If several pages have the same number, the highest sequence counts.
     """
     rows, places = np.nonzero(is_current)
     numbers, sequences = pages["page"][rows, places], pages["sequence"][rows, places]
@@ -167,11 +166,14 @@ def _listed(pages: Pages, is_current: NDArray[np.bool_]) -> tuple[NDArray[np.int
 
 
 def _sound(geometry: Geometry, segments: NDArray[np.intp], entries: Entries) -> NDArray[np.bool_]:
-    """Say which entries have an extent inside the data area of their segment that overlaps no other's."""
+    """Return a mask of entries with a possible extent.
+
+    An extent lies inside the data area of its segment and overlaps no other extent.
+    """
     area = geometry.first_segment_offset + segments.astype(np.uint64) * np.uint64(geometry.segment_bytes)
     begin, end = area + np.uint64(geometry.summary_bytes), area + np.uint64(geometry.segment_bytes)
     offsets, lengths = offsets_of(entries), entries["length"]
-    # Unsigned sums wrap, so room is compared against what is left behind the offset.
+    # Unsigned sums wrap, so compare lengths with the room behind the offset.
     is_sound: NDArray[np.bool_] = (offsets >= begin) & (offsets < end) & (lengths > 0)
     is_sound &= lengths <= end - np.where(is_sound, offsets, begin)
     inside = np.flatnonzero(is_sound)

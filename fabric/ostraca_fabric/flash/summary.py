@@ -1,9 +1,9 @@
 """Summary pages: the lists of committed blocks at the head of each segment.
 
-A page has 96 bytes of header and 50 entries of 80 bytes. Full pages are written once, at their own place; the
-partly filled or empty one behind them, the *tail*, alternates between two slots with a rising sequence, so
-that a torn write of one slot leaves the other. A page's checksum covers all of it but itself, under a seed of
-the shard's own.
+A page has 96 bytes of header and 50 entries of 80 bytes. Full pages are written once, at their own place. The
+*tail* is the partly filled or empty page behind the full pages. The tail alternates between two slots with a
+rising sequence, so that a torn write of one slot leaves the other. A page's checksum covers all other bytes
+of the page, under a seed of the shard.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from ostraca_fabric.extent import PAGE_BYTES, Generation
 from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
+from ostraca_fabric.model.extent import PAGE_BYTES, Generation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_fabric.flash.superblock import ShardIdentity
-    from ostraca_fabric.ids import OwnerEpoch
+    from ostraca_fabric.model.ids import OwnerEpoch
 
 SUMMARY_MAGIC = int.from_bytes(b"OSTRsumm", "little")
 SUMMARY_VERSION = 1
@@ -32,17 +32,17 @@ ENTRY = np.dtype(
     [
         ("key", "u1", 16),
         ("tag", "u1", 16),
-        ("seed", "<u8"),  # of the tag: who knows it can check the block without knowing what it is
-        ("first_page", "<u4"),  # where its extent begins in the shard, in pages
+        ("seed", "<u8"),  # of the tag: enough to verify the block without its identity
+        ("first_page", "<u4"),  # start of the extent in the shard, in pages
         ("length", "<u4"),  # the block's own bytes
         ("encryption", "u1", 32),
     ]
 )
-"""One committed block. ``offsets_of`` gives the extents' places in bytes."""
+"""Dtype of one committed block. ``offsets_of`` returns the extents' offsets in bytes."""
 
 PAGE = np.dtype(
     [
-        ("checksum", "<u8"),  # first, so that what it covers is one piece
+        ("checksum", "<u8"),  # first, so that the covered bytes are contiguous
         ("magic", "<u8"),
         ("version", "<u4"),
         ("count", "<u4"),
@@ -55,7 +55,7 @@ PAGE = np.dtype(
         (
             "pool",
             "<u8",
-        ),  # whose share of the shard the segment takes; 0 as written by releases that knew none
+        ),  # pool of the segment; 0 as written by releases without pools
         ("reserved", "u1", 16),
         ("entries", ENTRY, ENTRIES_PER_PAGE),
     ]
@@ -63,10 +63,10 @@ PAGE = np.dtype(
 assert PAGE.itemsize == PAGE_BYTES
 
 Entries = np.ndarray[Any, np.dtype[np.void]]
-"""An array of ``ENTRY``."""
+"""Array of ``ENTRY``."""
 
 Pages = np.ndarray[Any, np.dtype[np.void]]
-"""An array of ``PAGE``."""
+"""Array of ``PAGE``."""
 
 
 def entries_of(
@@ -76,7 +76,10 @@ def entries_of(
     offsets: NDArray[np.uint64],
     lengths: NDArray[np.uint32],
 ) -> Entries:
-    """Make entries of columns of the same length. Offsets are in the shard, in bytes: whole pages."""
+    """Build entries from columns of equal length.
+
+    *offsets* are positions in the shard, in bytes: whole pages.
+    """
     assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["tag"], entries["seed"], entries["length"] = keys, tags, seeds, lengths
@@ -85,35 +88,35 @@ def entries_of(
 
 
 def offsets_of(entries: Entries) -> NDArray[np.uint64]:
-    """Return where in the shard the extents of these entries begin, in bytes."""
+    """Return the offsets in the shard of the extents of these entries, in bytes."""
     pages: NDArray[np.uint64] = entries["first_page"].astype(np.uint64)
     return pages * np.uint64(PAGE_BYTES)
 
 
 def page_checksum(page: memoryview, seed: int) -> int:
-    """Return what a page's checksum should be."""
+    """Compute the checksum of a page."""
     return xxhash.xxh3_64_intdigest(page[CHECKSUM_BYTES:], seed=seed)
 
 
 class PageState(IntEnum):
-    """What lies in one place of a summary area."""
+    """Content of one place in a summary area."""
 
     NONE = 0
-    """No summary page: blank, or something else."""
+    """No summary page: blank, or foreign bytes."""
 
     OTHER = 1
-    """A page of another shard, or of this one before it was formatted anew."""
+    """A page of another shard, or of this shard before its last formatting."""
 
     DAMAGED = 2
-    """A page that bears this shard's name and is not to be believed: damaged, or not at its place."""
+    """A page with this shard's digest that is damaged or not in its place."""
 
     GOOD = 3
 
 
 def page_states(identity: ShardIdentity, segments: NDArray[np.intp], pages: Pages) -> NDArray[np.uint8]:
-    """Say what lies in each place of some summary areas: one ``PageState`` for each.
+    """Return one ``PageState`` for each place of some summary areas.
 
-    *pages*: one row for each of the *segments*, shape (n, pages of an area).
+    *pages*: a row per segment of *segments*, shape (n, pages of an area).
     """
     states = np.full(pages.shape, PageState.NONE, np.uint8)
     has_magic = pages["magic"] == SUMMARY_MAGIC
@@ -122,7 +125,7 @@ def page_states(identity: ShardIdentity, segments: NDArray[np.intp], pages: Page
     states[is_shards] = PageState.DAMAGED
     may_be_good = is_shards & (pages["version"] == SUMMARY_VERSION) & (pages["count"] <= ENTRIES_PER_PAGE)
     may_be_good &= pages["segment"] == segments[:, None]
-    # A tail slot may hold any page; a full page is believed at its own place alone.
+    # A tail slot may hold any page; a full page is valid only in its own place.
     places = np.arange(pages.shape[1])
     may_be_good &= (places < TAIL_SLOTS) | (pages["page"] == places - TAIL_SLOTS)
     rows = np.flatnonzero(may_be_good)
@@ -137,10 +140,10 @@ def page_states(identity: ShardIdentity, segments: NDArray[np.intp], pages: Page
 
 @dataclass(slots=True)
 class SummaryLog:
-    """Writes the summary of one generation of one segment.
+    """Writer of the summary of one generation of one segment.
 
-    ``append`` may be called again only when all pieces of the call before are on flash: until then the slot
-    it would write holds the only copy of blocks committed earlier.
+    Call ``append`` again only after all pieces of the previous call are on flash: until then the next slot
+    holds the only copy of blocks committed earlier.
     """
 
     geometry: Geometry
@@ -152,19 +155,19 @@ class SummaryLog:
     """Entries appended so far."""
 
     pool: int = 0
-    """The pool that the segment was given to, before anything was appended."""
+    """Pool of the segment, set before the first ``append``."""
 
     _tail: Entries = field(default_factory=lambda: np.zeros(0, ENTRY))
     _slot: int = 0
     _sequence: int = 0
 
     def opening(self) -> tuple[tuple[int, bytes], ...]:
-        """Return the empty page that must be on flash before the segment's first space is handed out."""
+        """Return the empty page to write before the segment's first space is allocated."""
         assert self._sequence == 0, "a segment is opened once in a generation"
         return (self._tail_piece(0, self._tail),)
 
     def append(self, entries: Entries) -> tuple[tuple[int, bytes], ...]:
-        """List more blocks; return what to write, as (offset in the shard, pages)."""
+        """List more blocks; return the pieces to write, as (offset in the shard, pages)."""
         assert len(entries), "nothing to list"
         assert self.listed + len(entries) <= self.geometry.entries_max, "the summary area is full"
         page = self.listed // ENTRIES_PER_PAGE
@@ -175,7 +178,7 @@ class SummaryLog:
             written = self._pages(page, pending[: full_pages * ENTRIES_PER_PAGE])
             pieces.append((self.geometry.page_offset(self.segment, page), written))
         self._tail = pending[full_pages * ENTRIES_PER_PAGE :].copy()
-        # Also when nothing is left over: recovery sees by the tail how many full pages there are.
+        # Written even if empty: recovery learns the number of full pages from the tail.
         pieces.append(self._tail_piece(page + full_pages, self._tail))
         self.listed += len(entries)
         return tuple(pieces)
@@ -186,7 +189,10 @@ class SummaryLog:
         return offset, self._pages(page, entries)
 
     def _pages(self, first: int, entries: Entries) -> bytes:
-        """Encode entries as pages from *first* on, one at least; only the last may be partly filled."""
+        """Encode entries as pages from number *first* on, at least one page.
+
+        Only the last page may be partly filled.
+        """
         full, rest = divmod(len(entries), ENTRIES_PER_PAGE)
         count = max(1, full + (rest > 0))
         numbers = np.arange(count)

@@ -1,7 +1,7 @@
-"""The superblock: says whose shard this is, and how it is laid out.
+"""Superblock: identity and layout of a shard.
 
 Page 0 of a shard, with a copy in page 1. All numbers are little-endian. Magic, version and checksum keep
-their places in every version, so that each release can name what it may not read.
+their places in every version, so that each release can name a version beyond its reach.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enum import Enum
 import xxhash
 
 from ostraca_fabric.errors import FormatError, UsageError
-from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
-from ostraca_fabric.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId
 
 MAGIC = b"OSTRACA\x1a"
 VERSION = 1
@@ -30,9 +30,9 @@ _BODY_AT = _HEAD.size
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """What every summary page of a shard is bound to.
+    """Identity bound into every summary page of a shard.
 
-    So no page of another shard, or of this one before it was formatted anew, is ever taken for its own.
+    Pages of another shard, or of this shard before its last formatting, never match.
     """
 
     digest: bytes
@@ -44,17 +44,17 @@ class ShardIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """Whose shard this is, and its measures."""
+    """Identity and measures of a shard."""
 
     fabric: FabricId
     format_id: bytes
-    """16 random bytes, new each time a shard is formatted."""
+    """16 random bytes, new at each formatting."""
 
     enclosure: EnclosureId
     drive: DriveId
     shard: ShardId
     drive_offset: int
-    """Where on its drive the shard begins, in bytes."""
+    """Position of the shard on the drive, in bytes."""
 
     geometry: Geometry
 
@@ -65,14 +65,14 @@ class Superblock:
 
     @property
     def identity(self) -> ShardIdentity:
-        """Return what summary pages are bound to."""
+        """Return the identity bound into summary pages."""
         names = self.fabric + self.format_id + self.shard.encode()
         digest = hashlib.blake2b(names, digest_size=24, person=b"ostraca-shard").digest()
         return ShardIdentity(digest[:16], int.from_bytes(digest[16:], "little"))
 
 
 def encode_superblock(superblock: Superblock) -> bytes:
-    """Return the bytes a shard begins with: the page and its copy."""
+    """Return the first bytes of a shard: the page and its copy."""
     geometry = superblock.geometry
     body = _BODY.pack(
         superblock.fabric,
@@ -93,7 +93,7 @@ def encode_superblock(superblock: Superblock) -> bytes:
 
 
 class CopyState(Enum):
-    """What one copy of a superblock is."""
+    """State of one copy of a superblock."""
 
     GOOD = "good"
     CUT_SHORT = "cut short"
@@ -103,43 +103,46 @@ class CopyState(Enum):
     OLDER = "older"
     NEWER = "newer"
     SENSELESS = "senseless"
-    """Its checksum holds, and what it says can't be true."""
+    """The checksum is valid, but the values are impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuperblockCopy:
-    """One copy of a superblock, whatever it is."""
+    """Copy of a superblock, in any state."""
 
     state: CopyState
     superblock: Superblock | None = None
-    """What it says, when it is good."""
+    """Decoded superblock of a good copy."""
 
     version: int | None = None
-    """Its format, where a checksum vouches for it."""
+    """Format version, if covered by a valid checksum."""
 
     why: str = ""
-    """When it is not good: what was found instead and what to do."""
+    """For a bad copy: the finding and the remedy."""
 
 
 def examine_superblock(pages: bytes) -> tuple[SuperblockCopy, SuperblockCopy]:
-    """Say of each copy in a shard's first two pages what it is. Never raises."""
+    """Return the state of both copies in a shard's first two pages. Never raises."""
     return _examined(pages[:PAGE_BYTES]), _examined(pages[PAGE_BYTES : SUPERBLOCK_COPIES * PAGE_BYTES])
 
 
 def chosen_copy(copies: tuple[SuperblockCopy, SuperblockCopy]) -> SuperblockCopy:
-    """Return the copy that counts: the first, or the second when that alone is good or says more."""
+    """Return the copy that counts.
+
+    The first copy counts, unless only the second is good or says more.
+    """
     first, second = copies
     if first.superblock is not None:
         return first
-    # The second says more when only the first page was wiped.
+    # If only the first page was wiped, the second says more.
     says_more = first.state is CopyState.BLANK and second.state is not CopyState.BLANK
     return second if second.superblock is not None or says_more else first
 
 
 def decode_superblock(pages: bytes) -> Superblock:
-    """Read a shard's first two pages: the superblock, or its copy when that alone is good.
+    """Decode a shard's first two pages: the superblock, or its copy if only that is good.
 
-    Raises FormatError that says what was found instead and what to do.
+    Raises FormatError with the finding and the remedy.
     """
     chosen = chosen_copy(examine_superblock(pages))
     if chosen.superblock is None:
@@ -148,7 +151,7 @@ def decode_superblock(pages: bytes) -> Superblock:
 
 
 def is_blank(page: bytes) -> bool:
-    """Say whether nothing was ever written here."""
+    """Tell whether a page was never written."""
     return page == bytes(len(page))
 
 
@@ -183,7 +186,7 @@ def _examined(page: bytes) -> SuperblockCopy:
 
 
 def _of_version(page: bytes, version: int) -> SuperblockCopy:
-    """Say what a page is whose checksum holds."""
+    """Return the state of a page with a valid checksum."""
     if version < VERSION_OLDEST:
         return SuperblockCopy(
             CopyState.OLDER,
@@ -209,7 +212,10 @@ def _of_version(page: bytes, version: int) -> SuperblockCopy:
 
 
 def _superblock(page: bytes) -> Superblock:
-    """Read a page whose checksum holds. Raises UsageError or UnicodeDecodeError where it makes no sense."""
+    """Decode a page with a valid checksum.
+
+    Raises UsageError or UnicodeDecodeError for impossible values.
+    """
     (
         fabric,
         format_id,

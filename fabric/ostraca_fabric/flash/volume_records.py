@@ -1,9 +1,9 @@
-"""Volume records: a copy of what volumes the fabric has, on every shard, beside its superblock.
+"""Volume records: a copy of the fabric's volumes on every shard, beside the superblock.
 
-For rebuilding a fabric whose membership store is lost; nothing reads them otherwise. They hold no secret.
-Between the superblock's copy and segment 0 there is room for two copies of equal size. They are written in
-turn, never the one that holds the newest, so that an interrupted write leaves what was there before. Each is
-bound to its shard, as summary pages are.
+Read only for the rebuild of a fabric without its membership store. The records hold no secret. Between the
+superblock's copy and segment 0 there is room for two copies of equal size. Writes alternate and never touch
+the newest copy, so that an interrupted write leaves the previous state. Each copy is bound to its shard, as
+summary pages are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import msgspec
 import xxhash
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
-from ostraca_fabric.ids import OwnerEpoch, TenantId, checked_name
-from ostraca_fabric.layout import Layout
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.model.ids import OwnerEpoch, TenantId, checked_name
+from ostraca_fabric.model.volume import Layout, VolumeRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,53 +31,53 @@ MAGIC = b"OSTRvols"
 VERSION = 1
 COPIES = 2
 COPY_BYTES_MAX = 1 << 20
-"""Whatever a superblock says, no more is read."""
+"""Read limit, independent of the superblock's values."""
 
 _AREA_OFFSET = SUPERBLOCK_COPIES * PAGE_BYTES
 _HEAD = struct.Struct("<Q8sII16sQQII")
-"""Checksum, magic, version, records, shard digest, owner epoch, sequence, bytes of records, volumes that are
-left out."""
+"""Checksum, magic, version, records, shard digest, owner epoch, sequence, bytes of records, omitted
+volumes."""
 
 _CHECKSUM_BYTES = 8
 _NEVER = OwnerEpoch(0)
 
 
 class VolumesState(Enum):
-    """What one copy is."""
+    """State of one copy."""
 
     GOOD = "good"
     BLANK = "blank"
     OTHER = "another shard's"
-    """Or this one's, before it was formatted anew."""
+    """Also for a copy of this shard from before its last formatting."""
 
     DAMAGED = "damaged"
     NEWER = "newer"
-    """Of a format that this release does not read."""
+    """Format unknown to this release."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumesCopy:
-    """One copy of the volume records, whatever it is."""
+    """Copy of the volume records, in any state."""
 
     state: VolumesState
     volumes: tuple[VolumeRecord, ...] = ()
     """The oldest first."""
 
     epoch: OwnerEpoch = _NEVER
-    """Of the owner that wrote it."""
+    """Epoch of the owner that wrote the copy."""
 
     sequence: int = 0
     """Rises with every write."""
 
     left_out: int = 0
-    """Volumes of the fabric that found no room in it."""
+    """Volumes of the fabric without room in this copy."""
 
     refused: int = 0
-    """Records that this release can't read, though the checksum holds: a newer one wrote them."""
+    """Records with a valid checksum that this release can't read: written by a newer release."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """Return what the newest copy of a shard has the highest of."""
+        """Return the sort key of copies: the newest copy of a shard has the highest."""
         return self.epoch, self.sequence
 
 
@@ -88,20 +87,23 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     incarnation: int
     block_bytes: int
     layout_digest: str
-    """In hexadecimal. A layout with a field that this release does not know has another."""
+    """In hexadecimal. A layout with fields unknown to this release has another digest."""
 
     layout: Layout
     erasable: bool = False
 
 
 def copy_bytes(geometry: Geometry) -> int:
-    """Return the room of one copy: half of what lies before segment 0, in whole pages; 0 where none fits."""
+    """Return the room of one copy, in whole pages; 0 if none fits.
+
+    A copy has half of the space before segment 0.
+    """
     half = (geometry.first_segment_offset - _AREA_OFFSET) // COPIES
     return min(COPY_BYTES_MAX, half // PAGE_BYTES * PAGE_BYTES)
 
 
 def copy_offset(geometry: Geometry, number: int) -> int:
-    """Return where copy 0 or 1 begins in the shard."""
+    """Return the offset of copy 0 or 1 in the shard."""
     return _AREA_OFFSET + number * copy_bytes(geometry)
 
 
@@ -113,11 +115,11 @@ def encode_volumes(
     epoch: OwnerEpoch,
     sequence: int,
 ) -> bytes:
-    """Return the pages of a copy, at most *room_bytes* of them, at least one page.
+    """Return the pages of a copy: at least one page, at most *room_bytes*.
 
-    *volumes* come the oldest first, and get room in that order, but those that were erased get it before all
-    others: one that was forgotten would be made again in its first incarnation, and what was erased be found
-    again. What finds no room is left out; the copy says how many that are.
+    *volumes* come oldest first and get room in this order; erased volumes come before all others. Without the
+    record of an erased volume, a new volume of that name would get the first incarnation. Lookups would then
+    find erased blocks again. Volumes without room are omitted; the copy counts them.
     """
     assert room_bytes >= PAGE_BYTES, "a shard without room has no copies"
     texts: dict[int, bytes] = {}
@@ -147,10 +149,9 @@ def encode_volumes(
 
 
 def examine_volumes(superblock: Superblock, area: bytes) -> tuple[VolumesCopy, VolumesCopy]:
-    """Say of each copy what it is. Never raises.
+    """Return the state of both copies. Never raises.
 
-    *area*: the shard's bytes from ``copy_offset(geometry, 0)`` on, both copies; what is cut off counts as
-    blank.
+    *area*: the shard's bytes from ``copy_offset(geometry, 0)`` on, both copies; missing bytes count as blank.
     """
     room = copy_bytes(superblock.geometry)
     whole = area[: COPIES * room].ljust(COPIES * room, b"\0")
@@ -158,17 +159,16 @@ def examine_volumes(superblock: Superblock, area: bytes) -> tuple[VolumesCopy, V
 
 
 def newest_copy(copies: tuple[VolumesCopy, VolumesCopy]) -> int | None:
-    """Return which copy counts: the good one that was written last. None when neither is good."""
+    """Return the number of the newest good copy, or None if neither is good."""
     good = [number for number, copy in enumerate(copies) if copy.state is VolumesState.GOOD]
     return max(good, key=lambda number: copies[number].age, default=None)
 
 
 def merged(volumes: Sequence[VolumeRecord], recorded: Sequence[VolumeRecord]) -> tuple[VolumeRecord, ...]:
-    """Return the fabric's *volumes* and those that only a shard has *recorded*; none in a lower incarnation
-    than the shard has it.
+    """Return *volumes* and the volumes that only a shard has *recorded*.
 
-    Volumes are never taken back, nor is an erasure. A store that does not know of one that is on flash has
-    lost it, and the record may be the last there is.
+    No volume gets a lower incarnation than the shard's record. Volumes and erasures are never taken back: if
+    a store misses a volume of flash, the store has lost that volume, and the record may be the last.
     """
     known = {(volume.tenant, volume.name) for volume in volumes}
     incarnations = {(volume.tenant, volume.name): volume.incarnation for volume in recorded}
@@ -212,7 +212,7 @@ def _examined(identity: ShardIdentity, pages: bytes) -> VolumesCopy:
 
 
 def _volume_of(text: msgspec.Raw) -> VolumeRecord | None:
-    """Read one record; None when it is not one that this release writes."""
+    """Decode one record; None for a record of another release."""
     try:
         record = msgspec.json.decode(text, type=_Record)
         volume = VolumeRecord(

@@ -1,12 +1,12 @@
-"""The loops over blocks, in C: what a batch costs without holding the interpreter lock.
+"""Loops over blocks in C, without the GIL.
 
-Python handles requests, waves and I/Os; whatever is done to each *block* of one (hashing, comparing, copying,
-moving to and from flash, finding by key) is one call into this library for all of them. The C files beside
-this one are compiled by ``hatch_build.py`` when the package is installed; docs/adr/0010 says why.
+Python handles requests, waves and I/Os. Work on each *block* (hashing, comparing, copying, I/O, lookup by
+key) is a single call into this library for a whole batch. ``hatch_build.py`` compiles the C files of this
+folder at installation; docs/adr/0010 has the reasons.
 
-Only the modules that give these calls their meaning import this one: ``tags``, ``keys``, ``key_table``,
-``flash.index``, ``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive. They
-pass addresses, so they keep what lies there alive during the call.
+Only the modules that define the calls import this module: ``digests``, ``key_table``, ``flash.index``,
+``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive. The calls take
+addresses, so callers keep the memory alive during a call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctypes import addressof, c_char, c_double, c_int, c_int32, c_int64, c_uint3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xxhash import _xxhash  # type: ignore[attr-defined]  # its stubs leave the C module out
+from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 FILE_NAME = "libostraca.so"
 
 INTERFACE = 7
-"""Of the library that this module takes, as ``ostraca.h`` says it too. Another one, compiled from the sources
-of another time, would take arguments for what they are not, and end the process."""
+"""Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
+misread arguments and crash the process."""
 
 _REMEDY = "Run `make test`, or `pip install -e .` in your own environment, which compile it"
 
@@ -46,13 +46,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
     # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks
     "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
-    # descriptor, is_write, the drive's size, memory, its size, offsets on the drive, and in memory, lengths,
-    # which were moved, trouble, pieces
+    # descriptor, is_write, drive's size, memory, its size, drive offsets, memory offsets, lengths,
+    # is_moved, trouble, pieces
     "ostraca_move": (_count, [c_int, c_int, _bytes, _at, _bytes, _at, _at, _at, _at, _at, _count]),
     # descriptor, head, its bytes, passage, bytes passed, most bytes of blocks to move
     "ostraca_send": (_count, [c_int, _at, _bytes, _at, _bytes, _bytes]),
-    # descriptor, passage, bytes passed, most bytes of blocks to move, tail, its bytes, what ends waiting, how
-    # long that is at most
+    # descriptor, passage, bytes passed, most bytes of blocks to move, tail, its bytes, descriptor that ends
+    # the wait, most ms to wait
     "ostraca_receive": (_count, [c_int, _at, _bytes, _bytes, _at, _bytes, c_int, c_int64]),
     # passage, bytes passed, bytes that came, how many
     "ostraca_fill": (_count, [_at, _bytes, _at, _bytes]),
@@ -117,9 +117,12 @@ _XXH3 = (
 
 
 def at(array: NDArray[Any] | bytearray | memoryview) -> int:
-    """Return the address of an array's first byte. The array must be C-contiguous, and outlive the call."""
+    """Return the address of an array's first byte.
+
+    The array must be C-contiguous, and outlive the call.
+    """
     try:
-        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a quarter of the other's time
+        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a quarter of the time below
     except (TypeError, ValueError):  # read-only, empty, or not contiguous
         assert not isinstance(array, (bytearray, memoryview)), "such memory is writable and not empty"
         assert array.flags.c_contiguous, "C sees an array's items one after another"
@@ -127,7 +130,10 @@ def at(array: NDArray[Any] | bytearray | memoryview) -> int:
 
 
 def loaded(path: Path) -> ctypes.CDLL:
-    """Return the library at *path*. Raises ImportError that says what to do where it is not ours to use."""
+    """Return the library at *path*.
+
+    Raises ImportError, with the remedy, for an unusable file.
+    """
     if not path.exists():
         raise ImportError(
             f"{FILE_NAME} is not there: this is a source tree that was never installed. {_REMEDY}"
@@ -154,13 +160,13 @@ def loaded(path: Path) -> ctypes.CDLL:
 
 
 def _widest(hashing: ctypes.CDLL, name: str) -> Any:  # noqa: ANN401 (ctypes has no type for a function's address)
-    """Find a function of XXH3: the one that picks the machine's widest vectors, where the package has it.
+    """Return an XXH3 function, preferring dispatch to the widest vectors of the machine.
 
-    The plain name stands for SSE2 on x86-64, at half the speed.
+    The plain name uses SSE2 on x86-64, at half the speed.
     """
     chooses = f"{name}_dispatch"
     return getattr(hashing, chooses if hasattr(hashing, chooses) else name)
 
 
 library = loaded(Path(__file__).with_name(FILE_NAME))
-"""Call its functions as the comments in the C files say."""
+"""The loaded library. Comments in the C files describe the functions."""

@@ -1,8 +1,8 @@
-/* BLAKE2b (RFC 7693) of many rows that have a key and their first bytes in common. Neither hashlib nor a library
- * reachable from a wheel hashes a batch; this is checked against hashlib.
+/* BLAKE2b (RFC 7693) of many rows with a common key and prefix. Neither hashlib nor a library available in a wheel
+ * hashes a batch. Tests compare the results with hashlib.
  *
- * Where the processor has vectors for it, several rows at a time, one in each lane: all are equally long, so they take
- * the same steps. */
+ * With suitable vectors, the processor hashes several rows at a time, one per lane. All rows have equal length and
+ * thus equal steps. */
 
 #include "ostraca.h"
 
@@ -16,7 +16,7 @@ static const uint64_t iv[8] = {
     0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179,
 };
 
-/* Section 2.7; rounds 10 and 11 are those of 0 and 1. */
+/* Section 2.7; rounds 10 and 11 repeat rounds 0 and 1. */
 static const uint8_t sigma[10][16] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
     {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
@@ -57,7 +57,7 @@ static inline void store(uint8_t *bytes, uint64_t word, uint64_t bytes_max)
 #define NAMED(name) name##_anywhere
 #include "blake2b_lanes.h"
 
-#ifdef __x86_64__ /* whose vectors are short unless one asks */
+#ifdef __x86_64__ /* vectors are short by default */
 #define TARGET __attribute__((target("avx2")))
 #define LANES 4
 #define NAMED(name) name##_avx2
@@ -69,9 +69,9 @@ static inline void store(uint8_t *bytes, uint64_t word, uint64_t bytes_max)
 #include "blake2b_lanes.h"
 #endif
 
-/* digests[r] = BLAKE2b over prefix, rows[r], suffixes[r], with digests of 1 to 64 bytes, a key of 0 to 64 and a
- * personalisation of 16 bytes (sections 2.5 and 2.9, and the parameter block of the BLAKE2 paper). Suffixes lie
- * `suffix_step` bytes apart: 0 where all rows have the same. */
+/* digests[r] = BLAKE2b over prefix, rows[r] and suffixes[r]. Digests have 1 to 64 bytes, a key 0 to 64, a
+ * personalisation 16 (sections 2.5 and 2.9, and the parameter block of the BLAKE2 paper). Suffixes lie
+ * `suffix_step` bytes apart; 0 means a suffix common to all rows. */
 PUBLIC void ostraca_blake2b_rows(const uint8_t *key, uint64_t key_bytes, const uint8_t person[16],
                                  const uint8_t *prefix, uint64_t prefix_bytes, const uint8_t *rows,
                                  uint64_t row_bytes, const uint8_t *suffixes, uint64_t suffix_bytes,

@@ -1,14 +1,14 @@
-/* The loop of blake2b.c over rows, for one kind of vectors. Included once for each: TARGET says which in the
- * compiler's words, LANES how many rows it takes at a time, and NAMED(name) names what is made for it. */
+/* Loop of blake2b.c over rows, included once per kind of vectors. TARGET is the compiler's attribute, LANES the
+ * rows per step, and NAMED(name) the name of each definition. */
 
 #define INSIDE TARGET static inline __attribute__((always_inline))
 
 typedef uint64_t NAMED(lanes) __attribute__((vector_size(8 * LANES)));
 
-/* Of LANES messages of the same length. */
+/* State of LANES messages of equal length. */
 struct NAMED(state) {
     NAMED(lanes) chain[8];
-    uint64_t count; /* bytes compressed so far; 2**64 are out of reach */
+    uint64_t count; /* bytes compressed so far; 2**64 is out of reach */
     uint8_t buffer[LANES][BLOCK_BYTES];
     size_t used;
 };
@@ -26,7 +26,7 @@ INSIDE void NAMED(compress)(struct NAMED(state) *state, int is_last)
     v[12] ^= state->count;
     if (is_last)
         v[14] = ~v[14];
-#pragma GCC unroll 12 /* the indices are then constants: twice as fast */
+#pragma GCC unroll 12 /* constant indices double the speed */
     for (int round = 0; round < 12; round++) {
         const uint8_t *s = sigma[round % 10];
         MIX(0, 4, 8, 12, m[s[0]], m[s[1]]);
@@ -42,8 +42,8 @@ INSIDE void NAMED(compress)(struct NAMED(state) *state, int is_last)
         state->chain[word] ^= v[word] ^ v[word + 8];
 }
 
-/* Adds the next `length` bytes of each message. A full buffer is compressed only when more follows: the last block
- * of a message is compressed as such. */
+/* Adds the next `length` bytes of each message. A full buffer is compressed only when more bytes follow, because
+ * the last block of a message is compressed differently. */
 INSIDE void NAMED(add)(struct NAMED(state) *state, const uint8_t *const bytes[LANES], size_t length)
 {
     for (size_t done = 0; done < length;) {
@@ -98,7 +98,7 @@ TARGET static void NAMED(rows)(const uint8_t *key, uint64_t key_bytes, const uin
         struct NAMED(state) own = common;
         const uint8_t *own_rows[LANES], *own_suffixes[LANES];
         for (int lane = 0; lane < LANES; lane++) {
-            uint64_t row = (uint64_t)(first + lane < count ? first + lane : first); /* too few: one of them again */
+            uint64_t row = (uint64_t)(first + lane < count ? first + lane : first); /* repeat a row in unused lanes */
             own_rows[lane] = rows + row_bytes * row;
             own_suffixes[lane] = suffixes + suffix_step * row;
         }

@@ -1,5 +1,5 @@
-/* The loops of `flash.index`: whose arrays these are, and what they hold, is said there. Buckets are random
- * memory, a cache miss each, so the loops ask for those of later keys before they look at this one's. */
+/* Loops of `flash.index`, where the arrays are described. Every bucket access is a cache miss, so the loops
+ * prefetch the buckets of later keys before the current key. */
 
 #include "ostraca.h"
 
@@ -12,12 +12,12 @@
 #define READ_BIT 0x80000000u
 #define LENGTH_BITS 0x0fffffffu
 
-/* Keys ahead whose buckets, and then whose rows, are asked for: enough to have ten misses under way. */
+/* Distance of prefetching, in keys, for buckets and then rows: enough for ten concurrent misses. */
 #define BUCKETS_AHEAD 16
 #define ROWS_AHEAD 8
 
 struct table {
-    uint8_t *prints; /* BUCKET_SLOTS for each bucket; 0: an empty slot */
+    uint8_t *prints; /* BUCKET_SLOTS per bucket; 0: empty slot */
     uint32_t *slots;
     uint32_t *passed;
     uint64_t buckets;
@@ -43,7 +43,7 @@ static uint64_t after(const struct table *table, uint64_t bucket)
     return bucket + 1 == table->buckets ? 0 : bucket + 1;
 }
 
-/* Sets the high bit of each of 8 bytes that equals `print`, and no other: byte 0 is the lowest. */
+/* Sets the high bit of each of 8 bytes equal to `print`, and no other bit; byte 0 is the lowest. */
 static uint64_t equal_bytes(const uint8_t *prints, uint8_t print)
 {
     const uint64_t low = 0x7f7f7f7f7f7f7f7f;
@@ -53,7 +53,7 @@ static uint64_t equal_bytes(const uint8_t *prints, uint8_t print)
     return ~(((word & low) + low) | word | low);
 }
 
-/* Returns the first slot of a bucket from `from` on that has this print, BUCKET_SLOTS when none has. */
+/* Returns the first slot of a bucket, from `from` on, with this print, or BUCKET_SLOTS. */
 static int next_slot(const struct table *table, uint64_t bucket, uint8_t print, int from)
 {
     const uint8_t *prints = table->prints + BUCKET_SLOTS * bucket;
@@ -69,7 +69,7 @@ static int64_t find(const struct table *table, const uint8_t *key)
 {
     struct home home = home_of(table, key);
     uint64_t bucket = home.bucket;
-    /* Every bucket can have been passed by, in a small table: it ends where it began. */
+    /* In a small table every bucket may have been passed, so the search also ends after a full round. */
     for (uint64_t seen = 0; seen < table->buckets; seen++, bucket = after(table, bucket)) {
         int slot = next_slot(table, bucket, home.print, 0);
         for (; slot < BUCKET_SLOTS; slot = next_slot(table, bucket, home.print, slot + 1)) {
@@ -89,7 +89,7 @@ static void ask_for_bucket(const struct table *table, const uint8_t *key)
     __builtin_prefetch(table->prints + BUCKET_SLOTS * bucket);
     __builtin_prefetch(table->passed + bucket);
     __builtin_prefetch(table->slots + BUCKET_SLOTS * bucket);
-    __builtin_prefetch(table->slots + BUCKET_SLOTS * bucket + BUCKET_SLOTS - 1); /* they may lie on two lines */
+    __builtin_prefetch(table->slots + BUCKET_SLOTS * bucket + BUCKET_SLOTS - 1); /* slots may span two cache lines */
 }
 
 static void ask_for_row(const struct table *table, const uint8_t *key)
@@ -101,7 +101,7 @@ static void ask_for_row(const struct table *table, const uint8_t *key)
                            KEY_BYTES * (uint64_t)table->slots[BUCKET_SLOTS * home.bucket + (uint64_t)slot]);
 }
 
-/* Asks for what is looked at when it is the turn of keys behind this one, which may be one before the first. */
+/* Prefetches for later keys. `each` may be below 0, before the first key. */
 static void ask_ahead(const struct table *table, const uint8_t *wanted, int64_t each, int64_t count)
 {
     if (each + BUCKETS_AHEAD < count)
@@ -110,7 +110,7 @@ static void ask_ahead(const struct table *table, const uint8_t *wanted, int64_t 
         ask_for_row(table, wanted + KEY_BYTES * (each + ROWS_AHEAD));
 }
 
-/* rows[i] = the row of wanted[i], -1 where it is not listed. */
+/* rows[i] = row of wanted[i], or -1 if not listed. */
 PUBLIC void ostraca_index_find(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
                                const uint8_t *keys, const uint8_t *wanted, int64_t *rows, int64_t count)
 {
@@ -122,7 +122,8 @@ PUBLIC void ostraca_index_find(uint8_t *prints, uint32_t *slots, uint32_t *passe
     }
 }
 
-/* is_listed[i] = whether wanted[i] has a row; sets the read bits of those rows. Returns how many have one. */
+/* is_listed[i] = whether wanted[i] has a row. Sets the read bits of these rows if `is_counted`. Returns the number
+ * of listed keys. */
 PUBLIC int64_t ostraca_index_has(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
                                  const uint8_t *keys, const uint8_t *wanted, uint32_t *row_lengths,
                                  int64_t is_counted, uint8_t *is_listed, int64_t count)
@@ -157,8 +158,8 @@ static void place(const struct table *table, int64_t row)
     table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot] = (uint32_t)row;
 }
 
-/* Gives rows a slot each, in the first bucket from their key's home on that has one empty. Their keys are written,
- * and in no slot yet; there are empty slots for all of them. */
+/* Gives each row a slot: the first empty slot from the home bucket of the row's key on. Keys must be written and
+ * have no slot yet; the caller ensures enough empty slots. */
 PUBLIC void ostraca_index_place(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
                                 const uint8_t *keys, const int64_t *rows, int64_t count)
 {
@@ -171,7 +172,7 @@ PUBLIC void ostraca_index_place(uint8_t *prints, uint32_t *slots, uint32_t *pass
     }
 }
 
-/* Returns whether the row had a slot; nothing is changed when it had none. */
+/* Returns whether the row had a slot; otherwise nothing changes. */
 static int unplace(const struct table *table, int64_t row)
 {
     struct home home = home_of(table, table->keys + KEY_BYTES * row);
@@ -192,7 +193,7 @@ static int unplace(const struct table *table, int64_t row)
     return 0;
 }
 
-/* Empties the slots of rows whose keys are still written. Returns how many had one. */
+/* Empties the slots of rows whose keys are still written. Returns the number of emptied slots. */
 PUBLIC int64_t ostraca_index_unplace(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
                                      const uint8_t *keys, const int64_t *rows, int64_t count)
 {
@@ -207,7 +208,7 @@ PUBLIC int64_t ostraca_index_unplace(uint8_t *prints, uint32_t *slots, uint32_t 
     return emptied;
 }
 
-/* Says where the blocks of rows lie, and sets their read bits. Values of row -1 are zero. */
+/* Returns positions, lengths and tags of rows, and sets the read bits if `is_counted`. Values of row -1 are zero. */
 PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths, const uint8_t *row_tags,
                                const int64_t *rows, uint64_t page_bytes, int64_t is_counted, uint64_t *offsets,
                                uint32_t *lengths, uint8_t *tags, int64_t count)
@@ -234,8 +235,8 @@ PUBLIC void ostraca_index_read(const uint32_t *row_pages, uint32_t *row_lengths,
     }
 }
 
-/* Hands out rows of one segment, from its newest chunk and then from free ones: free_chunks[0] begins the list of
- * those given back, free_chunks[1] counts those ever taken. There are enough. */
+/* Allocates rows of a segment, from the newest chunk and then from free chunks. free_chunks[0] is the head of the
+ * free list, free_chunks[1] the number of chunks ever used. The caller ensures enough chunks. */
 PUBLIC void ostraca_index_take_rows(int32_t *next_chunk, int32_t *free_chunks, int32_t *newest, uint32_t *taken,
                                     int64_t *rows, int64_t count)
 {
@@ -253,7 +254,7 @@ PUBLIC void ostraca_index_take_rows(int32_t *next_chunk, int32_t *free_chunks, i
     }
 }
 
-/* Lists the rows that one segment has taken, those of its oldest chunk last. */
+/* Lists the rows of a segment, ending with the oldest chunk. */
 PUBLIC void ostraca_index_rows_of(const int32_t *next_chunk, int32_t newest, uint32_t taken, int64_t *rows)
 {
     uint32_t listed = 0, until = (taken - 1) % CHUNK_ROWS + 1;

@@ -1,4 +1,4 @@
-/* Which interface this library has: `__init__.py` uses no other than its own. */
+/* Interface number of this library; `__init__.py` accepts only its own. */
 
 #include "ostraca.h"
 

@@ -1,6 +1,6 @@
-/* Rows by key: open addressing with linear probing, at most half full. A slot holds a row's number and 32 bits of
- * its key's hash, 0 when it is empty; whole keys are compared in the caller's column, so no answer is a guess.
- * Removing moves later entries back, and leaves no mark. Keys are keyed BLAKE2b already: their own bits spread. */
+/* Rows by key: open addressing with linear probing, at most half full. A slot has a row's number and 32 bits of the
+ * key's hash; 0 is empty. Whole keys are compared in the caller's column, so answers are exact. Removing moves
+ * later entries back, without tombstones. Keys are outputs of keyed BLAKE2b, so their own bits serve as the hash. */
 
 #include "ostraca.h"
 
@@ -13,11 +13,12 @@ static uint64_t hash_of(const uint8_t *key)
     return word;
 }
 
-/* The number of a row is kept one higher, so that no entry is 0. */
+/* Row numbers are stored plus one, so that no entry is 0. */
 static uint64_t entry_of(uint64_t hash, int64_t row) { return (hash & 0xffffffff00000000) | ((uint64_t)row + 1); }
 static int64_t row_of(uint64_t entry) { return (int64_t)(entry & 0xffffffff) - 1; }
 
-/* Returns where the key's entry is, or the empty slot where it would be. `mask` is the number of slots less one. */
+/* Returns the position of the key's entry, or of the empty slot for the key. `mask` is the number of slots minus
+ * one. */
 static uint64_t place_of(const uint64_t *slots, uint64_t mask, const uint8_t *keys, const uint8_t *key)
 {
     uint64_t hash = hash_of(key), place = hash & mask;
@@ -27,7 +28,7 @@ static uint64_t place_of(const uint64_t *slots, uint64_t mask, const uint8_t *ke
     return place;
 }
 
-/* rows[i] = the row of wanted[i], -1 when there is none. */
+/* rows[i] = row of wanted[i], or -1. */
 PUBLIC void ostraca_table_find(const uint64_t *slots, uint64_t mask, const uint8_t *keys, const uint8_t *wanted,
                                int64_t *rows, int64_t count)
 {
@@ -35,8 +36,8 @@ PUBLIC void ostraca_table_find(const uint64_t *slots, uint64_t mask, const uint8
         rows[each] = row_of(slots[place_of(slots, mask, keys, wanted + KEY_BYTES * each)]);
 }
 
-/* As `find`, but a row counts only where numbers[row] is wanted_numbers[i] as well. Names those that count alone:
- * found[..] = their positions in `wanted`, found[count + ..] = their rows. Returns how many. */
+/* Like `find`, but a row counts only if numbers[row] equals wanted_numbers[i]. found[..] = positions of matches in
+ * `wanted`, found[count + ..] = their rows. Returns the number of matches. */
 PUBLIC int64_t ostraca_table_match(const uint64_t *slots, uint64_t mask, const uint8_t *keys, const uint32_t *numbers,
                                    const uint8_t *wanted, const uint32_t *wanted_numbers, int64_t *found,
                                    int64_t count)
@@ -52,7 +53,7 @@ PUBLIC int64_t ostraca_table_match(const uint64_t *slots, uint64_t mask, const u
     return matched;
 }
 
-/* Enters rows whose keys are in `keys`. holders[i] = rows[i] when it was entered, else the row that has its key. */
+/* Enters rows whose keys are in `keys`. holders[i] = rows[i] if entered, else the row with the same key. */
 PUBLIC void ostraca_table_enter(uint64_t *slots, uint64_t mask, const uint8_t *keys, const int64_t *rows,
                                 int64_t *holders, int64_t count)
 {
@@ -65,7 +66,7 @@ PUBLIC void ostraca_table_enter(uint64_t *slots, uint64_t mask, const uint8_t *k
     }
 }
 
-/* Takes rows out whose keys are still in `keys`. Returns how many were there. */
+/* Removes rows whose keys are still in `keys`. Returns the number of removed rows. */
 PUBLIC int64_t ostraca_table_remove(uint64_t *slots, uint64_t mask, const uint8_t *keys, const int64_t *rows,
                                     int64_t count)
 {
@@ -77,7 +78,7 @@ PUBLIC int64_t ostraca_table_remove(uint64_t *slots, uint64_t mask, const uint8_
         removed++;
         for (uint64_t next = (hole + 1) & mask; slots[next]; next = (next + 1) & mask) {
             uint64_t home = hash_of(keys + KEY_BYTES * row_of(slots[next])) & mask;
-            /* An entry may move back to the hole unless its home lies after it. */
+            /* An entry may move back to the hole unless its home lies behind the hole. */
             if (((next - home) & mask) >= ((next - hole) & mask)) {
                 slots[hole] = slots[next];
                 hole = next;

@@ -1,4 +1,4 @@
-/* Blocks between the memory of callers, strided as engines keep it, and slots of an arena, verified on the way. */
+/* Copies of blocks between strided engine memory and arena slots, with verification. */
 
 #include "ostraca.h"
 
@@ -8,12 +8,12 @@
 #include <emmintrin.h>
 #endif
 
-#define PIECE_BYTES ((size_t)8 << 10)  /* hashed, then copied: the copy reads what the hash brought into L1 */
-#define SMALL_RUN_BYTES 1024           /* shorter runs are put together in a piece first: hashing each would cost more */
-#define STREAM_BYTES ((uint64_t)2 << 20) /* calls of less leave their copies in the caches, for whoever reads them next */
+#define PIECE_BYTES ((size_t)8 << 10)  /* hashed, then copied: the copy reads from L1 */
+#define SMALL_RUN_BYTES 1024           /* shorter runs are first joined in a piece, for cheaper hashing */
+#define STREAM_BYTES ((uint64_t)2 << 20) /* smaller calls leave their copies in the caches for the next reader */
 #define LINE_BYTES 64
 
-/* Copies past the caches: memory that is overwritten whole need not be read first, a third of the traffic. */
+/* Copies past the caches. Memory overwritten as a whole need not be read first, which saves a third of the traffic. */
 static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 #ifdef __SSE2__
@@ -36,7 +36,7 @@ static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
     memcpy(to, from, bytes);
 }
 
-/* Must follow the last `stream` before anybody is told of the copies. */
+/* Must follow the last `stream` before the copies are announced. */
 static void stream_end(void)
 {
 #ifdef __SSE2__
@@ -52,7 +52,7 @@ static int is_streamed(const uint32_t *lengths, int64_t blocks)
     return bytes >= STREAM_BYTES;
 }
 
-/* Of lengths that are known here, a copy is a few instructions instead of a call. */
+/* A copy of constant length is a few instructions instead of a call. */
 static inline void copy_run(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     switch (bytes) {
@@ -66,12 +66,12 @@ static inline void copy_run(uint8_t *to, const uint8_t *from, size_t bytes)
     }
 }
 
-/* A walk through rows: the runs along a part's innermost axis. */
+/* Iterator over rows: the runs along a part's innermost axis. */
 struct walk {
     const struct part *part;
     uint64_t at[DIMS_MAX];
     uint8_t *row;
-    uint64_t runs; /* in each row */
+    uint64_t runs; /* per row */
     int64_t stride;
 };
 
@@ -84,7 +84,7 @@ static void walk_begin(struct walk *walk, const struct part *part)
     walk->stride = part->dims ? part->strides[part->dims - 1] : 0;
 }
 
-/* Goes to the next row; 0 when there is none. */
+/* Advances to the next row; returns 0 at the end. */
 static int walk_on(struct walk *walk)
 {
     const struct part *part = walk->part;
@@ -98,12 +98,12 @@ static int walk_on(struct walk *walk)
     return 0;
 }
 
-/* Where the bytes of a block go: into its tag and into its slot. */
+/* Destination of a block's bytes: tag and slot. */
 struct sink {
     struct tagging *tag;
     uint8_t *slot;
     int is_streamed;
-    size_t held; /* bytes of `piece` that are in neither yet */
+    size_t held; /* bytes of `piece` not yet in tag and slot */
     uint8_t piece[PIECE_BYTES];
 };
 
@@ -150,7 +150,7 @@ static void gather_part(const struct part *part, struct sink *sink)
     } while (walk_on(&walk));
 }
 
-/* Returns where the next part's bytes lie. */
+/* Returns the position of the next part's bytes. */
 static const uint8_t *scatter_part(const struct part *part, const uint8_t *slot, int is_streamed)
 {
     size_t bytes = part->run_bytes;
@@ -168,9 +168,9 @@ static const uint8_t *scatter_part(const struct part *part, const uint8_t *slot,
     return slot;
 }
 
-/* Copies blocks from callers' memory into slots, and makes each tag from the bytes that were read there, not from
- * those in the slot: a bad copy is then noticed by whoever checks the slot. Block b has the parts first_part[b] to
- * first_part[b + 1]. Returns `blocks`; the first block outside of memory; or -1 when there is no memory. */
+/* Copies blocks from callers' memory into slots. Each tag is made from the bytes read there, not from the slot, so
+ * a check of the slot detects a bad copy. Block b has the parts first_part[b] to first_part[b + 1]. Returns
+ * `blocks`, the first block outside of memory, or -1 if memory allocation fails. */
 PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                               const uint64_t *seeds, const struct part *parts, const int64_t *first_part,
                               uint8_t *tags, int64_t blocks)
@@ -201,9 +201,9 @@ static double now_s(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Copies blocks whose tags agree from slots to callers' memory; others are not copied. `which` says which entry
- * of first_part each block is. No block is begun after `until_s` on the monotonic clock. Returns how many blocks
- * were dealt with; or -1 when one lies outside of memory, and nothing was done. */
+/* Copies blocks with correct tags from slots to callers' memory; other blocks are not copied. which[b] is the index
+ * of block b in first_part. No block is begun after `until_s` on the monotonic clock. Returns the number of
+ * processed blocks, or -1, without any work, if a block lies outside of memory. */
 PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64_t *offsets,
                                const uint32_t *lengths, const uint64_t *seeds, const uint8_t *tags,
                                const struct part *parts, const int64_t *first_part, const int64_t *which,

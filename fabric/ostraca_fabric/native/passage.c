@@ -1,4 +1,4 @@
-/* Blocks through a stream socket: from or into pieces of memory, one behind another in the stream. */
+/* Blocks over a stream socket, back to back in the stream, from or into separate places in memory. */
 
 #include "ostraca.h"
 
@@ -11,7 +11,7 @@
 
 #define VECTOR_MAX 1024 /* IOV_MAX of Linux */
 
-/* As in `wire.passage`: blocks in the order in which they pass. */
+/* As in `wire.passage`: blocks in order of transmission. */
 struct passage {
     uint8_t *memory;
     uint64_t size;
@@ -20,8 +20,8 @@ struct passage {
     int64_t blocks;
 };
 
-/* Lists what comes after the first `passed` bytes, at most `bytes_max` of it, from entry `used` of the vector on.
- * Returns how many entries are used then. */
+/* Lists at most `bytes_max` bytes after the first `passed` bytes, from entry `used` of the vector on. Returns the
+ * number of used entries. */
 static int list_rest(struct iovec *vector, int used, const struct passage *all, uint64_t passed, uint64_t bytes_max)
 {
     for (int64_t block = 0; block < all->blocks && used < VECTOR_MAX && bytes_max; block++) {
@@ -44,9 +44,9 @@ static int is_inside(const struct passage *all)
     return first_outside(all->size, all->offsets, all->lengths, all->blocks) == all->blocks;
 }
 
-/* Gives the socket what it takes without waiting: the head, and behind it at most `bytes_max` bytes of the blocks
- * whose first `passed` bytes have gone already. `all` may be NULL. Returns how many bytes were taken, or an errno
- * below zero; EFAULT, and nothing was sent, when a block lies outside of memory. */
+/* Sends without waiting: the head, then at most `bytes_max` bytes of blocks after the first `passed` bytes. `all`
+ * may be NULL. Returns the bytes sent, or a negative errno; -EFAULT, with nothing sent, if a block lies outside of
+ * memory. */
 PUBLIC int64_t ostraca_send(int descriptor, const uint8_t *head, uint64_t head_bytes, const struct passage *all,
                             uint64_t passed, uint64_t bytes_max)
 {
@@ -66,8 +66,8 @@ PUBLIC int64_t ostraca_send(int descriptor, const uint8_t *head, uint64_t head_b
     return sent < 0 ? -errno : sent;
 }
 
-/* One call's worth of what is there: into the blocks, and when they are then whole, what follows into the tail.
- * Returns how many bytes that was, or an errno below zero. */
+/* Receives available bytes in one call: into the blocks, and then, if the blocks are complete, into the tail.
+ * Returns the number of bytes, or a negative errno. */
 static int64_t receive_some(int descriptor, const struct passage *all, uint64_t passed, uint64_t bytes_max,
                             uint64_t left, uint8_t *tail, uint64_t tail_bytes)
 {
@@ -92,9 +92,9 @@ static int64_t now_ms(void)
     return now.tv_sec * (int64_t)1000 + now.tv_nsec / 1000000;
 }
 
-/* Receives at most `bytes_max` bytes of blocks whose first `passed` bytes have come already, and, when they are then
- * whole, what follows into the tail. Waits at most `wait_ms` for the blocks to become whole, and not after the
- * descriptor `wake` can be read; 0 takes what is there. Returns as `ostraca_send`; 0 is the stream's end. */
+/* Receives at most `bytes_max` bytes of blocks after the first `passed` bytes, and then, if the blocks are
+ * complete, into the tail. Waits at most `wait_ms` for the blocks to be complete, and no longer once the descriptor
+ * `wake` is readable; 0 does not wait. Returns as `ostraca_send`; 0 is the stream's end. */
 PUBLIC int64_t ostraca_receive(int descriptor, const struct passage *all, uint64_t passed, uint64_t bytes_max,
                                uint8_t *tail, uint64_t tail_bytes, int wake, int64_t wait_ms)
 {
@@ -121,8 +121,8 @@ PUBLIC int64_t ostraca_receive(int descriptor, const struct passage *all, uint64
     return came ? (int64_t)came : -EAGAIN;
 }
 
-/* Copies bytes that came elsewhere to blocks whose first `passed` bytes have come already; `bytes` is at most what
- * they lack. Returns 0, or -1 when a block lies outside of memory, and nothing was copied. */
+/* Copies bytes received elsewhere to blocks after the first `passed` bytes. `bytes` is at most the missing number.
+ * Returns 0, or -1, with nothing copied, if a block lies outside of memory. */
 PUBLIC int64_t ostraca_fill(const struct passage *all, uint64_t passed, const uint8_t *from, uint64_t bytes)
 {
     if (!is_inside(all))

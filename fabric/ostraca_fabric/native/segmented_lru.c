@@ -1,13 +1,13 @@
-/* Which rows of a cache give way first. `segmented_lru.py` says what the two queues mean. A row that somebody holds is
- * in neither, so that whatever is popped may go: no step looks at a row twice. Each part of the cache has two queues of
- * its own, and a row knows its part. */
+/* Order of eviction of a cache's rows. `segmented_lru.py` describes the two queues. A held row is in neither queue,
+ * so every row of a queue may be evicted, and no step examines a row twice. Each part of the cache has its own two
+ * queues, and a row has the number of its part. */
 
 #include "ostraca.h"
 
 enum { OUTSIDE, HELD, PROBATION, PROTECTED };
-enum { USES_MAX = 2 }; /* more than one use is all that matters */
+enum { USES_MAX = 2 }; /* only more than one use matters */
 
-/* As in `segmented_lru.ROW` and `segmented_lru.STATE`. Rows are numbers, -1 for none. */
+/* As in `segmented_lru.ROW` and `segmented_lru.STATE`. Rows are numbers; -1 is none. */
 struct row {
     int64_t bytes;
     int32_t next, previous;
@@ -61,7 +61,7 @@ static void unlink_row(struct state *state, struct row *rows, int64_t number, ui
     row->where = where;
 }
 
-/* Returns what protected can't hold to probation's end. */
+/* Moves the overflow of protected to the end of probation. */
 static void settle(struct state *state, struct row *rows)
 {
     while (state->protected.bytes > state->protected_max_bytes) {
@@ -71,7 +71,7 @@ static void settle(struct state *state, struct row *rows)
     }
 }
 
-/* Enters rows whose `bytes` and `uses` are written into a part. */
+/* Enters rows into a part; `bytes` and `uses` must be written. */
 PUBLIC void ostraca_lru_enter(struct state *states, struct row *rows, const int64_t *numbers, int64_t count,
                               int64_t part)
 {
@@ -84,7 +84,7 @@ PUBLIC void ostraca_lru_enter(struct state *states, struct row *rows, const int6
     }
 }
 
-/* Holds rows, each as often as it is named; numbers below 0 are passed over. */
+/* Holds rows, once per mention; negative numbers are skipped. */
 PUBLIC void ostraca_lru_hold(struct state *states, struct row *rows, const int64_t *numbers, int64_t count)
 {
     for (int64_t each = 0; each < count; each++) {
@@ -98,7 +98,7 @@ PUBLIC void ostraca_lru_hold(struct state *states, struct row *rows, const int64
     }
 }
 
-/* Lets go of rows. Returns how many: fewer than `count` when the next one was not held. */
+/* Ends a hold of each row. Returns the number of rows, below `count` if the next row was not held. */
 PUBLIC int64_t ostraca_lru_let_go(struct state *states, struct row *rows, const int64_t *numbers, int64_t count)
 {
     struct state *last = NULL;
@@ -118,7 +118,7 @@ PUBLIC int64_t ostraca_lru_let_go(struct state *states, struct row *rows, const 
     return count;
 }
 
-/* Sets what the protected queue of each part may hold. */
+/* Sets the maximum bytes of protected, per part. */
 PUBLIC void ostraca_lru_protect(struct state *states, struct row *rows, const int64_t *most_bytes, int64_t parts)
 {
     for (int64_t part = 0; part < parts; part++) {
@@ -127,8 +127,8 @@ PUBLIC void ostraca_lru_protect(struct state *states, struct row *rows, const in
     }
 }
 
-/* Takes rows of a part out, the first to go first, until they have `wanted_bytes` or none is left. Returns how many;
- * `numbers` has room for `most`. */
+/* Removes rows of a part in order of eviction, until `wanted_bytes` are removed or no row is left. Returns the
+ * number of rows; `numbers` has room for `most`. */
 PUBLIC int64_t ostraca_lru_evict(struct state *states, struct row *rows, int64_t wanted_bytes, int64_t *numbers,
                                  int64_t most, int64_t part)
 {

@@ -1,24 +1,24 @@
-/* Slots of chunked memory: what `slots.SlotPool` says, a byte of state for each page. */
+/* Slots of chunked memory, as in `slots.SlotPool`, with a state byte per page. */
 
 #include <string.h>
 
 #include "ostraca.h"
 
-/* In the order of how much it takes to have a page. NAMED: within one call only, to find a slot named twice. */
+/* Ordered by the effort to free a page. NAMED is used only within a call, to detect a slot named twice. */
 enum { FREE, KEPT, TAKEN, QUARANTINE, NAMED };
 
 enum { PAGE_BYTES = 4096 };
 
 struct pool {
-    uint8_t *state; /* of each page: that of the slot it belongs to */
-    int32_t *pages; /* of the slot in use that begins with this page; 0 where none does */
-    int64_t *cut_for; /* of each chunk, the pages of slots it was first cut for; 0 when no slot of it is in use */
-    int64_t *used; /* pages of each chunk that are not free */
+    uint8_t *state; /* per page: state of its slot */
+    int32_t *pages; /* pages of the slot in use that begins with this page, or 0 */
+    int64_t *cut_for; /* per chunk: pages of the slots it was first cut for; 0 without a slot in use */
+    int64_t *used; /* per chunk: pages not free */
     int64_t chunks;
-    int64_t width; /* pages of a chunk */
+    int64_t width; /* pages per chunk */
 };
 
-/* Whether none of these pages is in a state above `most`. */
+/* Returns whether no page is in a state above `most`. */
 static int is_to_be_had(const uint8_t *state, int64_t pages, uint8_t most)
 {
     uint8_t highest = state[0];
@@ -29,15 +29,15 @@ static int is_to_be_had(const uint8_t *state, int64_t pages, uint8_t most)
     return highest <= most;
 }
 
-/* Where a chunk comes in the order in which chunks are taken from: those first cut for this size, then empty ones,
- * then others; among alike the fuller first. No two chunks come at one place. */
+/* Returns a chunk's rank in the order of allocation: chunks first cut for this size, then empty chunks, then
+ * others, and within each group the fuller first. Ranks are unique. */
 static int64_t place_of(const struct pool *pool, int64_t chunk, int64_t pages)
 {
     int64_t kind = pool->cut_for[chunk] == pages ? 0 : pool->cut_for[chunk] == 0 ? 1 : 2;
     return (kind * (pool->width + 1) + pool->width - pool->used[chunk]) * pool->chunks + chunk;
 }
 
-/* The chunk to take from after the one that came at `last`, -1 when there is none. */
+/* Returns the next chunk in order of allocation after rank `last`, or -1. */
 static int64_t next_chunk(const struct pool *pool, int64_t pages, int64_t last)
 {
     int64_t best = -1, best_place = INT64_MAX;
@@ -51,7 +51,7 @@ static int64_t next_chunk(const struct pool *pool, int64_t pages, int64_t last)
     return best;
 }
 
-/* Gives the slot that begins with this page another state; returns its pages. */
+/* Changes the state of the slot that begins with this page; returns its pages. */
 static int64_t move(const struct pool *pool, int64_t first, uint8_t to)
 {
     int64_t chunk = first / pool->width, pages = pool->pages[first];
@@ -65,7 +65,7 @@ static int64_t move(const struct pool *pool, int64_t first, uint8_t to)
     return pages;
 }
 
-/* Takes `count` slots, writing where each begins; returns 0, and has changed nothing, when there are not as many. */
+/* Takes `count` slots and writes their offsets. Returns 0, without a change, if too few are free. */
 PUBLIC int64_t ostraca_slots_take(const struct pool *pool, int64_t slot_bytes, int64_t *offsets, int64_t count)
 {
     int64_t pages = slot_bytes / PAGE_BYTES, free = 0, taken = 0, last = -1;
@@ -77,7 +77,7 @@ PUBLIC int64_t ostraca_slots_take(const struct pool *pool, int64_t slot_bytes, i
         int64_t chunk = next_chunk(pool, pages, last);
         if (chunk < 0)
             break;
-        last = place_of(pool, chunk, pages); /* what is taken from it brings it forward: it never comes again */
+        last = place_of(pool, chunk, pages); /* taking from the chunk lowers its rank, so it is not visited again */
         int64_t first = chunk * pool->width, end = first + pool->width;
         for (; first + pages <= end && taken < count; first += pages) {
             if (!is_to_be_had(pool->state + first, pages, FREE))
@@ -97,7 +97,7 @@ PUBLIC int64_t ostraca_slots_take(const struct pool *pool, int64_t slot_bytes, i
     return 0;
 }
 
-/* Counts the places for slots of a size, up to `count`, of which no page is in a state above `most`. */
+/* Counts the places for slots of a size, up to `count`, without a page in a state above `most`. */
 PUBLIC int64_t ostraca_slots_fit(const struct pool *pool, int64_t slot_bytes, int64_t count, int32_t most)
 {
     int64_t pages = slot_bytes / PAGE_BYTES, found = 0;
@@ -109,7 +109,7 @@ PUBLIC int64_t ostraca_slots_fit(const struct pool *pool, int64_t slot_bytes, in
     return found;
 }
 
-/* The page that a slot in use begins with, if one begins at this offset; else -1. */
+/* Returns the first page of the slot in use at this offset, or -1. */
 static int64_t first_page(const struct pool *pool, int64_t offset)
 {
     if (offset < 0 || offset % PAGE_BYTES || offset / PAGE_BYTES >= pool->chunks * pool->width)
@@ -117,8 +117,8 @@ static int64_t first_page(const struct pool *pool, int64_t offset)
     return pool->pages[offset / PAGE_BYTES] ? offset / PAGE_BYTES : -1;
 }
 
-/* Moves slots from one state to another. Returns their bytes; or -1 - the first that is not a slot in that state, or
- * is named twice, and has changed nothing. */
+/* Moves slots from one state to another. Returns their bytes. If slot i is not in state `from`, or is named twice,
+ * returns -1 - i without a change. */
 PUBLIC int64_t ostraca_slots_move(const struct pool *pool, const int64_t *offsets, int64_t count, int32_t from,
                                   int32_t to)
 {

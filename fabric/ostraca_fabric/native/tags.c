@@ -1,5 +1,5 @@
-/* Tags of many blocks in one call. The hashing is that of the xxhash package: its shared library is handed over
- * once, by `ostraca_use_xxh3`, so that there is one XXH3 in the process and it is the one that is maintained. */
+/* Tags of many blocks in one call. `ostraca_use_xxh3` receives the functions of the xxhash package's shared
+ * library, so that the process has a single, maintained XXH3. */
 
 #include "ostraca.h"
 
@@ -63,7 +63,7 @@ int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *len
     return block;
 }
 
-/* Makes the tags of blocks. Returns `blocks`, or the first block outside of memory, when nothing was made. */
+/* Makes the tags of blocks. Returns `blocks`, or the first block outside of memory, with no tag made. */
 PUBLIC int64_t ostraca_tags(const uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                             const uint64_t *seeds, uint8_t *tags, int64_t blocks)
 {
@@ -75,7 +75,7 @@ PUBLIC int64_t ostraca_tags(const uint8_t *memory, uint64_t size, const int64_t 
     return blocks;
 }
 
-/* Says of each block whether its tag is that of its bytes. Returns as `ostraca_tags`. */
+/* Tells for each block whether the tag matches the bytes. Returns as `ostraca_tags`. */
 PUBLIC int64_t ostraca_check(const uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                              const uint64_t *seeds, const uint8_t *tags, uint8_t *good, int64_t blocks)
 {
@@ -90,8 +90,8 @@ PUBLIC int64_t ostraca_check(const uint8_t *memory, uint64_t size, const int64_t
     return blocks;
 }
 
-/* Blanks what follows each block up to the next multiple of `page`. Returns as `ostraca_tags`; memory ends at a
- * page, so the rest of a block that lies inside does too. */
+/* Zeroes the bytes after each block up to the next multiple of `page`. Returns as `ostraca_tags`. Memory ends at a
+ * page, so the rest of an inside block is inside as well. */
 PUBLIC int64_t ostraca_blank_rests(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                                    uint64_t page, int64_t blocks)
 {

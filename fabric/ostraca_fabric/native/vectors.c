@@ -1,4 +1,4 @@
-/* Pieces of a drive, from or into pieces of memory. */
+/* I/O between pieces of a drive and pieces of memory. */
 
 #include "ostraca.h"
 
@@ -9,7 +9,7 @@
 
 #define VECTOR_MAX 1024 /* IOV_MAX of Linux */
 
-/* What went wrong last, and where on the drive; an error of 0 is the drive's end. */
+/* Last error and its drive offset; error 0 is the drive's end. */
 struct trouble {
     int64_t drive_offset;
     int64_t error;
@@ -22,7 +22,7 @@ struct pieces {
     const uint32_t *lengths;
 };
 
-/* Returns the piece after the last one that joins `first` in one I/O: each begins where the one before it ends. */
+/* Returns the end of the run of adjacent pieces from `first`, for a single I/O. */
 static int64_t run_end(const struct pieces *all, int64_t first, int64_t pieces)
 {
     int64_t next = first + 1;
@@ -31,12 +31,12 @@ static int64_t run_end(const struct pieces *all, int64_t first, int64_t pieces)
     return next;
 }
 
-/* Moves adjacent pieces in as many calls as it takes. Returns 1 when all of them were moved whole. */
+/* Moves adjacent pieces, in several calls if necessary. Returns 1 if all were moved completely. */
 static int move_run(int descriptor, int is_write, const struct pieces *all, int64_t first, int64_t last,
                     struct trouble *trouble)
 {
     struct iovec vector[VECTOR_MAX];
-    uint64_t begun = 0; /* bytes of the first piece that are there already */
+    uint64_t begun = 0; /* bytes of the first piece already moved */
 
     while (first < last) {
         int count = 0;
@@ -59,10 +59,10 @@ static int move_run(int descriptor, int is_write, const struct pieces *all, int6
     return 1;
 }
 
-/* Moves pieces in order, adjacent ones in one I/O, and says of each whether its I/O was done whole; one that was
- * not does not keep the others from theirs. An I/O that reaches beyond `drive_bytes` is not begun: a file would
- * grow. Returns how many I/Os failed, with the trouble of the last one; or -1 when a piece lies outside of memory,
- * and nothing was moved. */
+/* Moves pieces in order, with one I/O per run of adjacent pieces. is_moved tells per piece whether its I/O was
+ * complete; a failed I/O does not prevent the others. An I/O beyond `drive_bytes` is not begun, since a file would
+ * grow. Returns the number of failed I/Os, with the last error in `trouble`, or -1, with nothing moved, if a piece
+ * lies outside of memory. */
 PUBLIC int64_t ostraca_move(int descriptor, int is_write, uint64_t drive_bytes, uint8_t *memory, uint64_t size,
                             const int64_t *drive_offsets, const int64_t *offsets, const uint32_t *lengths,
                             uint8_t *is_moved, struct trouble *trouble, int64_t pieces)

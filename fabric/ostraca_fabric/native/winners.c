@@ -1,7 +1,8 @@
-/* Rendezvous hashing: every member draws an exponential variate for a thing, and the smallest, weighted, wins.
+/* Rendezvous hashing: every member draws an exponential variate for an item, and the smallest weighted variate
+ * wins.
  *
- * Agents on different processors must agree on every bit, so this is single IEEE 754 operations in a fixed order:
- * build it without contraction to fused multiply-adds (-ffp-contract=off) and without -ffast-math. */
+ * Agents on different processors must agree on every bit. So the code is single IEEE 754 operations in a fixed
+ * order: build without contraction to fused multiply-adds (-ffp-contract=off) and without -ffast-math. */
 
 #include "ostraca.h"
 
@@ -9,9 +10,9 @@
 #include <string.h>
 
 #define LN_2 0.6931471805599453
-#define SQRT_HALF_BITS 0x3FE6A09E667F3BCDu /* the float64 nearest to the square root of one half */
+#define SQRT_HALF_BITS 0x3FE6A09E667F3BCDu /* float64 nearest to the square root of one half */
 #define MANTISSA_BITS 52
-#define ATANH_TERMS 10 /* with |s| below 0.172 the first term left out is below 3e-17 of the sum */
+#define ATANH_TERMS 10 /* for |s| below 0.172 the first omitted term is below 3e-17 of the sum */
 
 /* SplitMix64's finaliser (Steele, Lea and Flood 2014, with Stafford's mix 13). */
 static inline uint64_t mixed(uint64_t number)
@@ -23,9 +24,9 @@ static inline uint64_t mixed(uint64_t number)
     return number ^ number >> 31;
 }
 
-/* -ln(u), to about 4e-16 of itself, where u is the odd number of the top 53 bits divided by 2**53: never 0 nor 1.
- * u * 2**53 is split into m * 2**e with m between the square roots of 1/2 and 2, and ln(m) is
- * 2 * atanh((m - 1) / (m + 1)), by its series. */
+/* Returns -ln(u), with a relative error of about 4e-16. u is the top 53 bits, made odd, divided by 2**53: never 0
+ * or 1. u * 2**53 is split into m * 2**e with m between the square roots of 1/2 and 2. ln(m) is 2 * atanh((m - 1) /
+ * (m + 1)), by its series. */
 static inline double exponential(uint64_t number)
 {
     double value = (double)(int64_t)(number >> 11 | 1), mantissa, s, square, series, variate;
@@ -48,14 +49,14 @@ static inline double exponential(uint64_t number)
     return variate - series;
 }
 
-/* The variates of numbers, so that every bit of them can be looked at. */
+/* Returns the variates of numbers, for tests of every bit. */
 PUBLIC void ostraca_variates(const uint64_t *numbers, double *variates, int64_t count)
 {
     for (int64_t each = 0; each < count; each++)
         variates[each] = exponential(numbers[each]);
 }
 
-/* Returns which of `width` members wins a thing; of equal draws the first. */
+/* Returns the winner of `width` members for an item; among equal draws the first. */
 static int64_t winner(uint64_t thing, const uint64_t *members, const double *shares, int64_t width)
 {
     int64_t won = 0;
@@ -70,9 +71,9 @@ static int64_t winner(uint64_t thing, const uint64_t *members, const double *sha
     return won;
 }
 
-/* chosen[u] = the shard of unit u, as `ostraca_fabric.placement` numbers shards. Of a unit's 16 bytes the first 8 choose
- * the enclosure, and the others, with what parts[u] adds, the shard in it. Members of enclosures lie in rows of
- * `width`. */
+/* chosen[u] = shard of unit u, numbered as in `ostraca_fabric.policies.placement`. The first 8 of a unit's 16 bytes
+ * select the enclosure. The other 8, mixed with parts[u], select the shard within. Members of enclosures lie in
+ * rows of `width`. */
 PUBLIC void ostraca_place(const uint8_t *units, const uint64_t *parts, const uint64_t *enclosures,
                           const double *enclosure_shares, int64_t enclosure_count, const uint64_t *shards,
                           const double *shard_shares, const int64_t *shard_indexes, int64_t width, int64_t *chosen,

@@ -1,11 +1,11 @@
-"""The break-even length: the shortest prefix that is loaded faster than it is computed again.
+"""Break-even length: the shortest prefix that loads faster than it is recomputed.
 
-Loading ``n`` tokens takes ``latency_s + n x token_bytes / load_bytes_per_s``, computing them
-``n / recompute_tokens_per_s``. They are equal at ::
+Loading ``n`` tokens takes ``latency_s + n x token_bytes / load_bytes_per_s``, recomputing takes ``n /
+recompute_tokens_per_s``. Both are equal at ::
 
     n = latency_s / (1 / recompute_tokens_per_s - token_bytes / load_bytes_per_s)
 
-A chain shorter than that is not worth its flash. A longer one is worth it whole: its first blocks are loaded
+A shorter chain is not worth its flash. A longer chain is worth flash as a whole: the first blocks are loaded
 in one go with the rest.
 """
 
@@ -19,14 +19,13 @@ from ostraca_fabric.errors import UsageError
 def break_even_tokens(
     *, recompute_tokens_per_s: float, load_bytes_per_s: float, latency_s: float, token_bytes: float
 ) -> int | None:
-    """Return the shortest prefix worth loading, in tokens; None where loading never pays.
+    """Return the shortest prefix worth loading, in tokens; None if loading never pays.
 
-    *token_bytes*: KV of one token over all layers, ranks and groups that are loaded at *load_bytes_per_s*.
-    Raises UsageError for values that nothing can have.
+    *token_bytes*: KV of one token over all layers, ranks and groups loaded at *load_bytes_per_s*. Raises
+    UsageError for impossible values.
     """
     if min(recompute_tokens_per_s, load_bytes_per_s, token_bytes) <= 0 or latency_s < 0:
-        message = "rates and sizes are above zero, and a latency is not negative"
-        raise UsageError(message)
+        raise UsageError("rates and sizes are above zero, and a latency is not negative")
     saved_s = 1 / recompute_tokens_per_s - token_bytes / load_bytes_per_s
     if saved_s <= 0:
         return None

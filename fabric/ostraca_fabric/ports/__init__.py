@@ -1,4 +1,5 @@
-"""The edges of a fabric: what it needs from transports, drives, owners elsewhere and the membership store.
+"""Ports of a fabric: transports, drives, peers, paths and the membership store.
 
-Each port has a contract class under ``tests/contract``; an adapter is done when it inherits it and is green.
+Each port has a contract class under ``tests/contract``. An adapter is complete when a test class for the
+adapter inherits the contract and passes.
 """

@@ -1,70 +1,27 @@
-"""A drive: bytes at offsets, read and written in whole pages by a bounded number of threads.
+"""Drive: bytes at offsets, read and written in whole pages.
 
-A read or write that has been submitted can't be called back. Its future resolves when the operation is known
-to have ended, so its memory and its extent are in use until then, whatever the caller's deadline says.
+A bounded number of threads performs the I/O. A submitted read or write cannot be cancelled: its future
+resolves when the operation is known to have ended. Memory and extent are in use until then, whatever the
+caller's deadline.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
-
-from ostraca_fabric.extent import PAGE_BYTES
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from ostraca_fabric.ids import DriveId
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Pieces of a drive, and the memory they are read into or written from: columns of shape (n,).
-
-    A piece that begins where the one before it ends goes with it in one I/O: give them in the order in which
-    they lie on the drive. Memory begins at a page; offsets and lengths are multiples of 4096. The columns
-    must not change until the operation has ended.
-    """
-
-    memory: NDArray[np.uint8]
-    """Flat. It must stay mapped until the operation has ended."""
-
-    memory_offsets: NDArray[np.int64]
-    drive_offsets: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
-
-    @classmethod
-    def one(cls, memory: NDArray[np.uint8], *, drive_offset: int) -> Pieces:
-        """All of some memory, in one piece."""
-        lengths = np.array([memory.nbytes], np.uint32)
-        return cls(memory, np.zeros(1, np.int64), np.array([drive_offset], np.int64), lengths)
-
-    def __len__(self) -> int:
-        """Count the pieces."""
-        return len(self.lengths)
-
-    def some(self, rows: slice) -> Pieces:
-        """Return some of the pieces."""
-        return Pieces(self.memory, self.memory_offsets[rows], self.drive_offsets[rows], self.lengths[rows])
-
-    def check(self) -> None:
-        """Assert that they are columns of whole pages. It costs a few microseconds, so drives always ask."""
-        offsets, lengths = self.drive_offsets, self.lengths
-        assert len(self.memory_offsets) == len(offsets) == len(lengths), "columns of one length"
-        assert self.memory_offsets.dtype == offsets.dtype == np.int64, "offsets are i64"
-        assert lengths.dtype == np.uint32, "lengths are u32"
-        assert self.memory.dtype == np.uint8, "memory is bytes"
-        whole = (self.memory_offsets | offsets | lengths) % PAGE_BYTES
-        assert not whole.any(), "pieces begin at a page, of memory and of the drive, and are whole pages"
+    from ostraca_fabric.model.extent import Pieces
+    from ostraca_fabric.model.ids import DriveId
 
 
 class Drive(Protocol):
-    """One NVMe namespace, or a file that stands for one."""
+    """NVMe namespace, or a file in place of a namespace."""
 
     id: DriveId
     size_bytes: int
@@ -75,51 +32,66 @@ class Drive(Protocol):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file, which may be held up by what else is done on its disk."""
+        """Whether the drive is a file, subject to delays by other use of the same disk."""
 
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
     ) -> asyncio.Future[NDArray[np.bool_]]:
-        """Read every piece; *then* is called with consecutive pieces once they are in memory, in the drive's
-        thread.
+        """Read every piece, and call *then* in the drive's thread on pieces in memory.
 
-        The future gives for each piece whether it was read whole and *then* (a check that releases the GIL)
-        said yes to it. *then* hears of each piece that was read exactly once, and of no other. The future
-        never raises: an I/O error, a short read, an offset beyond the drive's end and a full queue all give
-        False, to all pieces of the I/O.
+        *then* gets consecutive pieces as a slice, and must be a check that releases the GIL. *then* sees each
+        piece read exactly once, and no other piece.
+
+        The future gives per piece whether the read was complete and *then* accepted the piece. The future
+        never raises. An I/O error, a short read, an offset beyond the drive's end or a full queue gives
+        False. The result applies to all pieces of the I/O.
         """
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
-        """Write every piece; the future gives for each whether it was written whole. Never raises."""
+        """Write every piece; the future gives per piece whether all was written.
+
+        Never raises.
+        """
 
     def submit_flush(self) -> asyncio.Future[bool]:
-        """Make everything written before durable."""
+        """Make all earlier writes durable."""
+
+    def submit_look(self) -> asyncio.Future[str | None]:
+        """Check whether a restart would find the drive unchanged.
+
+        The future gives a change of the drive as the predicate of a sentence, or an empty string without a
+        change. None means that no answer is possible now. Never raises.
+        """
 
     @property
     def queued(self) -> int:
-        """Pieces submitted and not ended."""
+        """Number of submitted pieces that have not ended."""
 
     @property
     def refuses_reads(self) -> bool:
-        """Whether reads fail at once for now, because the drive has been failing: ask before waiting for
-        memory to read into.
+        """Whether reads fail at once for now, after earlier failures of the drive.
+
+        Ask before waiting for read memory.
         """
 
     @property
     def refuses_writes(self) -> bool:
-        """Whether nothing new should be written for now, because the drive has been failing. What was begun
-        may be ended: a summary of blocks that are written already.
+        """Whether to begin no new writes for now, after earlier failures of the drive.
+
+        The owner may complete work already begun, such as the summary of blocks already written.
         """
 
     @property
     def reads_given_up(self) -> asyncio.Future[None] | None:
-        """Done once reads that are under way now are not worth waiting for: the drive leaves them unanswered.
-        Their memory is in use all the same. None of a drive that nobody watches.
+        """Future that resolves when pending reads are not worth waiting for.
+
+        The drive then leaves the reads unanswered, and their memory stays in use. None for a drive without a
+        health monitor.
         """
 
     @property
     def writes_given_up(self) -> asyncio.Future[None] | None:
-        """The same of writes and flushes."""
+        """Like ``reads_given_up``, for writes and flushes."""
 
     def close(self) -> None:
-        """Wait for operations under way, then let the drive go."""
+        """Wait for operations under way, then close the drive."""

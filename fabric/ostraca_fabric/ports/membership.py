@@ -1,15 +1,14 @@
-"""Who is in the fabric: agents, enclosures with their shards, volumes, which agent owns which shard, and what
-operators have decided.
+"""Membership store: agents, enclosures, shards, volumes, claims, overrides.
 
-The store is etcd in a pod and memory in ``ostraca up``. It is never on the data path: agents work from the
-last map.
+The store is etcd in a pod, and memory in ``ostraca up``. The store is never on the data path: agents work
+from the last map.
 
-An agent's record is bound to a *lease*, which its adapter keeps alive until ``leave``, and every claim of the
-agent to the same lease: they live and end together. A claim is deleted by its holder or with the lease, and
-by nobody else; so one look at the agent's own record (``confirm``) tells that all of its claims stand. Grants
-are bound to nothing: they outlive their holders until a successor retires them.
+An agent's record is bound to a *lease*, kept alive by the adapter until ``leave``. Every claim of the agent
+is bound to the same lease, so record and claims end together. Only the holder or the end of the lease deletes
+a claim. Therefore a single check of the agent's record (``confirm``) shows that all claims stand. Grants are
+bound to no lease: they outlive their holders until a successor retires them.
 
-Times are not part of it: nobody compares clocks through the store.
+No clock is compared through the store.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
-    from ostraca_fabric.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, Grant
-    from ostraca_fabric.ids import (
+    from ostraca_fabric.model.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, Grant
+    from ostraca_fabric.model.ids import (
         AgentId,
         EnclosureId,
         OwnerEpoch,
@@ -30,75 +29,81 @@ if TYPE_CHECKING:
         StartId,
         TenantId,
     )
-    from ostraca_fabric.ports.records import Hold
-    from ostraca_fabric.rulings import Rulings
-    from ostraca_fabric.volume import VolumeRecord
+    from ostraca_fabric.model.overrides import Overrides
+    from ostraca_fabric.model.volume import VolumeRecord
+    from ostraca_fabric.ports.records import RecordLock
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """A claim that was made, or stood already."""
+class ClaimResult:
+    """Claim just made, or already standing."""
 
     epoch: OwnerEpoch
     grants: tuple[Grant, ...]
-    """The shard's unretired grants, by epoch. The last is the claimer's own, of this epoch."""
+    """Unretired grants of the shard, by epoch. The last is the claimer's own, for this epoch."""
 
     @property
     def own(self) -> Grant:
-        """The claimer's own grant."""
+        """Grant of the claimer."""
         return self.grants[-1]
 
     @property
     def earlier(self) -> tuple[Grant, ...]:
-        """Grants of owners before, under which something may still land."""
+        """Grants of earlier owners, whose writes may still land."""
         return self.grants[:-1]
 
 
 class Membership(Protocol):
-    """The membership store. Every method, and no property, may raise MembershipError: then what was asked for
-    may have been done, or be done yet, or not at all. What a method has done shows in ``map`` when it
-    returns.
+    """Membership store.
+
+    Every method, but no property, may raise MembershipError. The requested change may then be complete, may
+    complete later, or may never happen. The effect of a completed method is visible in ``map`` on return.
     """
 
     @property
     def map(self) -> FabricMap:
-        """The newest map seen."""
+        """Newest map seen."""
 
     @property
-    def rulings(self) -> Rulings:
-        """The newest rulings seen."""
+    def overrides(self) -> Overrides:
+        """Newest overrides seen."""
 
     @property
     def trouble(self) -> str:
-        """Why the map may lack something, or be old, in a sentence without its end; empty while it is known
-        to be whole and new. Never raises.
+        """Reason why the map may be incomplete or old, as a sentence without a full stop.
+
+        Empty while the map is known to be complete and current. Never raises.
         """
 
     def changes(self) -> AsyncIterator[FabricMap]:
-        """Yield the current map, then each newer one. Maps may be skipped, the newest never is."""
+        """Yield the current map, then newer maps. Maps may be skipped, but never the newest."""
 
-    def ruling_changes(self) -> AsyncIterator[Rulings]:
-        """Yield the current rulings, then all again when one has changed, or a volume was erased. States may
-        be skipped, the newest never is.
+    def override_changes(self) -> AsyncIterator[Overrides]:
+        """Yield the current overrides, then all overrides again after a change or an erasure.
+
+        States may be skipped, but never the newest.
         """
 
-    async def hear_rulings(self) -> int:
-        """Ask the store itself for what was ruled and erased last: return its revision, once all up to it
-        shows in ``rulings`` and in what ``volume`` says.
+    async def refresh_overrides(self) -> int:
+        """Ask the store for the revision of the last override or erasure.
+
+        On return, ``overrides`` and ``volume`` reflect all changes up to that revision.
         """
 
     async def join(self, agent: AgentRecord) -> None:
-        """Announce an agent; a record of the same id with another start id is replaced, and its claims
-        end. Call it again when the agent is no longer in the map: its lease has run out; or to say something
-        else of itself, which leaves its claims as they are.
+        """Announce an agent, or change its record.
+
+        A record of the same id with another start id is replaced, and its claims end. Call again when the
+        agent is missing from the map because its lease ran out. A changed record leaves the claims in place.
         """
 
     async def leave(self, agent: AgentId, start: StartId) -> None:
-        """Withdraw an agent with all its claims. Not an error when it is gone."""
+        """Withdraw an agent with all claims. No error if the agent is already gone."""
 
     async def confirm(self, agent: AgentId, start: StartId) -> bool:
-        """Ask the store itself, and not what it said earlier, whether the agent's record stands, and with it
-        every claim that the agent has not given back.
+        """Ask the store, without cached state, whether the agent's record stands.
+
+        If so, every claim not given back by the agent stands as well.
         """
 
     async def put_enclosures(
@@ -107,34 +112,36 @@ class Membership(Protocol):
         *,
         removed: Collection[EnclosureId] = (),
         seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
-        under: Hold | None = None,
+        under: RecordLock | None = None,
         force: bool = False,
     ) -> None:
-        """Add or replace enclosures with their shards, and take those *removed* out of the map, all at once.
-        A change of shards or weights makes one new placement epoch; the one before is asked for a while
-        longer. Claims of shards that are gone are given back by who holds them; grants stay.
+        """Add or replace enclosures with their shards, and delete *removed*, in one step.
 
-        *seen* says what enclosures were when the change was decided, None of one that was not there: raises
-        ChangedError when one of them is not so any more, unless all is as it is to be. *under* is a hold
-        (``ports.records``) that must stand for anything to change: raises ChangedError when it does not.
+        A change of shards or weights makes one new placement epoch; the previous epoch is still looked up for
+        a while. Owners give back claims of removed shards; grants stay.
 
-        Raises PlacementBusyError when as many epochs as may be are still asked, and this would be one more;
-        with *force* the oldest is asked no longer. Raises BlocksTooLargeError when a shard that something is
-        to be placed on could not hold the largest block of some volume.
+        *seen* has the enclosures as read when the change was decided, None for absent. Raises ChangedError if
+        any differs now, unless the store already has the wanted state. *under* is a hold (``ports.records``)
+        required for the change: raises ChangedError if the hold has ended.
+
+        Raises PlacementBusyError if the maximum number of placement epochs is still looked up; with *force*,
+        the oldest epoch is dropped instead. Raises BlocksTooLargeError if a shard open to placement could not
+        hold the largest block of some volume.
         """
 
     async def retire_placement(self, epoch: PlacementEpoch) -> None:
-        """Let an earlier placement epoch be asked no longer. Not an error when it is not."""
+        """Stop lookups in an earlier placement epoch. No error if already retired."""
 
     async def claim(
         self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
-    ) -> Claimed | None:
-        """Make the agent the shard's owner if it has none. None when another has it, or the agent is not in
-        the fabric.
+    ) -> ClaimResult | None:
+        """Make the agent the owner of an unowned shard.
 
-        The epoch is above every earlier epoch of the shard and at least *epoch_at_least*. The same process
-        claiming what it owns, or what it owned last and nobody since, keeps its epoch and its grant, unless
-        that is below *epoch_at_least* or was closed. Otherwise it begins with a grant of no segment.
+        Return None if another agent owns the shard, or if the agent is not in the fabric.
+
+        The epoch is above every earlier epoch of the shard and at least *epoch_at_least*. A process that
+        claims its own shard again, with no owner in between, keeps epoch and grant. Exceptions: the epoch is
+        below *epoch_at_least*, or the grant was closed. A new epoch begins with a grant of no segment.
         """
 
     async def grant(
@@ -145,38 +152,40 @@ class Membership(Protocol):
         *,
         retired: frozenset[OwnerEpoch] = frozenset(),
     ) -> bool:
-        """Make *segments* all that this owner epoch may write, and forget the grants of *retired* epochs.
+        """Set *segments* as the only segments that this epoch may write.
 
-        Say whether it was done: not when *claim* does not stand, and not when one of the segments is in an
-        unretired grant of another epoch.
+        Grants of *retired* epochs are deleted. Return False, without a change, if *claim* does not stand, or
+        if an unretired grant of another epoch has one of the segments.
         """
 
     async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
-        """Say that the owner of this claim hands out nothing any more, and that all it handed out has ended.
-        Of its grant the segments *in doubt* are left: a write that has failed or was abandoned may land there
-        yet. Not an error when the grant is gone, or the claim.
+        """Record that the owner of this claim allocates no more space.
+
+        All its transfers have ended. The grant keeps only the segments *in doubt*, where a failed or
+        abandoned write may still land. No error if the grant or the claim is gone.
         """
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
-        """Give a claim back. Not an error when it is not held."""
+        """Give a claim back. No error if the claim is not held."""
 
     async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
-        """Return a volume's record."""
+        """Return a volume's record, or None."""
 
     def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
-        """Yield all volumes, the oldest first; then all again when one has been added or changed. States may
-        be skipped, the newest never is.
+        """Yield all volumes, the oldest first, and again after an addition or a change.
+
+        States may be skipped, but never the newest.
         """
 
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
-        """Store the record unless the volume exists; return what is stored.
+        """Store the record unless the volume exists; return the stored record.
 
-        Raises BlocksTooLargeError when a shard that something is placed on could not hold its largest block.
+        Raises BlocksTooLargeError if a shard open to placement could not hold the volume's largest block.
         """
 
     async def erase_volume(self, seen: VolumeRecord) -> int:
-        """Give a volume its next incarnation, unless its record is not as it was *seen* any more. Return the
-        revision of the rulings by which that was done: not this call's where it was done before.
+        """Give a volume its next incarnation, unless the record differs from *seen*.
 
-        Raises UsageError for a volume that is not erasable, and MembershipError for one that is not there.
+        Return the revision of the overrides after the erasure, which may be an earlier call's. Raises
+        UsageError for a volume that is not erasable, and MembershipError for an absent volume.
         """

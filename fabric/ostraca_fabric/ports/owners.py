@@ -1,7 +1,7 @@
-"""How an agent reaches another one, wherever it is: in the same process, or on another host. Most often a
-mover asks the owner of a shard.
+"""Requests between agents, mostly to shard owners.
 
-Every call is encoded and decoded, also inside one process, so that an owner behind a network is nothing new.
+The other agent is in the same process or on another host. Every call is encoded and decoded, also within a
+process, so that a remote shard owner behaves the same.
 """
 
 from __future__ import annotations
@@ -13,60 +13,58 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Generator
 
-    from ostraca_fabric.ids import AgentId
-    from ostraca_fabric.status import PeerStatus
+    from ostraca_fabric.model.ids import AgentId
+    from ostraca_fabric.telemetry.status import PeerStatus
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 
-class UnderWay(Protocol):
-    """A request that was sent. Await it, once: what it holds on both sides is held until then."""
+class SentRequest(Protocol):
+    """Sent request. Await it exactly once: resources on both sides are held until then."""
 
     @property
     def answered(self) -> asyncio.Future[Any]:
-        """Done once awaiting this takes no more time."""
+        """Future that resolves once awaiting the request takes no more time."""
 
     def __await__(self) -> Generator[Any, None, AnswerToAgent]:
         """Wait for the agent's answer."""
 
 
-Asked = UnderWay | Coroutine[Any, Any, "AnswerToAgent"]
-"""What comes of asking: a request that is under way, or what begins when it is awaited, or made a task."""
+PendingAnswer = SentRequest | Coroutine[Any, Any, "AnswerToAgent"]
+"""Result of ``ask``: a request under way, or a coroutine that sends the request when awaited."""
 
 
 class Owners(Protocol):
-    """The agents of the fabric, most often as owners of shards."""
+    """Agents of the fabric, mostly as shard owners."""
 
-    def ask(self, agent: AgentId, request: AgentRequest) -> Asked:
-        """Ask an agent: awaiting what this returns gives its answer.
+    def ask(self, agent: AgentId, request: AgentRequest) -> PendingAnswer:
+        """Ask an agent; await the result for the answer.
 
-        Awaiting it raises TimeoutError when no answer came within the request's ``deadline_s``, and
-        ConnectError when the agent can't be reached. Who asks must treat both as "its blocks are misses".
+        Awaiting raises TimeoutError without an answer within the request's ``deadline_s``, and ConnectError
+        if the agent is unreachable. The caller must treat both as misses of the agent's blocks.
         """
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
-        """Send what needs no answer. Lost when the agent can't be reached."""
+        """Send a notice without an answer; lost if the agent is unreachable."""
 
 
-class AnswersAgents(Protocol):
-    """What an agent offers to the movers of others, and to its own."""
+class AgentService(Protocol):
+    """Service of an agent for data paths, its own and those of other agents."""
 
     def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
-        """Answer a request: at once, or with something to wait for."""
+        """Answer a request: at once, or with an awaitable."""
 
     def notice(self, notice: OwnerNotice) -> None:
-        """Take a notice."""
+        """Accept a notice."""
 
 
-class Reach(Owners, Protocol):
-    """How the agents of one process reach each other and those elsewhere."""
+class AgentNetwork(Owners, Protocol):
+    """Connections among the agents of this process and to other processes."""
 
-    def register(self, agent: AgentId, service: AnswersAgents) -> None:
-        """Make an agent of this process reachable from within it."""
+    def register(self, agent: AgentId, service: AgentService) -> None:
+        """Make an agent of this process reachable within the process."""
 
     def unregister(self, agent: AgentId) -> None:
-        """Make it unreachable, as if it had died; answers under way still come."""
+        """Make an agent unreachable, as after a crash; answers under way still arrive."""
 
     def peers(self) -> tuple[PeerStatus, ...]:
-        """Return how things stand with each agent elsewhere that was asked for something and is in the fabric
-        still.
-        """
+        """Return the status of each remote agent asked so far and still in the fabric."""

@@ -1,7 +1,7 @@
-"""Paths to the drives of enclosures, as one host has them: NVMe-oF connections, or files in a directory.
+"""Paths from a host to the drives of enclosures: NVMe-oF, or files.
 
-An adapter connects, and says what is there; it decides nothing. What it has connected outlives the process,
-so the next one finds it. A namespace is known by its NGUID: devices are numbered as they come.
+An adapter connects and reports, and decides nothing. Connections outlive the process, so the next process
+finds them. The NGUID identifies a namespace, because device numbers follow the order of connection.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from typing import TYPE_CHECKING, Protocol
 from ostraca_fabric.errors import OstracaError
 
 if TYPE_CHECKING:
-    from ostraca_fabric.target import Controller, Target
+    from ostraca_fabric.model.target import Controller, Target
 
 
 class Stage(Enum):
-    """How far a host came with an enclosure, in this order."""
+    """Progress of a host's connection to an enclosure, in this order."""
 
     REACH = "reach"
-    """Nothing answers at its controllers."""
+    """No controller answers."""
 
     AUTHENTICATE = "authenticate"
-    """It does not let this host in: by its name, or by its secret."""
+    """The enclosure refuses this host's name or secret."""
 
     IDENTIFY = "identify"
-    """It is another than was meant, or does not say what it is."""
+    """The enclosure is not the intended target, or does not identify itself."""
 
     FIT = "fit"
-    """Its path would deliver writes later than ``late_write_s`` assumes, or is of no use otherwise."""
+    """The path is unusable, for example because writes could arrive later than ``late_write_s``."""
 
 
 class PathError(OstracaError):
-    """An enclosure's drives can't be reached from this host; the message says why and what to do."""
+    """Failure to reach an enclosure's drives; the message names the cause and the remedy."""
 
     def __init__(self, stage: Stage, message: str) -> None:
         super().__init__(message)
         self.stage = stage
-        """Where it ended."""
+        """Stage of the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """One drive as this host sees it."""
+    """Drive as seen by this host."""
 
     nguid: str
     """32 hexadecimal digits, in lower case."""
 
     device: str
-    """Where it can be opened now."""
+    """Current device path."""
 
     size_bytes: int
     lba_bytes: int
@@ -59,38 +59,41 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """One path to an enclosure."""
+    """State of a path to an enclosure."""
 
     controller: Controller
     is_live: bool
     detail: str = ""
-    """What the host says of it, as ``connecting``; why it is not live, where that is known."""
+    """The host's own state name, such as ``connecting``, or the known cause of a path not live."""
 
 
 class Paths(Protocol):
-    """One host's paths. Every method may take seconds; none holds the event loop up."""
+    """Paths of one host. A method may take seconds; no method blocks the event loop."""
 
     @property
     def host(self) -> str:
-        """The NQN by which enclosures know this host."""
+        """NQN of this host at enclosures."""
 
     async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
-        """Have a path to each controller of *target* that answers, and return the drives behind them.
+        """Connect to each answering controller of *target*, and return the drives.
 
-        *secret* is what the target's ``secret`` names, empty where it names none. May be repeated: what is
-        connected already stays as it is, and paths that were lost are tried again. One live path is enough.
-        Raises PathError: no controller answers, or none lets this host in, or what does is not the target.
+        *secret* is the value named by the target's ``secret``, or empty without a name. A repeated call keeps
+        existing connections and retries lost paths. A single live path is enough. Raises PathError if no
+        controller answers, if all refuse this host, or if the answering device is not the target.
         """
 
     async def namespaces(self, target: Target) -> tuple[Namespace, ...]:
-        """Return the drives that can be opened now, by NGUID; none where nothing is connected. Raises
-        PathError where that can't be said.
+        """Return the drives available now, by NGUID; empty without a connection.
+
+        Raises PathError if the drives cannot be listed.
         """
 
     async def states(self, target: Target) -> tuple[PathState, ...]:
-        """Return how each controller's path is, in the target's order."""
+        """Return the state of each controller's path, in the target's order."""
 
     async def disconnect(self, target: Target) -> None:
-        """Have no path to *target* any more. Nothing of it may be open, or it fails from then on. Not an
-        error where nothing is connected. Raises PathError where a path can't be ended.
+        """Remove all paths to *target*; no error if none exists.
+
+        Close all drives of *target* first, or their I/O fails afterwards. Raises PathError if a path cannot
+        be removed.
         """

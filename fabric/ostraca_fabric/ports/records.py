@@ -1,8 +1,11 @@
-"""Records of a fabric beside its map: what the admin service keeps, and what enclosures say of themselves.
+"""Records of a fabric beside the map, such as operations and reports.
 
-Each has the revision in which it was last written, by which whoever changes it knows that it is still what
-was read. Changes are made together or not at all. A *hold* is a record of this process that goes with it:
-whoever writes under one can't do so after another has taken it over.
+The admin service keeps most of them; enclosures report their own state. Each record has the revision of its
+last write. A writer compares the revision to detect changes since the read. All changes of a write are made
+together, or none is.
+
+A *hold* is a record bound to this process. A write under a hold fails after another process has taken the
+hold over.
 """
 
 from __future__ import annotations
@@ -14,62 +17,72 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
 ABSENT = 0
-"""The revision of a record that is not there."""
+"""Revision of an absent record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as it was read."""
+    """Record as read."""
 
     key: str
-    """Below the fabric's prefix, as ``specs/shelf-1``."""
+    """Key below the fabric's prefix, such as ``specs/shelf-1``."""
 
     value: bytes
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A record as it is to be; without a value, gone."""
+class RecordChange:
+    """Record to write; without a value, record to delete."""
 
     key: str
     value: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A record that lives as long as the process that made it, and no longer than it says."""
+class RecordLock:
+    """Record bound to the life of the process that created the record."""
 
     key: str
     revision: int
 
 
 class Records(Protocol):
-    """One fabric's. Every method may raise MembershipError: then what was asked for may have been done."""
+    """Records of one fabric.
+
+    Every method may raise MembershipError; the requested change may then have been made.
+    """
 
     async def get(self, key: str) -> Record | None:
-        """Return a record, None when it is not there."""
+        """Return a record, or None if absent."""
 
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, Record]:
-        """Return those of some records that are there, all as they were at one moment."""
+        """Return the existing records among *keys*, all read at one revision."""
 
     async def below(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
-        """Return the records whose keys begin with *prefix*, in order of their keys: those behind *after*, up
-        to *limit* of them unless that is 0.
+        """Return records whose keys begin with *prefix*, in key order.
+
+        Only keys after *after* are returned, at most *limit* unless *limit* is 0.
         """
 
-    async def write(self, changes: Sequence[Written], *, unchanged: Mapping[str, int]) -> int | None:
-        """Make all changes if each record named in *unchanged* has that revision still, ``ABSENT`` for one
-        that must not be there. Return the revision they were made in, None when they were not.
+    async def write(self, changes: Sequence[RecordChange], *, unchanged: Mapping[str, int]) -> int | None:
+        """Make all changes if every record in *unchanged* still has the given revision.
+
+        ``ABSENT`` stands for a record that must not exist. Return the revision of the changes, or None if
+        nothing was changed.
         """
 
-    async def hold(self, key: str, value: bytes) -> Hold | None:
-        """Make a record that goes with this process, or within seconds of its end; None when it is there."""
+    async def hold(self, key: str, value: bytes) -> RecordLock | None:
+        """Create a record bound to this process; return None if the record exists.
 
-    async def let_go(self, hold: Hold) -> None:
-        """End a hold. Not an error when it has ended."""
+        The record disappears with the process, or within seconds of its end.
+        """
+
+    async def let_go(self, hold: RecordLock) -> None:
+        """End a hold; no error if the hold has already ended."""
 
     def changes(self, prefix: str) -> AsyncIterator[tuple[Record | str, ...]]:
-        """Yield all records below a prefix, then what has changed: records, and the keys of those that went.
-        Where some of that was missed, all records come again. Without end.
+        """Yield all records below a prefix, then changed records and deleted keys.
+
+        After a gap, all records are yielded again. The iterator never ends.
         """

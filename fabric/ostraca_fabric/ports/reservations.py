@@ -1,9 +1,9 @@
-"""Reservations of an enclosure's drives, as one host may ask for them: NVMe's, of the one type that fits.
+"""NVMe reservations of an enclosure's drives, for one host and one reservation type.
 
-A host *registers* a key with a drive. While a reservation for all registrants is *held*, the drive takes
-writes of registered hosts alone, and lets everybody read. A host that another one *bars* writes no more until
-it registers again; what it still has on its way is refused as well. What lies in the drive's own queue is
-not.
+A host *registers* a key with a drive. While a reservation for all registrants is *held*, only registered
+hosts may write, and all hosts may read. A host *preempted* by another host cannot write until a new
+registration. The drive also refuses that host's commands in transit, but not commands already in the drive's
+queue.
 """
 
 from __future__ import annotations
@@ -19,49 +19,53 @@ WRITE_EXCLUSIVE_ALL_REGISTRANTS = 5
 """NVMe base specification, "Reservation Types"."""
 
 
-class Act(Enum):
-    """What a host may ask of a drive."""
+class ReservationCommand(Enum):
+    """Reservation command of a host."""
 
     REGISTER = "register"
-    """Have this host's key known. Again changes nothing."""
+    """Register this host's key. A repeated registration changes nothing."""
 
     RESERVE = "reserve"
-    """Let nobody write but who is registered."""
+    """Restrict writing to registered hosts."""
 
     CLEAR = "clear"
-    """End the reservation, and every registration."""
+    """End the reservation and every registration."""
 
-    BAR = "bar"
+    PREEMPT = "preempt"
     """End the registration of another key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Who has registered with a drive, and how it is reserved."""
+class ReservationReport:
+    """Registrations and reservation of a drive."""
 
     type: int
-    """0: it is not."""
+    """Reservation type; 0 without a reservation."""
 
     keys: frozenset[int]
 
     @property
     def is_held(self) -> bool:
-        """Whether registered hosts alone may write it."""
+        """Whether only registered hosts may write."""
         return self.type == WRITE_EXCLUSIVE_ALL_REGISTRANTS
 
 
-class Reservations(Protocol):
-    """One host's. Every method may take seconds; none holds the event loop up. They raise OstracaError where
-    the host's kernel does not answer in time.
+class HostReservations(Protocol):
+    """Reservations of one host.
+
+    A method may take seconds; no method blocks the event loop. All raise OstracaError if the host's kernel
+    does not answer in time.
     """
 
-    async def reports(self, devices: Sequence[str]) -> Mapping[str, Report | None]:
-        """Return how drives are reserved, by where they are opened; None for what knows no reservations. What
-        can't be asked now is left out.
+    async def reports(self, devices: Sequence[str]) -> Mapping[str, ReservationReport | None]:
+        """Return the reservation of each drive, by device path.
+
+        None stands for a device without reservations. Devices that cannot be asked now are left out.
         """
 
-    async def act(self, device: str, act: Act, key: int, other: int = 0) -> bool:
-        """Ask it of a drive, as the host of this *key*; *other* is the key to bar. Say whether it was done:
-        not where another key is registered for this host, or this one is not, or a reservation is held that
-        is in the way.
+    async def act(self, device: str, act: ReservationCommand, key: int, other: int = 0) -> bool:
+        """Perform *act* on a drive with this host's *key*; *other* is the key to preempt.
+
+        Return False, without a change, if this host is registered with another key, *key* is not registered,
+        or a conflicting reservation is held.
         """

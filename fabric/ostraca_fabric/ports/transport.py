@@ -1,9 +1,8 @@
-"""How block bytes cross between an agent's staging memory and a worker's arena.
+"""Transfer of block bytes between an agent's staging memory and a worker's arena.
 
-The agent moves the bytes, in both directions; a worker never holds a handle to agent memory. A transfer is
-*settled* when it is known to have ended, well or badly: only then may memory at either end be used for
-something else. A transfer that is not settled stays so, for as long as it takes: no time-out ever settles
-one.
+The agent moves the bytes in both directions; a worker never holds a handle to agent memory. A transfer is
+*settled* when known to have ended, well or badly. Only then may memory at either end be reused. No timeout
+ever settles a transfer.
 """
 
 from __future__ import annotations
@@ -12,44 +11,51 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
+from ostraca_fabric.errors import TransportError
+from ostraca_fabric.model.extent import PAGE_BYTES
+
 if TYPE_CHECKING:
     import asyncio
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ostraca_fabric.wire.messages import ArenaOffer, Message
 
 
 INLINE = "inline"
-"""The transport that needs no more than the control connection. Its name is said here, as its two ends share
-nothing else: a worker loads no part of an agent."""
+"""Transport over the control connection alone. The name is defined here, because a worker loads no agent
+code."""
+
+ARENA_BYTES_MAX = 1 << 43
+"""8 TiB: slot numbers fit 32 bits, and sums of address, offset and length fit 64 bits."""
 
 
 class Direction(Enum):
-    """Which way the bytes go, seen from the agent."""
+    """Direction of the bytes, seen from the agent."""
 
     TO_WORKER = auto()
     FROM_WORKER = auto()
 
 
 class TransferEnd(Enum):
-    """How a settled transfer ended."""
+    """Outcome of a settled transfer."""
 
     DONE = auto()
-    """Every byte is where it should be."""
+    """Every byte arrived."""
 
     FAILED = auto()
-    """It has ended, and what the destination holds is not to be used."""
+    """The transfer has ended; the destination's content must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Blocks that cross together.
+    """Blocks transferred together.
 
     ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in
-    the worker's arena; ``lengths`` (uint32, shape (n,)) the bytes of each block. Slots of the two sides have
-    the sizes given.
+    the worker's arena. ``lengths`` (uint32, shape (n,)) has the bytes of each block. The two sizes are the
+    slot sizes of the two sides.
     """
 
     staging: NDArray[np.int64]
@@ -58,9 +64,49 @@ class Wave:
     staging_slot_bytes: int
     arena_slot_bytes: int
 
+    def fits(self, *, staging_bytes: int, arena_bytes: int) -> bool:
+        """Return whether every block fits its slot, and every slot its memory.
+
+        Offsets come from a worker's requests and are not trusted.
+        """
+        count = len(self.lengths)
+        if not len(self.staging) == len(self.arena) == count:
+            return False
+        if count == 0:
+            return True
+        if int(self.lengths.min()) < 1:
+            return False
+        if int(self.lengths.max()) > min(self.staging_slot_bytes, self.arena_slot_bytes):
+            return False
+        lengths = self.lengths.astype(np.int64)
+        return _are_within(self.staging, lengths, staging_bytes) and _are_within(
+            self.arena, lengths, arena_bytes
+        )
+
+
+def _are_within(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size_bytes: int) -> bool:
+    return int(offsets.min()) >= 0 and bool((offsets <= size_bytes - lengths).all())
+
+
+def check_offer(offer: ArenaOffer, transport: str) -> None:
+    """Check the transport and sizes of an offer, which is not trusted. Raises TransportError."""
+    if offer.transport != transport:
+        raise TransportError(f"an arena offered over {offer.transport!r} can't be reached over {transport!r}")
+    if not 0 < offer.chunk_bytes <= offer.arena_bytes <= ARENA_BYTES_MAX:
+        raise TransportError(f"an arena of {offer.arena_bytes} bytes in chunks of {offer.chunk_bytes}")
+    if offer.chunk_bytes % PAGE_BYTES or offer.arena_bytes % offer.chunk_bytes:
+        raise TransportError(
+            f"an arena of {offer.arena_bytes} bytes is not whole chunks of {offer.chunk_bytes} or pages"
+        )
+    if not 0 <= offer.base < 1 << 63:
+        raise TransportError(f"an arena at address {offer.base}")
+
 
 class BulkChannel(Protocol):
-    """What a transport may ask of the worker's control connection. Only the inline transport sends by it."""
+    """Worker's control connection as used by transports.
+
+    Only the inline transport sends blocks there.
+    """
 
     def send_bulk(
         self,
@@ -73,8 +119,8 @@ class BulkChannel(Protocol):
     ) -> asyncio.Future[None]:
         """Send blocks at *offsets* of *memory* to *places* of the worker's arena.
 
-        The future ends when they are gone: messages sent from then on arrive behind them. It raises
-        ConnectionError when the connection closed first. Until either, the memory is in use.
+        The future resolves when the blocks are sent: later messages arrive behind the blocks. The future
+        raises ConnectionError if the connection closes first. The memory is in use until either.
         """
 
     def send(self, message: Message) -> None:
@@ -90,91 +136,101 @@ class BulkChannel(Protocol):
     ) -> asyncio.Future[None]:
         """Let the parts of a transfer announced by a ``Fetch`` land at *offsets* of *memory*.
 
-        The future ends when all have landed, or raises ConnectionError when the connection closed, after
-        which nothing more lands.
+        The future resolves when all parts have landed. The future raises ConnectionError if the connection
+        closes; nothing lands afterwards.
         """
 
     def break_off(self, why: str) -> None:
-        """End the connection, because blocks can't cross on it any more: the worker is to make a new one."""
+        """End a connection that can carry no more blocks; the worker must reconnect."""
 
 
-class Peer(Protocol):
-    """One worker's arena, as its agent sees it."""
+class RemoteArena(Protocol):
+    """Worker's arena as seen by the agent."""
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Start moving *wave*. The future resolves when the transfer is settled, and never raises.
+        """Start moving *wave*; the future resolves once settled, and never raises.
 
-        Never cancel the future; stop waiting for it instead, and keep the memory of both ends in quarantine
-        until it resolves. A wave that the arena does not hold (offsets out of range) resolves to FAILED
-        without touching a byte.
+        Never cancel the future. To stop waiting, keep the memory of both ends in quarantine until the future
+        resolves. A wave with offsets outside the arena resolves to FAILED without touching a byte.
         """
 
     def close(self) -> None:
-        """Start no more transfers. Those under way settle when they do."""
+        """Start no more transfers; those under way settle in their own time."""
 
 
 class Transport(Protocol):
-    """The agent's end of one kind of data plane. One per process."""
+    """Agent's end of one kind of data plane. A process has a single instance."""
 
     name: str
-    """As in ``ArenaOffer.transport``: ``nixl`` or ``inline``."""
+    """Value of ``ArenaOffer.transport``: ``nixl`` or ``inline``."""
 
     def register(self, staging: memoryview, *, chunk_bytes: int = 0) -> None:
-        """Make this memory a source and target of transfers. Call before the first attach; it stays mapped
-        for good.
+        """Make memory a source and target of transfers, permanently mapped.
 
-        ``chunk_bytes`` is that of the memory's SlotPool, when it has one: waves of its slots are then
-        prepared once and cost less. May block for as long as registering takes.
+        Call before the first attach. ``chunk_bytes`` is the chunk size of the memory's SlotPool, if any:
+        waves of its slots are then prepared once and cost less. May block for the whole registration.
         """
 
-    async def attach(self, offer: ArenaOffer, staging: memoryview, channel: BulkChannel) -> Peer:
-        """Make a worker's arena reachable. Raises TransportError when the offer can't be used."""
+    async def attach(self, offer: ArenaOffer, staging: memoryview, channel: BulkChannel) -> RemoteArena:
+        """Make a worker's arena reachable. Raises TransportError for an unusable offer."""
 
     async def close(self) -> None:
-        """Stop progress after the transfers under way, or give them up with their memory left mapped."""
+        """Stop progress after the transfers under way.
+
+        Abandoned transfers leave their memory mapped.
+        """
 
 
 class ArenaEnd(Protocol):
-    """The worker's end: it offers its arena and makes progress while others move bytes."""
+    """Worker's end: offers the arena, and makes progress while agents move bytes."""
 
     name: str
 
     def offer(self) -> ArenaOffer:
-        """What to say in the handshake."""
+        """Return the offer for the handshake. Requires ``has_offer``."""
+
+    @property
+    def has_offer(self) -> bool:
+        """Whether this end may be offered on the next connection.
+
+        False after a failed ``renew`` that revoked the previous offer and made no new offer.
+        """
 
     def progress(self) -> None:
-        """Let transfers under way go on; cheap (microseconds). Call it about every 0.5 ms while a request is
-        out.
+        """Advance transfers under way; takes microseconds.
+
+        Call about every 0.5 ms while a request is outstanding.
         """
 
     @property
     def needs_progress(self) -> bool:
-        """Whether ``progress`` does anything."""
+        """Whether ``progress`` has any effect."""
 
     def prepare_renewal(self) -> None:
-        """Make ready what the next ``renew`` takes, so that it is quick. From any thread.
+        """Prepare resources for the next ``renew``, to make it quick. From any thread.
 
-        Nothing of it is offered, or can be reached, before. May block for some 50 ms, in which the end can be
-        used all the same; ``renew`` and ``close`` wait for it. Never raises: ``renew`` does then.
+        The prepared resources are neither offered nor reachable before ``renew``. May block for about 50 ms
+        while the end stays usable; ``renew`` and ``close`` wait for completion. Never raises: ``renew``
+        raises instead.
         """
 
     def renew(self) -> None:
-        """Cut off whoever was offered this end before, and make an offer of its own for the next connection.
+        """Revoke the previous offer, and make a new offer for the next connection.
 
-        Afterwards nothing lands that this end had received and not yet dealt with; what others write by
-        themselves (through shared memory) still may. Only between connections. May block for some 50 ms;
-        raises TransportError, and can be called again.
+        Afterwards nothing lands that this end had received but not processed. Writes by the peer itself,
+        through shared memory, may still land. Call only between connections. May block for about 50 ms.
+        Raises TransportError, and can be repeated.
         """
 
     def successor(self) -> ArenaEnd:
-        """Return another end of the same arena, with an offer of its own: for a connection that begins while
-        one with this offer goes on. Close it, too.
+        """Return another end of the same arena with an offer of its own.
 
-        It takes what was prepared, else it may block for some 50 ms. Raises TransportError.
+        For a connection that begins while a connection with this offer continues. Close the new end as well.
+        Uses prepared resources, or may block for about 50 ms. Raises TransportError.
         """
 
     def cut_off(self) -> None:
-        """Cut off whoever was offered this end, as ``renew`` does, and offer it to nobody any more."""
+        """Revoke the offer as ``renew`` does, without a new offer."""
 
     def close(self) -> None:
-        """Stop offering. The arena's memory stays mapped while any of its slots is in quarantine."""
+        """Stop offering. The arena's memory stays mapped while any slot is in quarantine."""

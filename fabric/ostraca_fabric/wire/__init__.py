@@ -1,4 +1,4 @@
-"""The wire, purely: what is said, how it is framed, and how a conversation begins.
+"""Wire protocol: messages, frames and handshake. Pure, without I/O.
 
-Nothing here does I/O. ``ostraca_fabric.connection`` runs it on asyncio; the SDK runs it on a plain socket.
+``ostraca_fabric.connection`` runs the protocol on asyncio; the SDK runs the protocol on a plain socket.
 """

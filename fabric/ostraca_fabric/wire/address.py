@@ -1,4 +1,7 @@
-"""Where an agent listens: ``unix:///path/to/socket``, ``tcp://host:port``, or ``tls://host:port``."""
+"""Addresses of agents.
+
+The forms are ``unix:///path/to/socket``, ``tcp://host:port`` and ``tls://host:port``.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +11,43 @@ from dataclasses import dataclass
 from ostraca_fabric.errors import UsageError
 
 UNIX_PATH_BYTES_MAX = 107
-"""What a socket's name may take in Linux."""
+"""Longest socket path in Linux."""
 
 PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A socket in the file system of this machine."""
+    """Socket in the file system of this machine."""
 
     path: str
 
     def __str__(self) -> str:
-        """Return it as settings write it."""
+        """Return the address in the form used in settings."""
         return f"unix://{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A port of a host. Port 0 is for listening only: take any that is free."""
+    """Port of a host. Port 0 is for listening only, and means any free port."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """Return it as settings write it."""
+        """Return the address in the form used in settings."""
         return f"tcp://{_named(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsAddress:
-    """A port of a host that speaks TLS. The host's certificate must carry the host as it is written here."""
+    """Port of a host with TLS. The host's certificate must carry the host as written here."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """Return it as settings write it."""
+        """Return the address in the form used in settings."""
         return f"tls://{_named(self.host)}:{self.port}"
 
 
@@ -52,7 +55,7 @@ Address = UnixAddress | TcpAddress | TlsAddress
 
 
 def parse_address(text: str) -> Address:
-    """Read an address. Raises UsageError that says how one is written."""
+    """Parse an address. Raises UsageError with the accepted forms."""
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "unix":
         return _unix(text, rest)
@@ -66,7 +69,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host by this name."""
+    """Return whether a host name is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,7 @@
-"""Which messages each end accepts from the other, and how their bytes are refused.
+"""Messages accepted by each end, and refusal of all other bytes.
 
-Every way in which bytes can fail to be an acceptable message ends in ProtocolError here; no other exception
-leaves this module. A message known to this release but out of place is a ProtocolError, anything else a
-MalformedError.
+Unacceptable bytes always end in ProtocolError; no other exception leaves this module. A known message out of
+place raises plain ProtocolError; anything else raises MalformedError.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from ostraca_fabric.wire.messages import (
     Pong,
     Refused,
     Settled,
-    Status,
     StatusDone,
+    StatusRequest,
     Welcome,
     WorkerNotice,
     WorkerRequest,
@@ -44,21 +43,21 @@ B = TypeVar("B")
 MESSAGE_TYPES: dict[int, type[Message]] = {
     message_type.__struct_config__.tag: message_type for message_type in typing.get_args(AnyMessage)
 }
-"""Every message, by its tag."""
+"""All messages by tag."""
 
 
 class MessageDecoder(Generic[M_co]):
-    """Decodes the messages that may come from one kind of sender."""
+    """Decoder for the messages of one kind of sender."""
 
     def __init__(self, accepted: Any, *, sender: str) -> None:  # noqa: ANN401 (a union has no better type)
         self._decode = msgspec.msgpack.Decoder(accepted).decode
         self._sender = sender
 
     def decode(self, payload: bytes) -> M_co:
-        """Return the message. Raises MalformedError or ProtocolError, never anything else."""
+        """Return the message. Raises only MalformedError or ProtocolError."""
         try:
             return typing.cast("M_co", self._decode(payload))
-        # ValueError covers msgspec's own errors and bad UTF-8; nesting without end is a RecursionError.
+        # ValueError covers msgspec's own errors and bad UTF-8; endless nesting raises RecursionError.
         except (ValueError, RecursionError) as error:
             raise self._refusal(payload, error) from error
 
@@ -68,7 +67,7 @@ class MessageDecoder(Generic[M_co]):
         except (ValueError, RecursionError, IndexError):
             return MalformedError(f"not a message: {error}")
         if tag not in MESSAGE_TYPES:
-            return MalformedError(f"a message of type {tag}, which is not known here")
+            return MalformedError(f"a message of unknown type {tag}")
         name = MESSAGE_TYPES[tag].__name__
         try:
             _DECODE_ANY(payload)
@@ -79,37 +78,37 @@ class MessageDecoder(Generic[M_co]):
 
 _DECODE_ANY = msgspec.msgpack.Decoder(AnyMessage).decode
 
-HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="someone who has not said Hello")
-"""What an agent accepts first."""
+HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="a caller before Hello")
+"""First message accepted by an agent."""
 
 FROM_WORKER: MessageDecoder[WorkerRequest | WorkerNotice | Cancel] = MessageDecoder(
     WorkerRequest | WorkerNotice | Cancel, sender="a worker"
 )
-FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | Status] = MessageDecoder(
-    AgentRequest | OwnerNotice | Cancel | Ping | Status, sender="an agent"
+FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | StatusRequest] = MessageDecoder(
+    AgentRequest | OwnerNotice | Cancel | Ping | StatusRequest, sender="an agent"
 )
 FROM_OPERATOR: MessageDecoder[OperatorRequest | Cancel] = MessageDecoder(
     OperatorRequest | Cancel, sender="an operator"
 )
 
 HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
-    Welcome | Refused, sender="an agent that has not said Welcome"
+    Welcome | Refused, sender="an agent before Welcome"
 )
-"""What whoever said Hello accepts next."""
+"""Messages accepted after a Hello was sent."""
 
 TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused] = MessageDecoder(
     AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused, sender="a worker's agent"
 )
 TO_AGENT: MessageDecoder[AnswerToAgent | Pong | StatusDone | Refused] = MessageDecoder(
-    AnswerToAgent | Pong | StatusDone | Refused, sender="an agent that was asked by an agent"
+    AnswerToAgent | Pong | StatusDone | Refused, sender="an agent to an agent"
 )
 TO_OPERATOR: MessageDecoder[AnswerToOperator | Refused] = MessageDecoder(
-    AnswerToOperator | Refused, sender="an agent that was asked by an operator"
+    AnswerToOperator | Refused, sender="an agent to an operator"
 )
 
 
 def read_body(body: bytes, kind: type[B]) -> B:
-    """Read what a message carries as msgpack of its own. Raises MalformedError."""
+    """Decode a message's body, separate msgpack. Raises MalformedError."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (ValueError, RecursionError) as error:

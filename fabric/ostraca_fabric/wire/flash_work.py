@@ -1,7 +1,7 @@
-"""What an operator has an agent do with drives that are not in the map yet: bodies of ``FlashWork``.
+"""Work on drives outside of the map, requested by an operator: bodies of ``FlashWork``.
 
-An agent does it because its host has the paths: the admin service may run where no flash can be reached.
-Every piece may be asked for again: what is done already is found so. None of it touches a drive of the map.
+An agent does the work because its host has the paths; the admin service may run on a host without any path to
+flash. Each request may be repeated: completed work is recognised. No request touches a drive of the map.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Body = TypeVar("_Body")
 
 
 BUSY = "busy"
-"""How an agent refuses what it is just doing to the same drive, for somebody else."""
+"""Refusal code for a drive with the same work already in progress for another caller."""
 
 
 class TargetText(msgspec.Struct, frozen=True):
-    """A target, as people write it: ``ostraca_fabric.target``."""
+    """Target in text form: ``ostraca_fabric.model.target``."""
 
     nqn: str
     controllers: tuple[str, ...]
@@ -29,31 +29,31 @@ class TargetText(msgspec.Struct, frozen=True):
 
 
 class Content(Enum):
-    """What lies on a drive."""
+    """Content of a drive."""
 
     BLANK = "blank"
-    """Nothing that was found: zeroes where anything would be known by."""
+    """Zeroes wherever known formats have an identification."""
 
     OURS = "ours"
     """A shard of this fabric."""
 
     OTHER = "other"
-    """A shard of another fabric, or of a release that this one does not read."""
+    """A shard of another fabric, or of an unreadable release."""
 
     FOREIGN = "foreign"
-    """Something else."""
+    """Any other content."""
 
     UNREADABLE = "unreadable"
 
 
-class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Connect to a target, and say what its drives are and what lies on them."""
+class DiscoverDrives(msgspec.Struct, frozen=True, tag="look"):
+    """Request to connect to a target, and to report drives and contents."""
 
     target: TargetText
 
 
-class SeenDrive(msgspec.Struct, frozen=True):
-    """One drive of a target."""
+class DiscoveredDrive(msgspec.Struct, frozen=True):
+    """Drive of a target."""
 
     nguid: str
     size_bytes: int
@@ -62,20 +62,23 @@ class SeenDrive(msgspec.Struct, frozen=True):
     serial: str
     content: Content
     says: str = ""
-    """What was found, for people; empty when nothing was."""
+    """The content found, for people; empty if none."""
 
     format_id: str = ""
-    """Of a shard of this fabric, in hexadecimal."""
+    """For a shard of this fabric, in hexadecimal."""
 
     shard: str = ""
-    """Which shard of this fabric it is."""
+    """Id of the shard of this fabric on the drive."""
 
 
-class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """Answer to Look. ``stage``: how far it came when ``trouble`` ended it, a ``ports.paths.Stage``."""
+class DiscoveredDrives(msgspec.Struct, frozen=True, tag="looked"):
+    """Answer to Look.
+
+    ``stage`` is the last stage reached before ``trouble``: a ``ports.paths.Stage``.
+    """
 
     host: str
-    drives: tuple[SeenDrive, ...] = ()
+    drives: tuple[DiscoveredDrive, ...] = ()
     live_paths: int = 0
     paths: int = 0
     stage: str = ""
@@ -83,7 +86,7 @@ class Looked(msgspec.Struct, frozen=True, tag="looked"):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Measure a drive. ``writes``: its data may be written over, and is."""
+    """Request to measure a drive. With ``writes``, the drive's data is overwritten."""
 
     target: TargetText
     nguid: str
@@ -91,9 +94,11 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     writes: bool
 
 
-class Probed(msgspec.Struct, frozen=True, tag="probed"):
-    """Answer to Probe: of 1 MiB read and written, four at once, bytes per second; of 4 KiB read, one after
-    the other, seconds. 0 where nothing was measured.
+class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
+    """Answer to Probe; 0 for values not measured.
+
+    - ``read_bytes_s``, ``write_bytes_s``: bytes per second for 1 MiB operations, four at once
+    - ``read_p50_s``, ``read_p99_s``: seconds for 4 KiB reads, in sequence
     """
 
     read_bytes_s: float = 0.0
@@ -105,10 +110,10 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class Format(msgspec.Struct, frozen=True, tag="format"):
-    """Make a drive one shard of this fabric, which empties it. Nothing is done where that was done already,
-    under the same ``format_id``.
+    """Request to format a drive as a shard of this fabric, which empties the drive.
 
-    ``replaces``: what may lie there, of ``Content``: anything else is left alone.
+    A drive already formatted under the same ``format_id`` stays as is. ``replaces`` lists the kinds of
+    ``Content`` allowed to be overwritten.
     """
 
     target: TargetText
@@ -118,11 +123,14 @@ class Format(msgspec.Struct, frozen=True, tag="format"):
     format_id: str
     replaces: tuple[Content, ...] = (Content.BLANK,)
     segment_bytes: int = 0
-    """0: as follows from the drive's size."""
+    """0 means derived from the drive's size."""
 
 
-class Formatted(msgspec.Struct, frozen=True, tag="formatted"):
-    """Answer to Format: what the map is to say of the shard. ``trouble``: why it was not formatted."""
+class FormatResult(msgspec.Struct, frozen=True, tag="formatted"):
+    """Answer to Format: the shard's values for the map.
+
+    ``trouble`` is the reason why the drive was not formatted.
+    """
 
     shard: str = ""
     size_bytes: int = 0
@@ -131,20 +139,20 @@ class Formatted(msgspec.Struct, frozen=True, tag="formatted"):
     trouble: str = ""
 
 
-FlashAsk = Look | Probe | Format
-FlashAnswer = Looked | Probed | Formatted
+FlashRequest = DiscoverDrives | Probe | Format
+FlashAnswer = DiscoveredDrives | ProbeResult | FormatResult
 
-_ask: msgspec.msgpack.Decoder[FlashAsk] = msgspec.msgpack.Decoder(FlashAsk)
+_ask: msgspec.msgpack.Decoder[FlashRequest] = msgspec.msgpack.Decoder(FlashRequest)
 _answer: msgspec.msgpack.Decoder[FlashAnswer] = msgspec.msgpack.Decoder(FlashAnswer)
 
 
-def read_ask(body: bytes) -> FlashAsk:
-    """Read the body of ``FlashWork``. Raises MalformedError."""
+def read_ask(body: bytes) -> FlashRequest:
+    """Decode the body of ``FlashWork``. Raises MalformedError."""
     return _read(_ask, body)
 
 
 def read_answer(body: bytes) -> FlashAnswer:
-    """Read the body of ``FlashWorked``. Raises MalformedError."""
+    """Decode the body of ``FlashWorkResult``. Raises MalformedError."""
     return _read(_answer, body)
 
 

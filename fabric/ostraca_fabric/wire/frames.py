@@ -1,22 +1,29 @@
-"""Frames: how messages and block bytes share one byte stream.
+"""Frames of messages and block bytes on a shared byte stream.
 
-A frame is a little-endian u32, the number of bytes that follow it; a u8, the kind; and a payload::
+A frame is a little-endian u32 (number of following bytes), a u8 (kind), and a payload::
 
     kind 0  one message as msgpack (``ostraca_fabric.wire.codec``)
     kind 1  bulk: u64 transfer, u32 number of blocks, u64 place of each, u32 length of each, then their bytes
 
-``FrameReader`` takes a stream apart without doing I/O: it says where the next received bytes should go, and
-its user says how many came. In the middle of a bulk frame they go straight to its blocks: one after the
-other, in the manner of ``asyncio.BufferedProtocol`` (``buffer``), or to many at once (``landing``, behind
-which ``tail`` takes what follows). Only bytes of blocks that came behind something else in one read are
-copied, once; the scratch memory is small, so that is little.
+``FrameReader`` parses a stream without doing I/O: the reader names the memory for the next received bytes,
+and the caller reports the number received. Within a bulk frame, bytes go directly to the blocks. ``buffer``
+returns one piece after the other, in the manner of ``asyncio.BufferedProtocol``; ``landing`` covers many
+blocks at once, followed by ``tail``. Block bytes are copied, once, only if received behind other bytes in one
+read. The scratch memory is small, so copies are few.
 
-A reader holds at most the scratch memory and, while a long message comes in, as much as has come of it:
-announcing a long frame costs its reader nothing.
+A reader holds at most the scratch memory and the received part of a long message. The announcement of a long
+frame costs no memory.
+
+Blocks in transit through a stream: place in memory, and progress.
+
+The blocks of a bulk frame follow each other in the stream, and lie anywhere in one piece of memory. A single
+call into C (``native/passage.c``) moves as many blocks as the socket takes. The number of blocks therefore
+costs next to nothing here.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
@@ -27,9 +34,83 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import FrameTooLongError, MalformedError, ProtocolError
+from ostraca_fabric.native import at, library
 from ostraca_fabric.wire.columns import U32, U64
 from ostraca_fabric.wire.messages import Message
-from ostraca_fabric.wire.passage import Passage
+
+
+class _Blocks(ctypes.Structure):
+    """``struct passage`` of ``native/passage.c``."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("size", ctypes.c_uint64),
+        ("offsets", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("blocks", ctypes.c_int64),
+    )
+
+
+class Passage:
+    """Blocks at *offsets* of *memory*, *lengths* bytes each, in stream order.
+
+    ``passed_bytes`` of ``total_bytes`` have passed; the caller of a transfer adds to the count. The passage
+    keeps the memory in use. The creator must have checked that all blocks lie within the memory.
+    """
+
+    __slots__ = ("_blocks", "_lengths", "_memory", "_offsets", "address", "passed_bytes", "total_bytes")
+
+    def __init__(
+        self, memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]
+    ) -> None:
+        assert len(offsets) == len(lengths)
+        self._memory = memory
+        self._offsets = np.ascontiguousarray(offsets, np.int64)
+        self._lengths = np.ascontiguousarray(lengths, np.uint32)
+        self._blocks = _Blocks(
+            at(memory), memory.nbytes, at(self._offsets), at(self._lengths), len(self._lengths)
+        )
+        self.address = ctypes.addressof(self._blocks)
+        """Address of the ``struct passage``."""
+        self.passed_bytes = 0
+        self.total_bytes = int(self._lengths.sum(dtype=np.int64))
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes yet to pass."""
+        return self.total_bytes - self.passed_bytes
+
+    def next_piece(self) -> memoryview:
+        """Return the memory of the rest of the current block; a block must be left."""
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        block = int(np.searchsorted(ends, self.passed_bytes, side="right"))
+        stop = int(self._offsets[block]) + int(self._lengths[block])
+        return self._memory.data[stop - (int(ends[block]) - self.passed_bytes) : stop]
+
+    def copied(self, bytes_max: int) -> bytes:
+        """Return a copy of the next bytes, at most *bytes_max*, not counted as passed."""
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        stop = min(self.passed_bytes + bytes_max, self.total_bytes)
+        first, last = np.searchsorted(ends, (self.passed_bytes, stop - 1), side="right").tolist()
+        pieces = []
+        for block in range(first, last + 1) if stop > self.passed_bytes else ():
+            end, length = int(ends[block]), int(self._lengths[block])
+            ahead = int(self._offsets[block]) + length - end  # from stream position to memory offset
+            begin = ahead + max(self.passed_bytes, end - length)
+            assert 0 <= begin <= ahead + end <= self._memory.nbytes, "a block lies outside of its memory"
+            pieces.append(self._memory.data[begin : ahead + min(end, stop)])
+        return b"".join(pieces)
+
+    def fill(self, source: memoryview) -> None:
+        """Copy bytes received elsewhere to the blocks, and count the bytes as passed.
+
+        *source* is at most as long as the missing part.
+        """
+        came = np.frombuffer(source, np.uint8)
+        filled = library.ostraca_fill(self.address, self.passed_bytes, at(came), len(came))
+        assert filled == 0, "a block lies outside of its memory"
+        self.passed_bytes += len(came)
+
 
 MESSAGE = 0
 BULK = 1
@@ -37,18 +118,18 @@ BULK = 1
 LENGTH_BYTES = 4
 HEADER_BYTES = 5
 BULK_HEADER_BYTES = HEADER_BYTES + 12
-"""Of a bulk frame's header, without its columns."""
+"""Length of a bulk frame's header without the columns."""
 
 BULK_BLOCKS_MAX = 1023
-"""Most blocks of a bulk frame: with the header before them, or what follows, as many pieces of memory as the
-kernel takes in one call."""
+"""Most blocks of a bulk frame. With a header before the blocks, or bytes behind, the kernel takes as many
+pieces of memory in one call."""
 
 BULK_BYTES_MAX = 1 << 30
-"""Longest payload of a bulk frame behind its header, columns and blocks together. The blocks are never
-buffered: this bounds how long one frame holds up the next."""
+"""Longest payload of a bulk frame behind the header, columns and blocks together. The reader does not
+buffer blocks; the limit bounds how long a frame delays the next."""
 
 CUT_BYTES = 4 << 20
-"""Blocks sent together make a frame each for so many bytes, so that messages get in between."""
+"""Blocks sent together are split into frames of about this size, so that messages get in between."""
 
 SCRATCH_BYTES = 64 * 1024
 
@@ -63,31 +144,32 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BulkEnd:
-    """A bulk frame has come in whole."""
+    """End of a completely received bulk frame."""
 
     transfer: int
     places: NDArray[np.uint64]
     landed: bool
-    """Whether the bytes are where the sink said; False when it said to discard them."""
+    """Whether the bytes are in the sink's memory; False if the sink discarded the frame."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BulkFrame:
-    """A bulk frame to send: the header with its columns, and the blocks that follow it."""
+    """Bulk frame to send: the header with columns, and the blocks."""
 
     header: bytes
     blocks: Passage
 
 
 Event = bytes | BulkEnd | ProtocolError
-"""A message's bytes, the end of a bulk frame, or what the other end did wrong: then nothing more is read."""
+"""A message's bytes, the end of a bulk frame, or a violation by the other end. The reader stops after a
+violation."""
 
 Sink = Callable[[int, NDArray[np.uint64], NDArray[np.uint32]], Passage | None]
-"""Called with transfer, places and lengths when a bulk frame begins; returns where its blocks go, or None.
+"""Function for the start of a bulk frame: transfer, places and lengths to the blocks' memory, or None.
 
-There is at least one block, and none is empty. None discards the whole frame. Otherwise the passage has
-exactly these lengths, and its memory stays in use until the frame's BulkEnd or the reader's ``close``. It may
-raise ProtocolError, which ends the reading.
+There is at least one block, and no block is empty. With None, the reader discards the whole frame. Otherwise
+the passage must have exactly these lengths, and the memory stays in use until the frame's BulkEnd or the
+reader's ``close``. The sink may raise ProtocolError, which ends the reading.
 """
 
 
@@ -100,7 +182,7 @@ def encode(message: Message) -> bytearray:
 
 
 def bulk_header(transfer: int, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> bytes:
-    """Return what goes before blocks of these lengths."""
+    """Return the header of a bulk frame for blocks of these lengths."""
     blocks = len(lengths)
     assert len(places) == blocks
     assert 0 < blocks <= BULK_BLOCKS_MAX, f"a bulk frame of {blocks} blocks"
@@ -119,9 +201,9 @@ def bulk_frames(
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
 ) -> list[BulkFrame]:
-    """Return the frames that carry blocks at *offsets* of *memory* to *places* of a transfer, in order.
+    """Return the frames for blocks at *offsets* of *memory*, in order.
 
-    All of them lie in the memory, and none is empty.
+    *places* are the blocks' places in the transfer. All blocks lie in the memory, and no block is empty.
     """
     ends = np.cumsum(lengths, dtype=np.int64)
     frames, first = [], 0
@@ -140,11 +222,11 @@ def bulk_frames(
 
 
 class FrameReader:
-    """Takes one direction of a connection apart.
+    """Parser of one direction of a connection.
 
-    Put received bytes at the start of ``buffer()``, or fill ``landing``'s blocks and then ``tail()``; then
-    iterate over ``received(how_many)`` to its end before asking again. ``frame_bytes_max`` bounds a message's
-    frame and may be changed between frames, as the handshake does.
+    Put received bytes at the start of ``buffer()``, or fill the blocks of ``landing`` and then ``tail()``.
+    Then iterate over ``received(how_many)`` to the end before the next call. ``frame_bytes_max`` bounds a
+    message's frame and may be changed between frames, as the handshake does.
     """
 
     def __init__(self, sink: Sink, *, frame_bytes_max: int, scratch_bytes: int = SCRATCH_BYTES) -> None:
@@ -163,35 +245,35 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """How much memory this reader holds of its own."""
+        """Bytes of the reader's own memory."""
         return len(self._scratch)
 
     @property
     def landing(self) -> Passage | None:
-        """Where the next received bytes go: the blocks of the frame that is coming in, when they land."""
+        """Blocks of the current frame, as memory for the next received bytes; None if not landing."""
         return self._landing
 
     def close(self) -> None:
-        """Let go of any blocks: nothing is written to them any more, and nothing more is read."""
+        """Stop reading and release all blocks: no byte is written there any more."""
         self._is_closed = True
         self._bulk = self._landing = None
         self._start = self._end = 0
 
     def buffer(self) -> memoryview:
-        """Return where the next received bytes go, in one piece; never empty."""
+        """Return the memory for the next received bytes, in one piece; never empty."""
         if self._landing is not None:
             return self._landing.next_piece()
         return self.tail()
 
     def tail(self) -> memoryview:
-        """Return where bytes go that follow those of ``landing``'s blocks; never empty."""
+        """Return the memory for bytes behind the blocks of ``landing``; never empty."""
         self._make_room()
         return self._scratch[self._end :]
 
     def received(self, count: int) -> Iterator[Event]:
-        """Yield what *count* more bytes completed, in order.
+        """Yield the events completed by *count* more bytes, in order.
 
-        Lazily: what an earlier event made its user do is done before the sink is asked about a later frame.
+        The iteration is lazy: the caller's reaction to an event precedes the sink's call for a later frame.
         """
         if self._is_closed:
             return
@@ -219,7 +301,7 @@ class FrameReader:
             if kind == MESSAGE:
                 return self._message(length)
             if kind != BULK:
-                raise MalformedError(f"a frame of kind {kind}, which is not known here")
+                raise MalformedError(f"a frame of kind {kind}, unknown here")
             if not self._begin_bulk(length):
                 return None
         return self._go_on_with_bulk()
@@ -240,7 +322,7 @@ class FrameReader:
         return payload
 
     def _begin_bulk(self, length: int) -> bool:
-        """Read a bulk frame's header, once it is there whole, and ask the sink."""
+        """Parse a bulk frame's header, once complete, and call the sink."""
         rest_bytes = length - _BULK_OVERHEAD_BYTES
         if rest_bytes < 0:
             raise MalformedError("a bulk frame shorter than its header")
@@ -269,16 +351,16 @@ class FrameReader:
         return True
 
     def _column(self, dtype: np.dtype[_Value], offset: int, count: int) -> NDArray[_Value]:
-        """Copy a column out of the header that is being read."""
+        """Copy a column out of the current header."""
         return np.frombuffer(self._scratch, dtype, count, self._start + offset).copy()
 
     def _has(self, count: int) -> bool:
-        """Tell whether so many bytes of the frame's beginning are there; else they are waited for."""
+        """Return whether *count* bytes of the frame are present, and expect as many."""
         self._whole_bytes = count
         return self._end - self._start >= count
 
     def _go_on_with_bulk(self) -> BulkEnd | None:
-        """Move what is in scratch memory on, and end the frame when nothing is missing."""
+        """Move bytes from scratch memory to the blocks, and end a complete frame."""
         bulk, landing = self._bulk, self._landing
         assert bulk is not None
         left_bytes = self._discard_bytes if landing is None else landing.left_bytes
@@ -294,7 +376,7 @@ class FrameReader:
         return bulk
 
     def _make_room(self) -> None:
-        """Move what is held to the front; grow when a frame needs more, shrink when nothing is held."""
+        """Move held bytes to the front; grow for a longer frame, shrink when empty."""
         held = self._end - self._start
         if not held and len(self._scratch) > self._scratch_bytes:
             self._scratch = memoryview(bytearray(self._scratch_bytes))

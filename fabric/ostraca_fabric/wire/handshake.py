@@ -1,22 +1,21 @@
-"""How a conversation begins: ``Hello``, then ``Welcome`` or ``Refused``. Pure; both ends decide here.
+"""Handshake of a connection: ``Hello``, then ``Welcome`` or ``Refused``. Pure, for both ends.
 
-The agent's end chooses the version, the features both know, and one of the arenas offered, and binds the
-connection to one tenant. Who may speak for a tenant is said by ``Access``:
+The agent chooses the version, the common features and one of the offered arenas, and binds the connection to
+one tenant. ``Access`` decides on the right to speak for a tenant:
 
-- A token, when one is shown, must be one of that tenant's. A wrong token is refused even where none was
-  needed.
-- Without a token, on a unix socket, the kernel says which user is at the other end. Users may be listed for
-  tenants. Beside that, the agent's own user and root may speak for any tenant, unless ``own_user_is_trusted``
-  is off: they could read the agent's memory anyway. Turn it off where tenants' containers run as root and
-  reach the agent's socket.
-- Over TCP there is no way without a token.
-- Over TLS, the role ``agent`` takes a certificate that the fabric's CA has signed, and where agents are
-  listed one that carries a name of the list; a token is no substitute, and not needed. Workers and operators
-  need a token as over TCP, and where ``workers_show_certificates`` such a certificate as well, which says
-  nothing of tenants.
+- A token, if shown, must be one of the tenant's. A wrong token is refused even where no token is needed.
+- Without a token on a unix socket, the kernel names the user at the other end. Users may be listed for
+  tenants. The agent's own user and root may also speak for any tenant, since both could read the agent's
+  memory anyway. Turn ``own_user_is_trusted`` off if tenants' containers run as root and reach the agent's
+  socket.
+- Over TCP, a token is always required.
+- Over TLS, the role ``agent`` requires a certificate signed by the fabric's CA, with a listed name if agents
+  are listed. A token is neither needed nor a substitute. Workers and operators need a token as over TCP. With
+  ``workers_show_certificates``, workers and operators need a certificate as well, without any meaning for
+  tenants.
 
-A refusal never tells whether the tenant exists, and repeats no more than a few words of the Hello: it goes
-into the log, and must fit what a caller reads before the Welcome.
+A refusal never reveals whether the tenant exists, and repeats only a few words of the Hello: the refusal is
+logged, and must fit the caller's limit before the Welcome.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ostraca_fabric.errors import (
     VersionError,
     shown,
 )
-from ostraca_fabric.ids import AgentId, StartId, TenantId, checked_name
+from ostraca_fabric.model.ids import AgentId, StartId, TenantId, checked_name
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
@@ -52,33 +51,37 @@ ROLES = (WORKER, AGENT, OPERATOR)
 CLIENT_BYTES = 16
 
 LEAVING = "leaving"
-"""The feature of workers that know another agent, and take ``Leaving`` from one that ends in order."""
+"""Feature of workers with a second agent: ``Leaving`` from an agent in graceful shutdown is understood."""
+
+PLACING = "placing"
+"""Feature of agents that answer ``PlacementQuery``, and ``PrefetchFor`` of operators."""
 
 ROOT_UID = 0
 OVERFLOW_UID = 65534
-"""What Linux reports for any user of another user namespace: it identifies nobody."""
+"""Linux reports this id for any user of another user namespace, so no user is identified."""
 
 _OFFERS_SHOWN = 4
 
 DEFAULT_LIMITS = ConnectionLimits(frame_bytes_max=4 << 20, blocks_max=16384, inflight_max=64)
-"""A request of ``blocks_max`` blocks with 32-byte hashes takes about 1.2 MB; an owner's answer to it 0.7."""
+"""A request of ``blocks_max`` blocks with 32-byte hashes takes about 1.2 MB, a shard owner's answer 0.7
+MB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
-    """What TLS says of the other end."""
+class PeerCertificate:
+    """Identity of the other end according to TLS."""
 
     names: frozenset[str] | None
-    """Those in its certificate, which the fabric's CA has signed; None where it showed none."""
+    """Names in the certificate, signed by the fabric's CA; None without a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may speak for whom.
+    """Rights to speak for tenants and roles.
 
-    ``own_uid`` is the agent's own user. ``tenant_tokens`` and ``tenant_uids`` say for each tenant which
-    tokens and which users of this machine speak for it. ``fabric_tokens`` are for the roles ``agent`` and
-    ``operator``, which have no tenant.
+    ``own_uid`` is the agent's own user. ``tenant_tokens`` and ``tenant_uids`` list, for each tenant, the
+    tokens and the users of this machine with the right to speak for the tenant. ``fabric_tokens`` are for the
+    roles ``agent`` and ``operator``, which have no tenant.
     """
 
     own_uid: int
@@ -87,21 +90,21 @@ class Access:
     fabric_tokens: tuple[str, ...] = ()
     own_user_is_trusted: bool = True
     agent_names: frozenset[str] | None = None
-    """An agent's certificate carries one of these; None: any that the fabric's CA has signed will do."""
+    """An agent's certificate must carry a name listed here; None means any name signed by the fabric's CA."""
 
     workers_show_certificates: bool = False
 
-    def allows(self, hello: Hello, peer_uid: int | None, secured: Secured | None = None) -> bool:
-        """Tell whether whoever said this may have the role and the tenant.
+    def allows(self, hello: Hello, peer_uid: int | None, secured: PeerCertificate | None = None) -> bool:
+        """Return whether the sender of a Hello may have the role and the tenant.
 
-        *peer_uid* is None over TCP, *secured* without TLS.
+        *peer_uid* is None over TCP, *secured* is None without TLS.
         """
         if secured is not None and not self.shows_enough(hello.role, secured):
             return False
         tenant = TenantId(hello.tenant)
         if hello.token:
             good = self.tenant_tokens.get(tenant, ()) if hello.role == WORKER else self.fabric_tokens
-            # Every token is compared, each in constant time: the time taken says nothing about any of them.
+            # All tokens are compared, each in constant time, so that the duration reveals no token.
             return any([hmac.compare_digest(hello.token.encode(), token.encode()) for token in good])  # noqa: C419
         if secured is not None and hello.role == AGENT:
             return True
@@ -111,15 +114,15 @@ class Access:
             return True
         return hello.role == WORKER and peer_uid in self.tenant_uids.get(tenant, frozenset())
 
-    def shows_enough(self, role: str, secured: Secured) -> bool:
-        """Tell whether the certificate shown, if any, suffices for this role."""
+    def shows_enough(self, role: str, secured: PeerCertificate) -> bool:
+        """Return whether the certificate, or its absence, suffices for this role."""
         if secured.names is None:
             return role != AGENT and not self.workers_show_certificates
         return role != AGENT or self.agent_names is None or bool(secured.names & self.agent_names)
 
 
 class _RefusalError(Exception):
-    """Carries a refusal up to ``AgentHandshake.answer``."""
+    """Refusal on the way to ``AgentHandshake.answer``."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -128,7 +131,7 @@ class _RefusalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentHandshake:
-    """The agent's end: what it is, what it can do and whom it lets in. Holds for all its connections."""
+    """Agent's end of the handshake, for all connections of the agent."""
 
     agent: AgentId
     start_id: StartId
@@ -136,16 +139,18 @@ class AgentHandshake:
     limits: ConnectionLimits = DEFAULT_LIMITS
     features: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
-    """Names of the transports this agent can attach an arena by."""
+    """Names of the transports usable for attaching an arena."""
 
     version_oldest: int = WIRE_VERSION_OLDEST
     version_newest: int = WIRE_VERSION
 
-    def answer(self, hello: Hello, peer_uid: int | None, secured: Secured | None = None) -> Welcome | Refused:
-        """Answer a Hello. After a Refused the connection is to be closed.
+    def answer(
+        self, hello: Hello, peer_uid: int | None, secured: PeerCertificate | None = None
+    ) -> Welcome | Refused:
+        """Return the answer to a Hello. Close the connection after a Refused.
 
-        *peer_uid* is the user at the other end as the kernel gives it, None where it does not (TCP);
-        *secured* is what TLS says of it, None where there is none.
+        *peer_uid* is the user at the other end according to the kernel, None over TCP. *secured* is the
+        identity according to TLS, None without TLS.
         """
         try:
             version = self._version(hello)
@@ -168,9 +173,9 @@ class AgentHandshake:
             f"the other end {hello.version_oldest} to {hello.version_newest}: upgrade {older}",
         )
 
-    def _check_identity(self, hello: Hello, peer_uid: int | None, secured: Secured | None) -> None:
+    def _check_identity(self, hello: Hello, peer_uid: int | None, secured: PeerCertificate | None) -> None:
         if hello.role not in ROLES:
-            raise _RefusalError("protocol", f"{shown(hello.role)} is no role: say one of {', '.join(ROLES)}")
+            raise _RefusalError("protocol", f"{shown(hello.role)} is no role: use {', '.join(ROLES)}")
         if hello.role == WORKER:
             try:
                 checked_name("tenant", hello.tenant)
@@ -186,15 +191,15 @@ class AgentHandshake:
         if secured is not None and not self.access.shows_enough(hello.role, secured):
             what = "carries none of the names listed for agents"
             if secured.names is None:
-                what = "is missing: show one that the fabric's CA has signed"
+                what = "is missing: use a certificate signed by the fabric's CA"
             raise _RefusalError("authentication", f"the certificate for {who} over TLS {what}")
         if hello.token:
             raise _RefusalError(
-                "authentication", f"this token does not speak for {who}: check token and name"
+                "authentication", f"the token is not valid for {who}: check the token and the name"
             )
         seen = "over TCP" if peer_uid is None else f"as user {peer_uid}"
         seen = seen if secured is None else "over TLS"
-        raise _RefusalError("authentication", f"nobody speaks for {who} {seen} without a token: give one")
+        raise _RefusalError("authentication", f"{who} {seen} needs a token: give a token")
 
     def _transport(self, offers: tuple[ArenaOffer, ...]) -> str:
         if not offers:
@@ -210,46 +215,28 @@ class AgentHandshake:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHandshake:
-    """The end that connects, whatever its role: it sends ``hello`` and gives the answer to ``accept``."""
-
-    role: str
-    tenant: str
-    name: str
-    token: str = ""
-    features: tuple[str, ...] = ()
-    arenas: tuple[ArenaOffer, ...] = ()
-    client: bytes = b""
-    version_oldest: int = WIRE_VERSION_OLDEST
-    version_newest: int = WIRE_VERSION
-
-    @property
-    def hello(self) -> Hello:
-        """The first frame to send."""
-        return Hello(
-            version_oldest=self.version_oldest,
-            version_newest=self.version_newest,
-            role=self.role,
-            tenant=self.tenant,
-            token=self.token,
-            name=self.name,
-            features=self.features,
-            arenas=self.arenas,
-            client=self.client,
-        )
-
-    def accept(self, answer: Welcome | Refused) -> Welcome:
-        """Return the Welcome when this end can go on with it.
-
-        Raises AuthenticationError, VersionError or ConnectError as the agent refused, with its words, and
-        ProtocolError when the agent chose something that was not offered.
-        """
-        return accepted(self.hello, answer)
+def hello_for(
+    role: str,
+    tenant: str,
+    name: str,
+    token: str = "",
+    features: tuple[str, ...] = (),
+    *,
+    arenas: tuple[ArenaOffer, ...] = (),
+    client: bytes = b"",
+) -> Hello:
+    """Return the first frame of a connecting end; pass the answer to ``accepted``."""
+    return Hello(
+        WIRE_VERSION_OLDEST, WIRE_VERSION, role, tenant, token, name, features, arenas=arenas, client=client
+    )
 
 
 def accepted(hello: Hello, answer: Welcome | Refused) -> Welcome:
-    """Return the Welcome to *hello*; raises as ``WorkerHandshake.accept`` does."""
+    """Return the Welcome to *hello* if acceptable to this end.
+
+    Raises AuthenticationError, VersionError or ConnectError with the words of the agent's refusal. Raises
+    ProtocolError if the agent's choice was not offered.
+    """
     if isinstance(answer, Refused):
         error = {"authentication": AuthenticationError, "version": VersionError}.get(
             answer.code, ConnectError
@@ -265,7 +252,8 @@ def accepted(hello: Hello, answer: Welcome | Refused) -> Welcome:
     for is_wrong, what in wrong:
         if is_wrong:
             raise ProtocolError(
-                f"agent {answer.agent} chose {what}, which was not offered: is it an Ostraca agent?"
+                f"agent {answer.agent} chose {what} without an offer: check that an Ostraca agent listens "
+                "there"
             )
     return answer
 

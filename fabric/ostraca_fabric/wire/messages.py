@@ -1,15 +1,15 @@
-"""Everything that is said between a worker and its agent, and between agents.
+"""Messages between workers, agents and operator tools.
 
 Messages are msgspec structs, encoded as msgpack arrays ``[tag, field, ...]``. A later version may add fields
-with defaults at the end and new messages with new tags; nothing else. Columns (one value per block) travel
-as the little-endian bytes of a numpy array, so a batch costs no Python object per block;
-``ostraca_fabric.wire.columns`` packs and checks them.
+with defaults at the end and messages with new tags; all else is fixed. Columns (one value per block) travel
+as the little-endian bytes of a numpy array, so a batch costs no Python object per block.
+``ostraca_fabric.wire.columns`` packs and checks columns.
 
-All of them stand on this one page, long as it is: a tag is given once, and who reads one side of a
-conversation wants the other beside it.
+All messages are in this module, despite its length: each tag is unique, and request and answer stand side by
+side.
 
-A request carries an id chosen by whoever asks, unique among the requests it has under way on that
-connection. Deadlines travel as the time that remains, in seconds, so no two clocks are ever compared.
+A request carries an id chosen by the caller, unique among the caller's open requests on the connection.
+Deadlines travel as remaining time in seconds, so that clocks are never compared.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from typing import Annotated
 
 import msgspec
 
-from ostraca_fabric.chain import Span
-from ostraca_fabric.layout import Layout
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.volume import Layout
 
 WIRE_VERSION = 1
-"""What this release speaks by preference. It also speaks the one before it (none before the first)."""
+"""Preferred version of this release. The previous version, if any, is spoken as well."""
 
 WIRE_VERSION_OLDEST = 1
 
 SPANS_MAX = 16384
-"""Spans in one request. Each is checked by itself as it is decoded: without a limit, one frame of empty ones
-would keep an agent from everybody else for a third of a second."""
+"""Most spans in a request.
+
+Each span is checked separately while decoding: without a limit, a frame of empty spans would block an agent
+for a third of a second.
+"""
 
 
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t"):
-    """Anything that travels as one msgpack frame."""
+    """Message in a msgpack frame of its own."""
 
 
 # --- handshake
@@ -43,11 +46,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field=
 
 
 class ArenaOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The memory a worker opens to its agent, and over which transport.
+    """Memory opened by a worker to the agent, with the transport.
 
-    ``base`` is its address in the worker, ``metadata`` is the transport's own and opaque here. Slots of
-    ``s`` bytes lie in chunks: the slot at ``offset`` is number ``offset // chunk_bytes * (chunk_bytes // s)
-    + offset % chunk_bytes // s``.
+    ``base`` is the address in the worker; ``metadata`` belongs to the transport and is opaque here. Slots of
+    ``s`` bytes lie in chunks: the slot at ``offset`` is number ``offset // chunk_bytes * (chunk_bytes // s) +
+    offset % chunk_bytes // s``.
     """
 
     transport: str
@@ -58,7 +61,7 @@ class ArenaOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the agent accepts on this connection. Beyond it, a frame is refused."""
+    """Limits of the agent for a connection. A frame beyond the limits is refused."""
 
     frame_bytes_max: int
     blocks_max: int
@@ -66,7 +69,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(Message, frozen=True, tag=1):
-    """First frame of a connection: who asks, and what it can do. A connection belongs to one tenant."""
+    """First frame of a connection: caller and capabilities, for one tenant."""
 
     version_oldest: int
     version_newest: int
@@ -74,18 +77,18 @@ class Hello(Message, frozen=True, tag=1):
     """``worker``, ``agent`` or ``operator``."""
     tenant: str
     token: str
-    """Empty on a unix socket where peer credentials suffice."""
+    """Empty on a unix socket with sufficient peer credentials."""
     name: str
     """For people: program and process id."""
     features: tuple[str, ...] = ()
     arenas: tuple[ArenaOffer, ...] = ()
-    """In order of preference. None: the connection moves no blocks."""
+    """In order of preference. Empty for a connection without blocks."""
     client: bytes = b""
-    """Of a worker: chosen at random once, and said on every connection that offers the same arena."""
+    """Worker's random id, the same on every connection with the same arena."""
 
 
 class Welcome(Message, frozen=True, tag=2):
-    """The agent accepts: the version and features to use from here on, and which arena offer it took."""
+    """Acceptance by the agent: version, features and transport for the connection."""
 
     version: int
     agent: str
@@ -93,11 +96,11 @@ class Welcome(Message, frozen=True, tag=2):
     features: tuple[str, ...]
     limits: ConnectionLimits
     transport: str
-    """Empty when no arena was offered."""
+    """Empty without an arena offer."""
 
 
 class Refused(Message, frozen=True, tag=3):
-    """The agent does not accept the connection, or no longer, and closes it.
+    """Refusal or end of the connection by the agent, which then closes the connection.
 
     Codes: version, authentication, transport, limit, protocol, malformed, frame_too_long, internal.
     """
@@ -106,8 +109,11 @@ class Refused(Message, frozen=True, tag=3):
     message: str
 
 
-class Failed(Message, frozen=True, tag=4):
-    """The request can't be served as asked; the connection goes on. Codes: docs/reference/wire.md."""
+class Failure(Message, frozen=True, tag=4):
+    """Failure of a request; the connection stays open.
+
+    Codes: docs/reference/wire.md.
+    """
 
     request: int
     code: str
@@ -119,10 +125,10 @@ class Failed(Message, frozen=True, tag=4):
 
 
 class OpenVolume(Message, frozen=True, tag=10):
-    """Find a volume of the connection's tenant, or make it.
+    """Request to find a volume of the connection's tenant, or to create the volume.
 
-    Through the handle that is answered, chains of fewer than ``break_even_tokens`` are not put: this worker
-    computes them faster than it loads them.
+    Chains shorter than ``break_even_tokens`` are not put through the returned handle: this worker recomputes
+    such chains faster than loading.
     """
 
     request: int
@@ -134,7 +140,7 @@ class OpenVolume(Message, frozen=True, tag=10):
 
 
 class VolumeOpened(Message, frozen=True, tag=11):
-    """The volume; ``handle`` names it on this connection only."""
+    """Answer to OpenVolume; ``handle`` is valid on this connection only."""
 
     request: int
     handle: int
@@ -142,7 +148,7 @@ class VolumeOpened(Message, frozen=True, tag=11):
 
 
 class Lookup(Message, frozen=True, tag=12):
-    """Which blocks could be got now? With ``pin_s``, hits stay gettable that long."""
+    """Query for the blocks available to gets. With ``pin_s``, hits stay available that long."""
 
     request: int
     handle: int
@@ -152,7 +158,10 @@ class Lookup(Message, frozen=True, tag=12):
 
 
 class LookupDone(Message, frozen=True, tag=13):
-    """``states``: one BlockState byte per block, spans in order; ``reasons``: one Reason byte per block."""
+    """Answer to Lookup, a byte per block, spans in order.
+
+    ``states``: BlockState; ``reasons``: Reason.
+    """
 
     request: int
     states: bytes
@@ -160,8 +169,9 @@ class LookupDone(Message, frozen=True, tag=13):
 
 
 class Get(Message, frozen=True, tag=14):
-    """Bring blocks into arena slots. ``lengths``: u32 bytes expected per block; ``slots``: u64 arena offset
-    per block.
+    """Request to load blocks into arena slots.
+
+    ``lengths``: u32 expected bytes per block; ``slots``: u64 arena offset per block.
     """
 
     request: int
@@ -172,14 +182,14 @@ class Get(Message, frozen=True, tag=14):
     slots: bytes
     slot_bytes: int
     recompute_s: float = 0.0
-    """How long recomputing all of these blocks would take, each its part; 0 when not known."""
+    """Time to recompute all of these blocks, spread evenly; 0 if unknown."""
 
 
 class GetProgress(Message, frozen=True, tag=15):
-    """These blocks (``positions``: u32 in the request) have landed and may be verified; more may follow.
+    """Notice of landed blocks, ready for verification; more may follow.
 
-    ``tags``: 16 bytes each, as their writers' SDKs made them. A block is a HIT in ``GetDone`` only if it was
-    named here.
+    ``positions``: u32 in the request; ``tags``: 16 bytes each, made by the writers' SDKs. A block is a HIT
+    only if named here, or in ``GetDone.positions``.
     """
 
     request: int
@@ -188,11 +198,12 @@ class GetProgress(Message, frozen=True, tag=15):
 
 
 class GetDone(Message, frozen=True, tag=16):
-    """The get is over. ``states`` and ``reasons``: a byte per block.
+    """End of a get. ``states`` and ``reasons``: a byte per block.
 
-    ``unsettled``: u32 positions whose slot is under a transfer not known to have ended; ``Settled`` follows
-    when it is. ``positions`` and ``tags``: blocks that landed last and are named here instead of in a
-    ``GetProgress`` of their own, so that a small get is one message.
+    - ``unsettled``: u32 positions with the slot under a transfer not known to have ended. ``Settled`` follows
+      after the end.
+    - ``positions``, ``tags``: the last landed blocks, instead of a separate ``GetProgress``, so that a small
+      get has one message.
     """
 
     request: int
@@ -204,7 +215,10 @@ class GetDone(Message, frozen=True, tag=16):
 
 
 class Put(Message, frozen=True, tag=17):
-    """Take blocks from arena slots. ``tags``: 16 bytes per block, made by the SDK from the caller's bytes."""
+    """Request to store blocks from arena slots.
+
+    ``tags``: 16 bytes per block, made by the SDK from the caller's bytes.
+    """
 
     request: int
     handle: int
@@ -216,14 +230,13 @@ class Put(Message, frozen=True, tag=17):
     slots: bytes
     slot_bytes: int
     ttl_s: float = 0.0
-    """After so long the blocks are not worth carrying forward when their segment is evicted; 0 when nobody
-    knows."""
+    """Time after which the blocks are not worth reinsertion at their segment's eviction; 0 if unknown."""
 
 
 class PutDone(Message, frozen=True, tag=18):
-    """The put is acknowledged. ``states``: a PutState byte per block. ``unsettled`` as in GetDone.
+    """Acknowledgement of a put. ``states``: a PutState byte per block.
 
-    Slots not listed there are the worker's again.
+    ``unsettled`` as in GetDone; all other slots are free for the worker.
     """
 
     request: int
@@ -233,18 +246,21 @@ class PutDone(Message, frozen=True, tag=18):
 
 
 class Prefetch(Message, frozen=True, tag=19):
-    """Bring blocks into the agent's DRAM, as far as it has room and time."""
+    """Request to load blocks into an agent's DRAM cache, as room and time allow."""
 
     request: int
     handle: int
     deadline_s: float
     spans: Spans
     at: str = ""
-    """The agent that is to have them; empty for the one that is asked."""
+    """The agent with the DRAM cache; empty for the receiver of the message."""
 
 
 class PrefetchDone(Message, frozen=True, tag=20):
-    """``states``: HIT where the block is in that agent's DRAM now. Also the answer to ``PrefetchFor``."""
+    """Answer to Prefetch and PrefetchFor.
+
+    ``states``: HIT for blocks now in that agent's DRAM cache.
+    """
 
     request: int
     states: bytes
@@ -252,45 +268,49 @@ class PrefetchDone(Message, frozen=True, tag=20):
 
 
 class Cancel(Message, frozen=True, tag=21):
-    """The caller no longer wants the answer. The request still gets its final message, soon."""
+    """Notice to give up a request. The request still gets a final message, soon."""
 
     request: int
 
 
 class Settled(Message, frozen=True, tag=22):
-    """Every transfer of this request is now known to have ended; its slots are the worker's again."""
+    """Notice of the end of all transfers of a request; all slots are free for the worker."""
 
     request: int
 
 
 class Ping(Message, frozen=True, tag=23):
-    """Answer at once."""
+    """Request for an immediate answer."""
 
     request: int
 
 
 class Pong(Message, frozen=True, tag=24):
-    """An answer to Ping."""
+    """Answer to Ping."""
 
     request: int
 
 
-class Status(Message, frozen=True, tag=25):
-    """What does the agent believe?"""
+class StatusRequest(Message, frozen=True, tag=25):
+    """Request for the agent's status."""
 
     request: int
 
 
 class StatusDone(Message, frozen=True, tag=26):
-    """``body``: an ``AgentStatus`` as msgpack (``ostraca_fabric.status``)."""
+    """Answer to StatusRequest.
+
+    ``body``: an ``AgentStatus`` as msgpack (``ostraca_fabric.telemetry.status``).
+    """
 
     request: int
     body: bytes
 
 
 class Fetch(Message, frozen=True, tag=27):
-    """Inline transport only, agent to worker: send these arena bytes as bulk frames of ``transfer``, in this
-    order.
+    """Request to a worker for arena bytes, inline transport only.
+
+    The worker sends the bytes as bulk frames of ``transfer``, in this order.
     """
 
     transfer: int
@@ -299,23 +319,25 @@ class Fetch(Message, frozen=True, tag=27):
 
 
 class SettlePast(Message, frozen=True, tag=28):
-    """Worker to agent: earlier connections of this client (``Hello.client``) are to end, and this is answered
-    when every transfer that they asked for is known to have ended.
+    """Request to end earlier connections of this client (``Hello.client``).
+
+    The answer follows when all transfers of the earlier connections are known to have ended.
     """
 
     request: int
 
 
 class PastSettled(Message, frozen=True, tag=29):
-    """No transfer is under way that earlier connections of this client asked for; none will begin."""
+    """Answer to SettlePast: transfers of earlier connections have ended, and none will begin."""
 
     request: int
 
 
 class Explain(Message, frozen=True, tag=30):
-    """What do agents know of this block, and what has happened to it? ``spans`` name exactly one block.
+    """Query for agents' knowledge of a block and its events.
 
-    ``volume`` is one of the connection's tenant, by its name: it need not be open.
+    ``spans`` name exactly one block. ``volume`` is a name within the connection's tenant, and need not be
+    open.
     """
 
     request: int
@@ -325,38 +347,42 @@ class Explain(Message, frozen=True, tag=30):
 
 
 class Explained(Message, frozen=True, tag=31):
-    """``body``: a ``BlockExplanation`` as msgpack (``ostraca_fabric.explain``)."""
+    """Answer to Explain.
+
+    ``body``: a ``BlockExplanation`` as msgpack (``ostraca_fabric.telemetry.explain``).
+    """
 
     request: int
     body: bytes
 
 
 class Leaving(Message, frozen=True, tag=33):
-    """The agent ends in order, and the worker is to go to another one.
+    """Notice of graceful shutdown: the worker moves to another agent.
 
-    What is asked all the same is served until the connection closes, in bounded time. The worker closes it
-    itself once it waits for nothing more. Sent once, to workers that have the feature ``leaving``.
+    Requests sent nevertheless are served until the connection closes, in bounded time. The worker closes the
+    connection once no answer is pending. Sent once, to workers with the feature ``leaving``.
     """
 
 
 class EndSession(Message, frozen=True, tag=32):
-    """Whoever used these blocks will not come back for them. A hint, not answered: blocks read before are not
-    carried forward for it when their segment is evicted.
+    """Hint: the user of these blocks will not return. Not answered.
+
+    Earlier reads no longer cause reinsertion of the blocks at their segment's eviction.
     """
 
     handle: int
     spans: Spans
 
 
-# --- mover to owner
+# --- data path to shard owner
 # --------------------------------------------------------------------------------------------------
 
 
 class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Some keys of one shard: 16 bytes each.
+    """Keys of a shard, 16 bytes each.
 
-    ``placement_epoch``: the newest in which the asker finds them placed there; 0 says nothing. Looking up
-    what an earlier epoch than the current one placed is no read of it.
+    ``placement_epoch`` is the newest epoch with the keys placed there, according to the caller; 0 if
+    unspecified. A lookup under an epoch before the current one does not count as a read.
     """
 
     shard: str
@@ -365,11 +391,12 @@ class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Resolve(Message, frozen=True, tag=40):
-    """Where do these blocks lie? Extents found stay readable for ``pin_s``, or until released.
+    """Query for the location of blocks. Extents found stay readable for ``pin_s``, or until released.
 
-    With ``promises`` they can also be found again for ``pin_s``; what the owner can't promise is not found.
-    With ``is_brief`` the question is only which of them it has: its answer says ``found``, and not where.
-    ``label``, here as in ``Reserve`` and ``Commit``: of the worker's request that this is for.
+    - ``promises``: blocks found can be found again for ``pin_s``. A block without such a promise is reported
+      as not found.
+    - ``is_brief``: the answer has only ``found``, without locations.
+    - ``label``, here as in ``Reserve`` and ``Commit``: label of the worker's request behind the query.
     """
 
     request: int
@@ -382,14 +409,14 @@ class Resolve(Message, frozen=True, tag=40):
 
 
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an owner knows of one shard's keys, one value per key asked for.
+    """Shard owner's answer for the keys of a shard, one value per key.
 
-    ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16 bytes.
-    Values of keys not found are zero; to a brief question, all columns but ``found`` are empty. ``pin``: to
-    release early; 0 when nothing was found.
-    ``is_recovering``: the owner does not know yet of all it holds; keys not found may be there.
-    ``known_owner`` and ``known_epoch``: who owns the shard, as far as an agent knows that does not; empty and
-    0 where it knows of nobody.
+    - ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16
+      bytes. Values of keys not found are zero. For a brief query, all columns but ``found`` are empty.
+    - ``pin``: for an early release; 0 if no key was found.
+    - ``is_recovering``: the index is incomplete; keys not found may exist.
+    - ``known_owner``, ``known_epoch``: the shard owner according to an agent without the shard; empty and 0
+      if unknown.
     """
 
     shard: str
@@ -407,15 +434,16 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Resolved(Message, frozen=True, tag=41):
-    """Answer to Resolve, shards in the order asked."""
+    """Answer to Resolve, shards in the order of the request."""
 
     request: int
     shards: tuple[ShardExtents, ...]
 
 
 class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks someone wants to write to one shard. ``lengths``: u32; ``depths`` in their chains: u32, or empty
-    where none is known.
+    """Blocks to write to a shard.
+
+    ``lengths``: u32; ``depths`` in the chains: u32, or empty if unknown.
     """
 
     shard: str
@@ -425,7 +453,7 @@ class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reserve(Message, frozen=True, tag=42):
-    """Hand out space for these blocks, for ``hold_s``."""
+    """Request for space for blocks, reserved for ``hold_s``."""
 
     request: int
     deadline_s: float
@@ -433,21 +461,31 @@ class Reserve(Message, frozen=True, tag=42):
     shards: tuple[ShardWants, ...]
     label: str = ""
     ttl_s: float = 0.0
-    """As in ``Put``, of all these blocks."""
+    """As in ``Put``, for all of these blocks."""
 
     placement_epoch: int = 0
-    """In which the asker finds the blocks placed in these shards; 0 says nothing. More than one change older
-    than what the owner knows of, it is declined: STALE_MAP."""
+    """Epoch with the blocks placed in these shards, according to the caller; 0 if unspecified. The owner
+    declines with STALE_MAP if the epoch is more than one change behind the owner's."""
 
     pool: int = 0
-    """Whose share of the shards these blocks take, below 2**64; 0, and a pool without a share, is everybody's
-    together."""
+    """Pool with the flash share for these blocks, below 2**64. Pool 0, and any pool without a share, is
+    common to all."""
+
+    waits: bool = False
+    """Whether the caller repeats the request for blocks declined as BUSY. Otherwise, the reason is
+    NO_SPACE."""
+
+    is_again: bool = False
+    """Whether the owner admitted these blocks before, for the same put, but had no room: the write budget
+    is not charged a second time."""
 
 
 class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``states``: u8, a PutState (STAGED stands for "reserved", EXISTS, DECLINED); ``reasons``: u8;
-    ``reservations``, ``offsets``: u64 in the shard, zero where not reserved. ``known_owner``, ``known_epoch``
-    as in ``ShardExtents``.
+    """Shard owner's answer to Reserve for a shard.
+
+    - ``states``: u8, a PutState (STAGED stands for "reserved", EXISTS, DECLINED); ``reasons``: u8
+    - ``reservations``, ``offsets``: u64 in the shard, zero if not reserved
+    - ``known_owner``, ``known_epoch``: as in ``ShardExtents``
     """
 
     shard: str
@@ -462,14 +500,17 @@ class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reserved(Message, frozen=True, tag=43):
-    """Answer to Reserve, shards in the order asked."""
+    """Answer to Reserve, shards in the order of the request."""
 
     request: int
     shards: tuple[ShardReservations, ...]
 
 
 class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks written: ``reservations`` u64; ``tags`` 16 bytes each; ``seeds`` u64, each its tag's."""
+    """Written blocks of a shard.
+
+    ``reservations``: u64; ``tags``: 16 bytes each; ``seeds``: u64, each the seed of the tag.
+    """
 
     shard: str
     owner_epoch: int
@@ -479,7 +520,7 @@ class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Commit(Message, frozen=True, tag=44):
-    """List these blocks. Answered when they are in a summary on flash."""
+    """Request to list blocks. The answer follows when the blocks are in a summary on flash."""
 
     request: int
     deadline_s: float
@@ -488,8 +529,11 @@ class Commit(Message, frozen=True, tag=44):
 
 
 class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``states``: u8, a PutState (COMMITTED, EXISTS or DECLINED); ``reasons``: u8. ``known_owner``,
-    ``known_epoch`` as in ``ShardExtents``; reservations are the owner's that gave them, and no other's.
+    """Shard owner's answer to Commit for a shard.
+
+    ``states``: u8, a PutState (COMMITTED, EXISTS or DECLINED); ``reasons``: u8. ``known_owner``,
+    ``known_epoch`` as in ``ShardExtents``. A reservation is valid only at the owner that granted the
+    reservation.
     """
 
     shard: str
@@ -500,16 +544,16 @@ class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Committed(Message, frozen=True, tag=45):
-    """Answer to Commit, shards in the order asked."""
+    """Answer to Commit, shards in the order of the request."""
 
     request: int
     shards: tuple[ShardCommitted, ...]
 
 
 class ShardRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pins and reservations of one shard that are no longer needed. ``reservations``: u64.
+    """Pins and reservations of a shard to release. ``reservations``: u64.
 
-    ``may_land``: a write under them has failed, and a path may deliver it yet.
+    ``may_land``: a write under the reservations failed, and a path may still deliver the data.
     """
 
     shard: str
@@ -519,15 +563,16 @@ class ShardRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Release(Message, frozen=True, tag=46):
-    """Give back early what would run out by itself. Not answered."""
+    """Notice to release pins and reservations before they expire. Not answered."""
 
     shards: tuple[ShardRelease, ...]
 
 
 class Damage(Message, frozen=True, tag=47):
-    """A block read from this extent failed its tag, which was made with this seed. Not answered.
+    """Notice of a failed tag check for a block read from this extent. Not answered.
 
-    The owner ignores it unless the extent is current, and reads again itself before it drops anything.
+    ``seed`` is the seed of the tag. The owner ignores the notice unless the extent is current, and reads the
+    block again before dropping the entry.
     """
 
     shard: str
@@ -540,7 +585,7 @@ class Damage(Message, frozen=True, tag=47):
 
 
 class Inspect(Message, frozen=True, tag=48):
-    """What does the owner know of this key of 16 bytes? That counts as no read of it."""
+    """Query for a shard owner's knowledge of a 16-byte key. Does not count as a read."""
 
     request: int
     deadline_s: float
@@ -550,40 +595,45 @@ class Inspect(Message, frozen=True, tag=48):
 
 
 class Inspected(Message, frozen=True, tag=49):
-    """``body``: an ``OwnerView`` as msgpack (``ostraca_fabric.explain``)."""
+    """Answer to Inspect.
+
+    ``body``: an ``OwnerView`` as msgpack (``ostraca_fabric.telemetry.explain``).
+    """
 
     request: int
     body: bytes
 
 
 class SessionEnded(Message, frozen=True, tag=51):
-    """What ``EndSession`` says, of these keys. Not answered."""
+    """Hint of ``EndSession`` for these keys. Not answered."""
 
     shards: tuple[ShardKeys, ...]
 
 
-class PassedOver(Message, frozen=True, tag=52):
-    """Which of your shards have gone round since which placement epoch began?"""
+class RingProgressQuery(Message, frozen=True, tag=52):
+    """Query for ring progress: full rounds of the receiver's shards by placement epoch."""
 
     request: int
     deadline_s: float
     label: str = ""
 
 
-class ShardPassed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One shard: its ring has gone round since ``placement_epoch`` began, and holds nothing older; 0 where
-    the owner knows of no such epoch.
+class ShardRingProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Ring progress of a shard.
+
+    The ring has completed a round since the start of ``placement_epoch``, so no older block is left; 0 if the
+    owner knows of no such epoch.
     """
 
     shard: str
     placement_epoch: int
 
 
-class ShardsPassed(Message, frozen=True, tag=53):
-    """Answer to PassedOver: every shard that the agent owns and has recovered."""
+class RingProgressAnswer(Message, frozen=True, tag=53):
+    """Answer to RingProgressQuery: all owned and recovered shards of the agent."""
 
     request: int
-    shards: tuple[ShardPassed, ...]
+    shards: tuple[ShardRingProgress, ...]
 
 
 # --- agent to agent
@@ -591,9 +641,10 @@ class ShardsPassed(Message, frozen=True, tag=53):
 
 
 class PrefetchFor(Message, frozen=True, tag=50):
-    """Bring blocks of this tenant's volume into your DRAM, as far as there is room and time.
+    """Request to load blocks of a tenant's volume into the receiver's DRAM cache.
 
-    Failed with ``unknown_volume`` where the volume is not known, or known as another incarnation.
+    The receiver loads as room and time allow. Failed with ``unknown_volume`` if the volume is unknown, or
+    known under another incarnation.
     """
 
     request: int
@@ -610,8 +661,9 @@ class PrefetchFor(Message, frozen=True, tag=50):
 
 
 class FlashWork(Message, frozen=True, tag=54):
-    """Do something with drives that are not in the map yet. ``body``: a ``FlashAsk`` as msgpack
-    (``ostraca_fabric.wire.flash_work``).
+    """Request for work on drives outside of the map.
+
+    ``body``: a ``FlashRequest`` as msgpack (``ostraca_fabric.wire.flash_work``).
     """
 
     request: int
@@ -619,15 +671,18 @@ class FlashWork(Message, frozen=True, tag=54):
     body: bytes
 
 
-class FlashWorked(Message, frozen=True, tag=55):
-    """``body``: a ``FlashAnswer`` as msgpack."""
+class FlashWorkResult(Message, frozen=True, tag=55):
+    """Answer to FlashWork.
+
+    ``body``: a ``FlashAnswer`` as msgpack.
+    """
 
     request: int
     body: bytes
 
 
-class Place(Message, frozen=True, tag=56):
-    """Where does this block of a tenant's volume belong? ``spans`` name exactly one."""
+class PlacementQuery(Message, frozen=True, tag=56):
+    """Query for the place of a block of a tenant's volume. ``spans`` name exactly one block."""
 
     request: int
     tenant: str
@@ -635,14 +690,17 @@ class Place(Message, frozen=True, tag=56):
     spans: Spans
 
 
-class Placed(Message, frozen=True, tag=57):
-    """``body``: ``Places`` as msgpack (``ostraca_fabric.wire.placing``)."""
+class PlacementAnswer(Message, frozen=True, tag=57):
+    """Answer to PlacementQuery.
+
+    ``body``: ``BlockPlacements`` as msgpack (``ostraca_fabric.telemetry.explain``).
+    """
 
     request: int
     body: bytes
 
 
-WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | Status | Explain
+WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | StatusRequest | Explain
 WorkerNotice = EndSession
 AgentAnswer = (
     VolumeOpened
@@ -654,15 +712,15 @@ AgentAnswer = (
     | Pong
     | StatusDone
     | Explained
-    | Failed
+    | Failure
 )
-OwnerRequest = Resolve | Reserve | Commit | Inspect | PassedOver
-OwnerAnswer = Resolved | Reserved | Committed | Inspected | ShardsPassed | Failed
+OwnerRequest = Resolve | Reserve | Commit | Inspect | RingProgressQuery
+OwnerAnswer = Resolved | Reserved | Committed | Inspected | RingProgressAnswer | Failure
 OwnerNotice = Release | Damage | SessionEnded
 AgentRequest = OwnerRequest | PrefetchFor
 AnswerToAgent = OwnerAnswer | PrefetchDone
-OperatorRequest = Ping | Status | FlashWork | Place | PrefetchFor
-AnswerToOperator = Pong | StatusDone | FlashWorked | Placed | PrefetchDone | Failed
+OperatorRequest = Ping | StatusRequest | FlashWork | PlacementQuery | PrefetchFor
+AnswerToOperator = Pong | StatusDone | FlashWorkResult | PlacementAnswer | PrefetchDone | Failure
 
 AnyMessage = (
     Hello
@@ -680,7 +738,7 @@ AnyMessage = (
     | OwnerAnswer
     | OwnerNotice
     | FlashWork
-    | FlashWorked
-    | Place
-    | Placed
+    | FlashWorkResult
+    | PlacementQuery
+    | PlacementAnswer
 )

@@ -1,1 +1,4 @@
-"""Connectors: what plugs the SDK into engines, one package for each. Importing this loads none of them."""
+"""Connectors of the SDK to engines, one package for each.
+
+Importing this package loads none of them.
+"""

@@ -1,4 +1,4 @@
-"""Settings from defaults, a file, the environment and flags, and what is said of wrong ones."""
+"""Settings from defaults, a file, the environment and flags, and messages about invalid settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraca.cli.settings import Loaded, SettingsError, Sources, as_toml, load
-from ostraca.cli.settings.fields import Unit, field_docs, group_of, value_of
-from ostraca.cli.settings.load import variable
-from ostraca.cli.settings.values import read_value, write_value
-from ostraca.cli.up import AGENT_PREFIX
+from ostraca_cli.settings import Loaded, SettingsError, Sources, as_toml, load
+from ostraca_cli.settings.fields import Unit, field_docs, group_of, value_of
+from ostraca_cli.settings.load import AGENT_PREFIX, variable
+from ostraca_cli.settings.values import read_value, write_value
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.errors import UsageError
 
@@ -174,14 +173,14 @@ def test_all_that_is_wrong_is_told_at_once_also_what_the_settings_say_themselves
     toml = "blocks_max = 13\ninner = 4\n"
     assert problems(tmp_path, toml, {"X_IS_ON": "perhaps"}) == (
         "given.toml: inner is a group of settings, and not 4",
-        "X_IS_ON: is_on: 'perhaps' can't be its value: write true or false",
+        "X_IS_ON: is_on: the value 'perhaps' is invalid: write true or false",
         "blocks_max is 13: take another",
     )
 
 
 def test_several_problems_are_a_line_each_and_one_is_the_sentence_itself() -> None:
     assert str(SettingsError(["a"])) == "a"
-    assert str(SettingsError(["a", "b"])) == "2 things are wrong with the settings:\n  a\n  b"
+    assert str(SettingsError(["a", "b"])) == "2 settings problems:\n  a\n  b"
 
 
 def test_a_group_of_the_agents_that_cannot_work_says_which(tmp_path: Path) -> None:
@@ -195,9 +194,9 @@ def test_a_group_of_the_agents_that_cannot_work_says_which(tmp_path: Path) -> No
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     for content, said in (
-        (b"blocks_max", "it is no TOML"),
-        (b"\xff", "it is no TOML"),
-        (b"#" * (2 << 20), "it is longer than"),
+        (b"blocks_max", "not TOML"),
+        (b"\xff", "not TOML"),
+        (b"#" * (2 << 20), "longer than"),
     ):
         (tmp_path / "given.toml").write_bytes(content)
         with pytest.raises(SettingsError, match=said):

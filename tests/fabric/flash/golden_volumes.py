@@ -15,9 +15,8 @@ from tests.fabric.flash.golden_images import FOLDER, SUPERBLOCK
 
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.flash.volume_records import copy_bytes, encode_volumes
-from ostraca_fabric.ids import OwnerEpoch, TenantId
-from ostraca_fabric.layout import KvGroup, Layout
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.model.ids import OwnerEpoch, TenantId
+from ostraca_fabric.model.volume import KvGroup, Layout, VolumeRecord
 
 VOLUMES_FOLDER = FOLDER / "volumes"
 ROOM = copy_bytes(SUPERBLOCK.geometry)

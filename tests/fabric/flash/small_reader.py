@@ -74,13 +74,13 @@ def what_it_is(page: bytes) -> str:
 
 
 def identity(shard: Shard) -> bytes:
-    """The shard's digest, 16 bytes, and the seed of its checksums, 8 bytes."""
+    """Return the shard's digest, 16 bytes, and the seed of its checksums, 8 bytes."""
     named = shard.fabric + shard.format_id + shard.shard.encode()
     return hashlib.blake2b(named, digest_size=24, person=b"ostraca-shard").digest()
 
 
 def pages_of(image: bytes, shard: Shard, segment: int) -> dict[tuple[int, int], tuple[int, bytes]]:
-    """The good pages of a segment: (generation, page number) to the highest sequence and its page."""
+    """Map a segment's good pages: (generation, page number) to the highest sequence and its page."""
     digest = identity(shard)
     begin = shard.first_segment + segment * shard.segment_bytes
     pages: dict[tuple[int, int], tuple[int, bytes]] = {}
@@ -97,7 +97,7 @@ def pages_of(image: bytes, shard: Shard, segment: int) -> dict[tuple[int, int], 
 
 
 def generations(image: bytes) -> dict[int, int]:
-    """The generation of each segment that was ever written, also of those that list nothing."""
+    """Return the generation of each segment ever written, also without listed blocks."""
     shard = superblock(image)
     pages = {segment: pages_of(image, shard, segment) for segment in range(shard.segments)}
     return {segment: max(generation for generation, _ in each) for segment, each in pages.items() if each}
@@ -126,7 +126,7 @@ def blocks(image: bytes) -> Iterator[Block]:
 
 
 def volumes(image: bytes) -> list[dict[str, object]]:
-    """The volume records of a shard: those of the good copy that was written last."""
+    """Return a shard's volume records from the good copy written last."""
     shard = superblock(image)
     digest = identity(shard)
     room = (shard.first_segment - 2 * PAGE) // 2 // PAGE * PAGE

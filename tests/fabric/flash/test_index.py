@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from ostraca_fabric.extent import PAGE_BYTES
 from ostraca_fabric.flash.index import MARKS, BlockIndex, Insertion
+from ostraca_fabric.model.extent import PAGE_BYTES
 
 SEGMENTS = 4
 

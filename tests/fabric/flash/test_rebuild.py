@@ -7,13 +7,12 @@ from dataclasses import replace
 from tests.fabric.flash.golden_images import SUPERBLOCK
 from tests.fabric.flash.golden_volumes import FULL, PLAIN
 
-from ostraca_fabric.fabric_map import DriveRecord, EnclosureRecord
 from ostraca_fabric.flash.rebuild import FoundShard, RebuiltFabric, rebuilt, shard_record
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.flash.volume_records import VolumesCopy, VolumesState
-from ostraca_fabric.ids import EnclosureId, FabricId, OwnerEpoch, drive_id, shard_id
-from ostraca_fabric.layout import Layout
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
+from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch, drive_id, shard_id
+from ostraca_fabric.model.volume import Layout, VolumeRecord
 
 BLANK = VolumesCopy(VolumesState.BLANK)
 
@@ -78,7 +77,7 @@ def test_two_drives_with_the_same_shard_are_named() -> None:
     shard = superblock("a", "d0")
     said = rebuilt([found(shard, path="/x.img"), found(shard, path="/y.img")])
     assert len(said.contradictions) == 1
-    assert said.contradictions[0].startswith("/x.img and /y.img both say that they hold shard a/d0/0")
+    assert said.contradictions[0].startswith("/x.img and /y.img both hold shard a/d0/0")
 
 
 def test_drives_of_several_fabrics_are_named_unless_one_is_chosen() -> None:
@@ -100,12 +99,12 @@ def test_a_volume_of_which_drives_say_different_things_is_named() -> None:
             found(superblock("a", "d1"), good(other), path="/y.img"),
         ]
     )
-    assert "/x.img and /y.img say different things of volume 'volume'" in said.contradictions[0]
+    assert "/x.img and /y.img disagree about volume 'volume'" in said.contradictions[0]
 
 
 def test_a_shard_that_lies_at_another_place_than_it_says_is_named() -> None:
     shard = replace(found(superblock("a", "d0")), offset=1 << 30)
-    assert "was copied from elsewhere" in rebuilt([shard]).contradictions[0]
+    assert "the drive is a copy" in rebuilt([shard]).contradictions[0]
 
 
 def test_what_the_copies_do_not_say_any_more_is_told_and_is_no_contradiction() -> None:
@@ -119,5 +118,5 @@ def test_what_the_copies_do_not_say_any_more_is_told_and_is_no_contradiction() -
     )
     assert said.volumes == (PLAIN,)
     assert said.contradictions == ()
-    for words, loss in zip(("damaged", "no room", "knows more"), said.losses, strict=True):
+    for words, loss in zip(("damaged", "no room", "newer release"), said.losses, strict=True):
         assert words in loss

@@ -24,9 +24,8 @@ from ostraca_fabric.flash.volume_records import (
     examine_volumes,
     newest_copy,
 )
-from ostraca_fabric.ids import OwnerEpoch
-from ostraca_fabric.layout import Layout
-from ostraca_fabric.volume import VolumeRecord
+from ostraca_fabric.model.ids import OwnerEpoch
+from ostraca_fabric.model.volume import Layout, VolumeRecord
 
 STORED = stored()
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "flash-format.md").read_text()

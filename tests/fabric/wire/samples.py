@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostraca_fabric.chain import Chain
-from ostraca_fabric.layout import KvGroup, Layout
+from ostraca_fabric.model.chain import Chain
+from ostraca_fabric.model.volume import KvGroup, Layout
 from ostraca_fabric.wire import messages as m
 
 LAYOUT = Layout("model@1", "bf16", 16, (KvGroup(2, 2, 64),))
@@ -15,7 +15,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     ),
     m.Welcome(1, "agent", bytes(16), ("a",), m.ConnectionLimits(1 << 20, 512, 4), "inline"),
     m.Refused("limit", "too many"),
-    m.Failed(1, "usage", "no"),
+    m.Failure(1, "usage", "no"),
     m.OpenVolume(1, "volume", LAYOUT, 1 << 16, create=True, break_even_tokens=128),
     m.VolumeOpened(1, 2, 3),
     m.Lookup(1, 2, 0.5, SPANS, 1.0),
@@ -31,7 +31,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Settled(1),
     m.Ping(1),
     m.Pong(1),
-    m.Status(1),
+    m.StatusRequest(1),
     m.StatusDone(1, b"body"),
     m.Fetch(1, bytes(8), bytes(4)),
     m.SettlePast(1),
@@ -50,12 +50,12 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Damage("e/d/0", bytes(16), 4096, 4096, 1 << 32, bytes(16), seed=7),
     m.Inspect(1, 0.5, "e/d/0", bytes(16)),
     m.Inspected(1, b"body"),
-    m.PassedOver(1, 0.5),
-    m.ShardsPassed(1, (m.ShardPassed("e/d/0", 3),)),
+    m.RingProgressQuery(1, 0.5),
+    m.RingProgressAnswer(1, (m.ShardRingProgress("e/d/0", 3),)),
     m.FlashWork(1, 30.0, b"body"),
-    m.FlashWorked(1, b"body"),
-    m.Place(1, "tenant", "volume", SPANS),
-    m.Placed(1, b"body"),
+    m.FlashWorkResult(1, b"body"),
+    m.PlacementQuery(1, "tenant", "volume", SPANS),
+    m.PlacementAnswer(1, b"body"),
     m.SessionEnded((m.ShardKeys("e/d/0", bytes(16)),)),
     m.PrefetchFor(1, 0.5, "tenant", "volume", 1, SPANS, "01020304/7"),
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.fabric.wire.bulk import bulk_frame, bulk_start
+from tests.fabric.connection.bulk import bulk_frame, bulk_start
 
 from ostraca_fabric.errors import FrameTooLongError, MalformedError, ProtocolError
 from ostraca_fabric.wire.frames import (
@@ -20,11 +20,11 @@ from ostraca_fabric.wire.frames import (
     BulkEnd,
     Event,
     FrameReader,
+    Passage,
     bulk_frames,
     encode,
 )
 from ostraca_fabric.wire.messages import Ping, PutDone
-from ostraca_fabric.wire.passage import Passage
 
 LIMIT_BYTES = 300_000
 DISCARDED = 13

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ostraca_fabric.errors import AuthenticationError, ConnectError, ProtocolError, VersionError
-from ostraca_fabric.ids import AgentId, StartId, TenantId
+from ostraca_fabric.model.ids import AgentId, StartId, TenantId
 from ostraca_fabric.wire.handshake import (
     AGENT,
     DEFAULT_LIMITS,
@@ -13,8 +13,8 @@ from ostraca_fabric.wire.handshake import (
     WORKER,
     Access,
     AgentHandshake,
-    WorkerHandshake,
     accepted,
+    hello_for,
 )
 from ostraca_fabric.wire.messages import ArenaOffer, Hello, Refused, Welcome
 
@@ -30,7 +30,7 @@ END = AgentHandshake(AgentId("a1"), START, ACCESS, features=("waves", "pins"), t
 
 
 def hello(role: str = WORKER, tenant: str = "red", token: str = "", **more: object) -> Hello:
-    return msgspec.structs.replace(WorkerHandshake(role, tenant, "test", token).hello, **more)
+    return msgspec.structs.replace(hello_for(role, tenant, "test", token), **more)
 
 
 def code_of(answer: Welcome | Refused) -> str:
@@ -133,9 +133,9 @@ def test_an_arena_that_can_not_be_reached_is_refused() -> None:
 
 
 def test_the_other_end_accepts_what_it_was_offered() -> None:
-    worker = WorkerHandshake(WORKER, "red", "test", features=("pins",), arenas=(ArenaOffer("nixl", 1, 1),))
-    answer = END.answer(worker.hello, OWN_UID)
-    assert worker.accept(answer) == answer
+    offer = hello_for(WORKER, "red", "test", features=("pins",), arenas=(ArenaOffer("nixl", 1, 1),))
+    answer = END.answer(offer, OWN_UID)
+    assert accepted(offer, answer) == answer
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_refusal_becomes_an_error_with_the_agents_words(code: str, error: type
 )
 def test_a_welcome_to_something_never_offered_is_not_accepted(change: dict[str, object]) -> None:
     welcome = END.answer(hello(), OWN_UID)
-    with pytest.raises(ProtocolError, match="was not offered"):
+    with pytest.raises(ProtocolError, match="without an offer"):
         accepted(hello(), msgspec.structs.replace(welcome, **change))
 
 

@@ -1,4 +1,4 @@
-"""A tier driven as vLLM's scheduler drives it, step by step, without vLLM."""
+"""Tier driven step by step, as by vLLM's scheduler, without vLLM."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.stalls import Stopwatch
+from tests.support.stalls import Stopwatch
 
-from ostraca.connectors.vllm.core.transfers import Finished
-from ostraca.connectors.vllm.core.verdicts import Verdict
-from ostraca.connectors.vllm.counters import REQUESTS, Metric
+from ostraca.connectors.vllm.core.lookup_table import ChunkState
+from ostraca.connectors.vllm.core.transfers import TransferJob
+from ostraca.connectors.vllm.counters import REQUESTS, TierMetric
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.shape import EngineShape, GroupShape
-from ostraca.connectors.vllm.tier import Job, Tier
+from ostraca.connectors.vllm.tier import Tier, TierJob
 
 _Result = TypeVar("_Result")
 
@@ -37,7 +37,7 @@ SHAPE = EngineShape(
     pipeline_parallel=1,
     context_parallel=1,
     packing="none",
-    tells_positions=True,
+    has_positions=True,
 )
 
 
@@ -49,15 +49,15 @@ def settings(address: str, **changes: object) -> TierSettings:
         "lookup_deadline_s": 2.0,
         "load_deadline_s": 5.0,
         "store_deadline_s": 5.0,
-        "pause_s": 0.1,
-        "pause_s_max": 0.2,
+        "backoff_s": 0.1,
+        "backoff_max_s": 0.2,
         "connect_retry_s": 0.05,
     }
     return TierSettings.of(plain | changes)
 
 
 def prompt(chunks: int, seed: str = "prompt", hash_bytes: int = 32) -> list[bytes]:
-    """The keys of a prompt's chunks."""
+    """Return the keys of a prompt's chunks."""
     return [
         hashlib.sha256(f"{seed} {number}".encode()).digest()[:hash_bytes] + bytes(4)
         for number in range(chunks)
@@ -65,12 +65,12 @@ def prompt(chunks: int, seed: str = "prompt", hash_bytes: int = 32) -> list[byte
 
 
 class EngineSteps:
-    """An engine's rows and its tier. Use it as a context manager."""
+    """Rows and tier of an engine; use as a context manager."""
 
     def __init__(self, tier_settings: TierSettings, *, rows: int = 256, shape: EngineShape = SHAPE) -> None:
         self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
         self.tier = Tier(shape, tier_settings, self.rows)
-        self._tells_positions = shape.tells_positions
+        self._tells_positions = shape.has_positions
         self._jobs = itertools.count()
         self.slowest_call_s = 0.0
 
@@ -83,38 +83,38 @@ class EngineSteps:
         self.tier.close()
 
     def wait_for_the_fabric(self) -> Self:
-        self._until(lambda: self.tier.is_linked)
+        self.until(lambda: self.tier.is_linked)
         return self
 
     def begin(self, request: str, keys: Sequence[bytes]) -> None:
-        """A request begins whose prompt is these chunks."""
+        """Begin a request with a prompt of these chunks."""
         record = {key: (n + 1) * TOKENS for n, key in enumerate(keys)}
         self.tier.begin_request(request, record if self._tells_positions else None)
 
-    def ask(self, request: str, keys: Sequence[bytes]) -> list[Verdict]:
-        """Ask at every step until everything is known."""
+    def ask(self, request: str, keys: Sequence[bytes]) -> list[ChunkState]:
+        """Look up at every step until all states are known."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
             self._step()
-            verdicts = self._timed(lambda: [self.tier.look_up(key, request) for key in keys])
+            lookups = self._timed(lambda: [self.tier.look_up(key, request) for key in keys])
             self._timed(self.tier.end_step)
-            if Verdict.ASKED not in verdicts:
-                return verdicts
+            if ChunkState.PENDING not in lookups:
+                return lookups
             assert time.monotonic() < until_s, "a request waits for ever"
             threading.Event().wait(0.001)
 
-    def load(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> Finished:
+    def load(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> TransferJob:
         """Load into rows from *first_row* on."""
         return self._move(request, keys, first_row, is_load=True)
 
-    def store(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> Finished:
+    def store(self, request: str, keys: Sequence[bytes], first_row: int = 0) -> TransferJob:
         """Store rows from *first_row* on."""
         return self._move(request, keys, first_row, is_load=False)
 
-    def store_prompt(self, request: str, keys: Sequence[bytes], content: NDArray[np.uint8]) -> Finished:
-        """Compute a prompt and offload it; return when what was stored can be found.
+    def store_prompt(self, request: str, keys: Sequence[bytes], content: NDArray[np.uint8]) -> TransferJob:
+        """Compute a prompt and offload its chunks; return once all stored chunks are found.
 
-        A store is over when the agent has the bytes, and they are found a few milliseconds later.
+        A store ends once the agent has the bytes; look-ups find the chunks a few milliseconds later.
         """
         self.rows[: len(keys)] = content
         self.begin(request, keys)
@@ -124,20 +124,20 @@ class EngineSteps:
             self.begin(f"{request} {turn}", keys)
             found = self.ask(f"{request} {turn}", finished.succeeded)
             self.tier.end_request(f"{request} {turn}")
-            if Verdict.MISSING not in found:
+            if ChunkState.MISSING not in found:
                 return finished
             assert turn < TURNS_MAX, "what was stored is not found"
         raise AssertionError
 
-    def count(self, metric: Metric, label: str = "") -> int:
+    def count(self, metric: TierMetric, label: str = "") -> int:
         return self.tier.counters.total[metric, label]
 
     def requests_sent(self) -> int:
         return sum(self.count(REQUESTS, operation) for operation in ("lookup", "load", "store"))
 
-    def _move(self, request: str, keys: Sequence[bytes], first_row: int, *, is_load: bool) -> Finished:
+    def _move(self, request: str, keys: Sequence[bytes], first_row: int, *, is_load: bool) -> TransferJob:
         number = next(self._jobs)
-        job = Job(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
+        job = TierJob(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
         self._timed(lambda: (self.tier.load if is_load else self.tier.store)(job))
         until_s = time.monotonic() + PATIENCE_S
         while not (found := self._step()):
@@ -146,10 +146,10 @@ class EngineSteps:
         assert [each.job_id for each in found] == [number]
         return found[0]
 
-    def _step(self) -> list[Finished]:
+    def _step(self) -> list[TransferJob]:
         return self._timed(self.tier.take_finished)
 
-    def _until(self, is_so: Callable[[], bool]) -> None:
+    def until(self, is_so: Callable[[], bool]) -> None:
         until_s = time.monotonic() + PATIENCE_S
         while not is_so():
             assert time.monotonic() < until_s, "it did not come to be"

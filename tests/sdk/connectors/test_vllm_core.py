@@ -1,4 +1,4 @@
-"""What the vLLM tier decides: where chunks are placed, what is known of them, when to pause."""
+"""Decisions of the vLLM tier: placement of chunks, states of chunks, and backoff."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraca.connectors.vllm.core.pause import Pause
+from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import Prefix, Run, engine_hash
-from ostraca.connectors.vllm.core.transfers import Finished, Transfers
-from ostraca.connectors.vllm.core.verdicts import Verdict, Verdicts
-from ostraca_fabric.chain import STRIPE_UNIT_BLOCKS, Chain
+from ostraca.connectors.vllm.core.request_backoff import RequestBackoff
+from ostraca.connectors.vllm.core.transfers import TransferJob, Transfers
+from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
 
 TOKENS = {0: 16, 1: 32}
 
@@ -21,7 +21,7 @@ def key(number: int, group: int = 0) -> bytes:
 
 
 def positions(chunks: int, *groups: int) -> dict[bytes, int]:
-    """The engine's record of a prompt: each group's chunks, and where they end."""
+    """Return the engine's record of a prompt: each group's chunks and their ends."""
     return {
         key(number, group): (number + 1) * TOKENS[group]
         for group in groups or (0,)
@@ -30,7 +30,7 @@ def positions(chunks: int, *groups: int) -> dict[bytes, int]:
 
 
 def placement(runs: list[Run]) -> dict[bytes, bytes]:
-    """The placement hash of each key."""
+    """Return the placement hash of each key."""
     found: dict[bytes, bytes] = {}
     for run in runs:
         span = run.chain.span()
@@ -110,93 +110,104 @@ def test_without_positions_each_chunk_is_placed_by_its_own_hash() -> None:
     assert placement(runs) == {each: engine_hash(each) for each in listed}
 
 
-def table(*, entries_max: int = 100, failed_max: int = 100) -> Verdicts:
-    return Verdicts(entries_max=entries_max, failed_max=failed_max, failed_hold_s=10.0)
+def table(*, entries_max: int = 100, failed_max: int = 100) -> LookupTable:
+    return LookupTable(entries_max=entries_max, failed_max=failed_max, failed_hold_s=10.0)
 
 
-def ask(verdicts: Verdicts, number: int, request: str = "r", now_s: float = 0.0) -> Verdict:
-    return verdicts.of(request, key(number), now_s=now_s, until_s=now_s + 1.0)
+def ask(lookups: LookupTable, number: int, request: str = "r", now_s: float = 0.0) -> ChunkState:
+    return lookups.state_of(request, key(number), now_s=now_s, until_s=now_s + 1.0)
 
 
 def test_a_chunk_is_asked_for_once_and_then_known() -> None:
-    verdicts = table()
-    assert [ask(verdicts, 0), ask(verdicts, 0), ask(verdicts, 1)] == [Verdict.ASKED] * 3
-    assert verdicts.take_questions(10) == [("r", [key(0), key(1)])]
-    verdicts.answered([(key(0), True), (key(1), False)])
-    assert [ask(verdicts, 0), ask(verdicts, 1)] == [Verdict.THERE, Verdict.MISSING]
-    assert verdicts.take_questions(10) == []
+    lookups = table()
+    assert [ask(lookups, 0), ask(lookups, 0), ask(lookups, 1)] == [ChunkState.PENDING] * 3
+    assert lookups.take_pending(10) == [("r", [key(0), key(1)])]
+    lookups.record_answers([(key(0), True), (key(1), False)])
+    assert [ask(lookups, 0), ask(lookups, 1)] == [ChunkState.PRESENT, ChunkState.MISSING]
+    assert lookups.take_pending(10) == []
 
 
 def test_two_requests_share_a_question() -> None:
-    verdicts = table()
-    ask(verdicts, 0, "a")
-    ask(verdicts, 0, "b")
-    assert verdicts.take_questions(10) == [("a", [key(0)])]
-    verdicts.answered([(key(0), True)])
-    assert ask(verdicts, 0, "a") is ask(verdicts, 0, "b") is Verdict.THERE
+    lookups = table()
+    ask(lookups, 0, "a")
+    ask(lookups, 0, "b")
+    assert lookups.take_pending(10) == [("a", [key(0)])]
+    lookups.record_answers([(key(0), True)])
+    assert ask(lookups, 0, "a") is ask(lookups, 0, "b") is ChunkState.PRESENT
 
 
 def test_a_question_outlives_the_request_that_asked_first() -> None:
-    verdicts = table()
-    ask(verdicts, 0, "a")
-    ask(verdicts, 0, "b")
-    verdicts.forget("a")
-    assert verdicts.take_questions(10) == [("b", [key(0)])]
-    verdicts.answered([(key(0), True)])
-    assert ask(verdicts, 0, "b") is Verdict.THERE
+    lookups = table()
+    ask(lookups, 0, "a")
+    ask(lookups, 0, "b")
+    lookups.forget("a")
+    assert lookups.take_pending(10) == [("b", [key(0)])]
+    lookups.record_answers([(key(0), True)])
+    assert ask(lookups, 0, "b") is ChunkState.PRESENT
 
 
 def test_questions_beyond_the_limit_wait_for_the_next_step() -> None:
-    verdicts = table()
+    lookups = table()
     for number in range(5):
-        ask(verdicts, number)
-    assert verdicts.take_questions(3) == [("r", [key(0), key(1), key(2)])]
-    assert verdicts.take_questions(3) == [("r", [key(3), key(4)])]
+        ask(lookups, number)
+    assert lookups.take_pending(3) == [("r", [key(0), key(1), key(2)])]
+    assert lookups.take_pending(3) == [("r", [key(3), key(4)])]
 
 
 def test_an_answer_that_never_comes_is_a_miss() -> None:
-    verdicts = table()
-    assert ask(verdicts, 0, now_s=0.0) is Verdict.ASKED
-    assert ask(verdicts, 0, now_s=0.9) is Verdict.ASKED
-    assert ask(verdicts, 0, now_s=1.0) is Verdict.MISSING
+    lookups = table()
+    assert ask(lookups, 0, now_s=0.0) is ChunkState.PENDING
+    assert ask(lookups, 0, now_s=0.9) is ChunkState.PENDING
+    assert ask(lookups, 0, now_s=1.0) is ChunkState.MISSING
 
 
 def test_a_chunk_whose_load_failed_is_a_miss_for_its_request_as_long_as_that_lives() -> None:
-    verdicts = table()
-    ask(verdicts, 0)
-    verdicts.answered([(key(0), True)])
-    verdicts.failed("r", [key(0)])
-    assert ask(verdicts, 0, now_s=1e6) is Verdict.MISSING
-    assert ask(verdicts, 0, "another") is Verdict.ASKED
+    lookups = table()
+    ask(lookups, 0)
+    lookups.record_answers([(key(0), True)])
+    lookups.record_failed_loads("r", [key(0)])
+    assert ask(lookups, 0, now_s=1e6) is ChunkState.MISSING
+    assert ask(lookups, 0, "another") is ChunkState.PENDING
 
 
 def test_a_chunk_that_was_gone_is_a_miss_for_everybody_for_a_while() -> None:
-    verdicts = table()
-    verdicts.hold([key(0)], 0.0)
-    assert ask(verdicts, 0, "a", now_s=9.9) is Verdict.MISSING
-    assert ask(verdicts, 0, "b", now_s=10.0) is Verdict.ASKED
+    lookups = table()
+    lookups.hold_off([key(0)], 0.0)
+    assert ask(lookups, 0, "a", now_s=9.9) is ChunkState.MISSING
+    assert ask(lookups, 0, "b", now_s=10.0) is ChunkState.PENDING
 
 
 def test_the_tables_are_bounded() -> None:
-    verdicts = table(entries_max=2, failed_max=2)
-    assert [ask(verdicts, n) for n in range(3)] == [Verdict.ASKED, Verdict.ASKED, Verdict.FULL]
-    verdicts.forget("r")
-    assert len(verdicts) == 0
-    verdicts.hold([key(n) for n in range(3)], 0.0)
-    assert [ask(verdicts, n, str(n)) for n in (0, 1)] == [Verdict.ASKED, Verdict.MISSING]
+    lookups = table(entries_max=2, failed_max=2)
+    assert [ask(lookups, n) for n in range(3)] == [
+        ChunkState.PENDING,
+        ChunkState.PENDING,
+        ChunkState.TABLE_FULL,
+    ]
+    lookups.forget("r")
+    assert len(lookups) == 0
+    lookups.hold_off([key(n) for n in range(3)], 0.0)
+    assert [ask(lookups, n, str(n)) for n in (0, 1)] == [ChunkState.PENDING, ChunkState.MISSING]
 
 
 def test_a_job_is_over_when_all_its_pieces_are_and_tells_each_chunks_fate() -> None:
     transfers = Transfers()
     transfers.begin(7, request="r", is_load=True, now_s=1.0)
-    transfers.refused(7, [key(0)])
-    transfers.sent(7, "one", [key(1), key(2)])
-    transfers.sent(7, "two", [key(3)])
-    assert transfers.sealed(7, 1.0) is None
+    transfers.refuse(7, [key(0)])
+    transfers.add(7, "one", [key(1), key(2)])
+    transfers.add(7, "two", [key(3)])
+    assert transfers.seal(7, 1.0) is None
     assert (transfers.loading, transfers.storing) == (3, 0)
-    assert transfers.ended("two", [True], 2.0) is None
-    assert transfers.ended("one", [True, False], 3.0) == Finished(
-        7, "r", is_load=True, succeeded=(key(3), key(1)), failed=(key(0), key(2)), seconds=2.0
+    assert transfers.end("two", [True], 2.0) is None
+    assert transfers.end("one", [True, False], 3.0) == TransferJob(
+        7,
+        "r",
+        is_load=True,
+        began_s=1.0,
+        pieces=0,
+        succeeded=(key(3), key(1)),
+        failed=(key(0), key(2)),
+        seconds=2.0,
     )
     assert (transfers.loading, transfers.storing, len(transfers)) == (0, 0, 0)
 
@@ -204,37 +215,37 @@ def test_a_job_is_over_when_all_its_pieces_are_and_tells_each_chunks_fate() -> N
 def test_a_job_of_which_nothing_was_sent_is_over_at_once() -> None:
     transfers = Transfers()
     transfers.begin(7, request="r", is_load=False, now_s=1.0)
-    transfers.refused(7, [key(0)])
-    assert transfers.sealed(7, 1.0) == Finished(
-        7, "r", is_load=False, succeeded=(), failed=(key(0),), seconds=0.0
+    transfers.refuse(7, [key(0)])
+    assert transfers.seal(7, 1.0) == TransferJob(
+        7, "r", is_load=False, began_s=1.0, pieces=0, succeeded=(), failed=(key(0),), seconds=0.0
     )
 
 
 def test_a_pause_doubles_with_each_failure_in_a_row_and_ends_with_a_success() -> None:
-    pause = Pause(first_s=1.0, longest_s=3.0, lates_max=2)
-    pause.failed(0.0)
-    pause.failed(0.5)
-    assert (pause.holds(0.9), pause.holds(1.0)) == (True, False)
-    pause.failed(1.0)
-    assert (pause.holds(2.9), pause.holds(3.0)) == (True, False)
-    pause.failed(3.0)
-    assert (pause.holds(5.9), pause.holds(6.0)) == (True, False)
-    pause.failed(6.0)
-    pause.succeeded()
-    assert not pause.holds(6.0)
-    pause.failed(7.0)
-    assert (pause.holds(7.9), pause.holds(8.0)) == (True, False)
+    backoff = RequestBackoff(first_s=1.0, longest_s=3.0, late_requests_max=2)
+    backoff.record_failure(0.0)
+    backoff.record_failure(0.5)
+    assert (backoff.is_active(0.9), backoff.is_active(1.0)) == (True, False)
+    backoff.record_failure(1.0)
+    assert (backoff.is_active(2.9), backoff.is_active(3.0)) == (True, False)
+    backoff.record_failure(3.0)
+    assert (backoff.is_active(5.9), backoff.is_active(6.0)) == (True, False)
+    backoff.record_failure(6.0)
+    backoff.record_success()
+    assert not backoff.is_active(6.0)
+    backoff.record_failure(7.0)
+    assert (backoff.is_active(7.9), backoff.is_active(8.0)) == (True, False)
 
 
 def test_one_late_answer_begins_no_pause_and_two_in_a_row_do() -> None:
-    pause = Pause(first_s=1.0, longest_s=3.0, lates_max=2)
-    pause.late(0.0)
-    assert not pause.holds(0.0)
-    pause.succeeded()
-    pause.late(1.0)
-    assert not pause.holds(1.0)
-    pause.late(1.1)
-    assert pause.holds(1.1)
+    backoff = RequestBackoff(first_s=1.0, longest_s=3.0, late_requests_max=2)
+    backoff.record_late(0.0)
+    assert not backoff.is_active(0.0)
+    backoff.record_success()
+    backoff.record_late(1.0)
+    assert not backoff.is_active(1.0)
+    backoff.record_late(1.1)
+    assert backoff.is_active(1.1)
 
 
 def test_a_stripe_unit_is_what_the_fabric_takes_for_one() -> None:

@@ -1,4 +1,4 @@
-"""What vLLM's configuration may say, and which volume an engine's rows lead to."""
+"""Entries of vLLM's configuration, and the volume of an engine's rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = EngineShape(
     pipeline_parallel=1,
     context_parallel=1,
     packing="vllm-0.32/cuda/NHD/direct/each worker's",
-    tells_positions=True,
+    has_positions=True,
 )
 
 
@@ -42,12 +42,11 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         ({"transports": ["rdma"]}, "transports"),
         ({"agents": 7}, "agents"),
         ({"agents": "http://host"}, "http://host"),
-        ({"token_file": "/nowhere/token"}, "token_file can't be read"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        TierSettings.of(config).token()
+        TierSettings.of(config)
 
 
 def test_one_agent_may_be_named_without_a_list() -> None:
@@ -70,7 +69,7 @@ def test_engines_that_are_alike_share_a_volume() -> None:
         replace(SHAPE, pipeline_parallel=2),
         replace(SHAPE, context_parallel=2),
         replace(SHAPE, packing="vllm-0.32/cuda/HND/direct/each worker's"),
-        replace(SHAPE, tells_positions=False),
+        replace(SHAPE, has_positions=False),
         replace(SHAPE, groups=(GroupShape(0, 32, ("layer.0", "layer.1")),)),
         replace(SHAPE, groups=(GroupShape(1, 16, ("layer.0", "layer.1")),)),
         replace(SHAPE, groups=(GroupShape(0, 16, ("layer.0", "layer.2")),)),

@@ -1,8 +1,11 @@
-"""The vLLM tier on a real fabric, driven as vLLM's scheduler drives it."""
+"""vLLM tier on a real fabric, driven as by vLLM's scheduler."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,23 +13,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.e2e.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite, small_plan
+from tests.sdk.conftest import no_thread_to_be_had
 from tests.sdk.connectors.engine_steps import ROW_BYTES, SHAPE, EngineSteps, prompt, settings
 from tests.sdk.scripted_agent import AgentConnection, agent_at
+from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
 
-from ostraca.cli.program import main
-from ostraca.connectors.vllm.core.verdicts import Verdict
+from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
 from ostraca.connectors.vllm.settings import LOGGER
-from ostraca_fabric.outcome import PutState, Reason
+from ostraca_cli.program import main
+from ostraca_cli.testing import small_plan
+from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.wire.messages import Put, PutDone
 
 KEYS = prompt(40)
 STEP_S = 0.5
-"""No call of the scheduler takes longer, on a machine as busy as may be; a call that waits takes seconds."""
+"""Longest call of the scheduler on a busy machine; a call with a wait takes seconds."""
 
 LONG_STEP_S = 1.5
-"""The same for a call of 8,192 keys: 0.13 s of work, 0.7 where other tests run beside it."""
+"""Longest call with 8,192 keys: 0.13 s of work, 0.7 s beside other tests."""
 
 
 def pages(chunks: int = len(KEYS)) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -50,8 +55,8 @@ def test_what_one_engine_stores_another_finds_and_loads(fabric: FabricThread, en
     assert (set(stored.succeeded), stored.failed) == (set(KEYS), ())
     with EngineSteps(settings(fabric.addresses[0])) as other:
         other.wait_for_the_fabric().begin("b", [*KEYS, *prompt(3, "more")])
-        assert other.ask("b", KEYS) == [Verdict.THERE] * len(KEYS)
-        assert other.ask("b", prompt(3, "more")) == [Verdict.MISSING] * 3
+        assert other.ask("b", KEYS) == [ChunkState.PRESENT] * len(KEYS)
+        assert other.ask("b", prompt(3, "more")) == [ChunkState.MISSING] * 3
         loaded = other.load("b", KEYS, first_row=100)
         assert (set(loaded.succeeded), loaded.failed) == (set(KEYS), ())
         assert np.array_equal(other.rows[100 : 100 + len(KEYS)], pages())
@@ -61,7 +66,7 @@ def test_what_one_engine_stores_another_finds_and_loads(fabric: FabricThread, en
 def test_an_engine_that_has_the_beginning_itself_finds_the_rest(engine: EngineSteps) -> None:
     engine.store_prompt("a", KEYS, pages())
     engine.begin("b", KEYS)
-    assert engine.ask("b", KEYS[35:]) == [Verdict.THERE] * 5
+    assert engine.ask("b", KEYS[35:]) == [ChunkState.PRESENT] * 5
 
 
 def test_chunks_asked_for_in_one_step_are_one_request(engine: EngineSteps) -> None:
@@ -78,44 +83,51 @@ def test_a_chunk_damaged_on_flash_is_computed_and_not_tried_again(
 ) -> None:
     engine.store_prompt("a", KEYS, pages())
     engine.begin("b", KEYS)
-    assert engine.ask("b", KEYS) == [Verdict.THERE] * len(KEYS)
+    assert engine.ask("b", KEYS) == [ChunkState.PRESENT] * len(KEYS)
     overwrite(*find_on_flash(fabric.plan, pages()[3]), b"\x00" * 64)
     before = engine.rows[100:140].copy()
     loaded = engine.load("b", KEYS, first_row=100)
     assert loaded.failed == (KEYS[3],)
     assert np.array_equal(engine.rows[103], before[3]), "the row of a chunk that failed is not touched"
     assert np.array_equal(engine.rows[104:140], pages()[4:])
-    assert engine.ask("b", KEYS[:5]) == [Verdict.THERE] * 3 + [Verdict.MISSING, Verdict.THERE]
+    assert engine.ask("b", KEYS[:5]) == [ChunkState.PRESENT] * 3 + [ChunkState.MISSING, ChunkState.PRESENT]
     engine.begin("c", KEYS)
-    assert engine.ask("c", KEYS[3:4]) == [Verdict.MISSING], "nor by others, for a while"
+    assert engine.ask("c", KEYS[3:4]) == [ChunkState.MISSING], "nor by others, for a while"
 
 
 def test_another_revision_of_the_weights_finds_nothing(fabric: FabricThread, engine: EngineSteps) -> None:
     engine.store_prompt("a", KEYS, pages())
     with EngineSteps(settings(fabric.addresses[0], revision="2")) as other:
         other.wait_for_the_fabric().begin("b", KEYS)
-        assert other.ask("b", KEYS) == [Verdict.MISSING] * len(KEYS)
+        assert other.ask("b", KEYS) == [ChunkState.MISSING] * len(KEYS)
 
 
 def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:
-    blind = replace(SHAPE, tells_positions=False)
+    blind = replace(SHAPE, has_positions=False)
     with (
         EngineSteps(settings(fabric.addresses[0]), shape=blind) as writer,
         EngineSteps(settings(fabric.addresses[0]), shape=blind) as reader,
     ):
         writer.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         reader.wait_for_the_fabric().begin("b", KEYS)
-        assert reader.ask("b", KEYS[7:]) == [Verdict.THERE] * 33
+        assert reader.ask("b", KEYS[7:]) == [ChunkState.PRESENT] * 33
 
 
-def test_hashes_of_another_length_have_a_volume_of_their_own(engine: EngineSteps) -> None:
+@pytest.mark.parametrize("seed", ["random", "7"])
+def test_hashes_of_another_length_have_a_volume_of_their_own(
+    engine: EngineSteps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seed: str
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
     short = prompt(4, hash_bytes=16)
     engine.begin("a", short)
-    assert engine.ask("a", short) == [Verdict.MISSING] * 4
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert engine.ask("a", short) == [ChunkState.MISSING] * 4
+    told = [each for each in caplog.records if "hashes of the xxhash algorithms differ" in each.getMessage()]
+    assert len(told) == (seed == "random")
     engine.wait_for_the_fabric()
     assert not engine.store_prompt("b", short, pages(4)).failed
     engine.begin("c", short)
-    assert engine.ask("c", short) == [Verdict.THERE] * 4
+    assert engine.ask("c", short) == [ChunkState.PRESENT] * 4
 
 
 def test_stores_beyond_the_limit_are_dropped_from_the_end_and_counted(fabric: FabricThread) -> None:
@@ -155,7 +167,7 @@ def test_a_fabric_that_has_no_room_for_stores_is_left_alone_for_a_while(
 
     with (
         agent_at(tmp_path / "agent.sock") as agent,
-        EngineSteps(settings(agent.address, pause_s=60.0, pause_s_max=60.0)) as engine,
+        EngineSteps(settings(agent.address, backoff_s=60.0, backoff_max_s=60.0)) as engine,
     ):
         agent.script[Put] = decline
         engine.wait_for_the_fabric().begin("a", KEYS)
@@ -163,8 +175,8 @@ def test_a_fabric_that_has_no_room_for_stores_is_left_alone_for_a_while(
             assert engine.store("a", KEYS).failed == tuple(KEYS)
         assert len(agent.seen_of(Put)) == engine.count(REQUESTS, "store") == 1
         assert engine.count(STORE_CHUNKS, reason.name.lower()) == 40
-        assert engine.count(STORE_CHUNKS, "paused") == 19 * 40
-        assert engine.ask("a", KEYS) == [Verdict.MISSING] * 40
+        assert engine.count(STORE_CHUNKS, "backoff") == 19 * 40
+        assert engine.ask("a", KEYS) == [ChunkState.MISSING] * 40
         assert engine.count(LOOKUP_CHUNKS, "not_found") == 40, "it is read from meanwhile"
 
 
@@ -178,8 +190,8 @@ def test_the_log_tells_the_command_that_explains_a_chunk(
         engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         engine.begin("b", KEYS)
         engine.load("b", KEYS[35:], first_row=100)
-    for does in ("stores 40 chunks", "loads 5 chunks"):
-        (line,) = [line for line in caplog.messages if does in line]
+    for chunks in ("40 chunks under way", "5 chunks under way"):
+        (line,) = [line for line in caplog.messages if f" {chunks}" in line]
         command = line.split(": ostraca ")[1].split()
         assert main([*command, "--agent", fabric.addresses[0]]) == 0
         assert "It can be got now, from flash" in capsys.readouterr().out
@@ -197,13 +209,50 @@ def test_an_engine_starts_without_a_fabric_and_uses_it_once_it_is_there(tmp_path
     address = f"unix://{tmp_path}/fabric/agent-0.sock"
     with EngineSteps(settings(address)) as engine:
         engine.begin("a", KEYS)
-        assert engine.ask("a", KEYS) == [Verdict.MISSING] * len(KEYS)
+        assert engine.ask("a", KEYS) == [ChunkState.MISSING] * len(KEYS)
         assert engine.store("a", KEYS).failed == tuple(KEYS)
         assert engine.count(STORE_CHUNKS, "no_fabric") == engine.count(LOOKUP_CHUNKS, "no_fabric") == 40
         assert engine.slowest_call_s < STEP_S
         with host:
             engine.wait_for_the_fabric()
             assert not engine.store_prompt("b", KEYS, pages()).failed
+
+
+def test_a_token_that_comes_late_and_is_replaced_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, requests = tmp_path / "token", itertools.count()
+    with agent_at(tmp_path / "agent.sock") as agent, caplog.at_level(logging.INFO, LOGGER):
+        agent.let_in("first-token-12345")
+        with EngineSteps(settings(agent.address, token_file=str(file))) as engine:
+            engine.until(lambda: f"the token file {file} can't be read" in caplog.text)
+            file.write_text("first-token-12345\n")
+            engine.wait_for_the_fabric()
+            for token in ("second-token-1234", "third-token-12345"):
+                agent.let_in(token)
+                engine.store_prompt(f"{next(requests)}", KEYS[:1], pages(1))
+                file.write_text(f"{token}\n")
+                engine.until(
+                    lambda: bool(engine.store_prompt(f"{next(requests)}", KEYS[:1], pages(1)).succeeded)
+                )
+
+
+def test_the_link_goes_on_trying_whatever_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with agent_at(tmp_path / "agent.sock") as agent, caplog.at_level(logging.WARNING, LOGGER):
+        with no_thread_to_be_had("ostraca-link"):
+            engine = EngineSteps(settings(agent.address))
+            assert not engine.tier.is_linked
+        with engine, monkeypatch.context() as full:
+            full.setattr(os, "eventfd", none_left)
+            engine.until(lambda: not engine.tier.is_linked and "Too many open files" in caplog.text)
+            full.undo()
+            engine.wait_for_the_fabric()
+    assert "the process can start no more threads" in caplog.text
 
 
 def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(tmp_path: Path) -> None:
@@ -214,14 +263,14 @@ def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(t
         sent, engine.slowest_call_s = engine.requests_sent(), 0.0
         for turn in range(200):
             engine.begin(f"gone {turn}", KEYS)
-            assert Verdict.THERE not in engine.ask(f"gone {turn}", KEYS)
+            assert ChunkState.PRESENT not in engine.ask(f"gone {turn}", KEYS)
             engine.tier.end_request(f"gone {turn}")
         assert engine.requests_sent() - sent < 20, "a storm of requests to a fabric that is gone"
         assert engine.slowest_call_s < STEP_S
         with host:
-            found = [Verdict.MISSING]
+            found = [ChunkState.MISSING]
             turn = 0
-            while Verdict.MISSING in found:
+            while ChunkState.MISSING in found:
                 turn += 1
                 engine.begin(f"back {turn}", KEYS)
                 found = engine.ask(f"back {turn}", KEYS)
@@ -241,7 +290,7 @@ def test_a_prompt_of_many_chunks_holds_no_step_of_the_scheduler_up(
         if is_there:
             engine.wait_for_the_fabric()
         engine.begin("a", long)
-        assert engine.ask("a", long) == [Verdict.MISSING] * len(long)
+        assert engine.ask("a", long) == [ChunkState.MISSING] * len(long)
         assert engine.slowest_call_s < LONG_STEP_S
 
 
@@ -261,7 +310,7 @@ def test_a_stopped_agent_holds_no_step_of_the_scheduler_up(tmp_path: Path) -> No
         assert engine.store("b", KEYS).failed == tuple(KEYS)
         for turn in range(20):
             engine.begin(f"c {turn}", KEYS)
-            assert engine.ask(f"c {turn}", KEYS) == [Verdict.MISSING] * len(KEYS)
+            assert engine.ask(f"c {turn}", KEYS) == [ChunkState.MISSING] * len(KEYS)
         assert engine.slowest_call_s < STEP_S
         host.signal(signal.SIGCONT)
         assert not engine.rows[100:140].any(), "nothing of the late load reached the engine's memory"

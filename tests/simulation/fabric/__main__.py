@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from tests.simulation.campaign import campaign
-from tests.simulation.fabric.history import STEPS
-from tests.simulation.fabric.many import played
+from tests.simulation.fabric.history.history import STEPS
+from tests.simulation.fabric.history.many import played
 
 if __name__ == "__main__":
     sys.exit(campaign("tests.simulation.fabric", __doc__, played, histories=10_000, steps=STEPS))

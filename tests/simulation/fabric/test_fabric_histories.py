@@ -10,19 +10,19 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tests.simulation.fabric.drawn import drawn_strikes
-from tests.simulation.fabric.history import STEPS, History, play
-from tests.simulation.fabric.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
-from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.strikes import BAD_DRIVES, ENCLOSURES, HARSH
-from tests.simulation.fabric.watched import Watched
-from tests.simulation.fabric.world import STRIKES, Setup, World
-from tests.simulation.model import ViolationError
+from tests.simulation.fabric.history.drawn import drawn_strikes
+from tests.simulation.fabric.history.history import STEPS, History, play
+from tests.simulation.fabric.history.story import Story
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, ENCLOSURES, HARSH
+from tests.simulation.fabric.oracle.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
+from tests.simulation.fabric.world.watched import Watched
+from tests.simulation.fabric.world.world import STRIKES, Setup, World
+from tests.simulation.shard.model import ViolationError
+from tests.support.simulated.simulated_transport import TransferFaults
+from tests.support.simulated.virtual_hosts import HostsLoop
 
-from ostraca_fabric.ids import EnclosureId, drive_id
-from ostraca_fabric.outcome import Ack
-from ostraca_fabric.testing.simulated_transport import TransferFaults
-from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from ostraca_fabric.model.ids import EnclosureId, drive_id
+from ostraca_fabric.model.outcome import Ack
 
 BATCH = 10
 WHOLE, SHORT = 6, 14
@@ -100,7 +100,7 @@ def test_what_an_owner_drops_that_is_not_sure_of_its_shard_is_gone_unless_anothe
                     world.outside.store.go_down()
                 await asyncio.sleep(20.0)
                 claim = world.map.claims[owned.record.id]
-                assert (owned.is_sure, claim.agent != owner.id) == (False, has_successor)
+                assert (owned.is_exclusive, claim.agent != owner.id) == (False, has_successor)
                 world.begin_get(beside, [1], 2.0)
                 await world.settle()
                 await asyncio.sleep(1.0)
@@ -132,7 +132,7 @@ def test_what_an_owner_commits_that_owns_its_shard_no_more_is_held_against_it(
                 monkeypatch.setattr(owned.core, "writes_due", partial(writes_due, owned.core.writes_due))
                 world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
                 await is_writing.wait()
-                await process.agent._steward.shards.stop(shard)
+                await process.agent._controller.shards.stop(shard)
                 assert shard not in process.shards
                 await world.settle()
                 assert any(line.endswith("put [1] by h0: 1 COMMITTED") for line in world.story.lines)

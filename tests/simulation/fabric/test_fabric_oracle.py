@@ -1,6 +1,4 @@
-"""What the oracle of a fabric says of tenants and volumes that share engine hashes, and of what owners have
-said.
-"""
+"""The fabric's oracle: tenants and volumes that share engine hashes, and claims of owners."""
 
 from __future__ import annotations
 
@@ -13,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.simulation.fabric.blocks import VOLUMES, Blocks, Version
-from tests.simulation.fabric.history import History
-from tests.simulation.fabric.operations import Seen
-from tests.simulation.fabric.oracle import Oracle
-from tests.simulation.fabric.resting import everything_is_found, excuse, rest, restlessness
-from tests.simulation.fabric.story import Story
-from tests.simulation.fabric.watched import Watched
-from tests.simulation.fabric.worker import Ended
-from tests.simulation.fabric.world import Setup, World
-from tests.simulation.model import ViolationError
+from tests.simulation.fabric.history.history import History
+from tests.simulation.fabric.history.story import Story
+from tests.simulation.fabric.oracle.operations import Seen
+from tests.simulation.fabric.oracle.oracle import Oracle
+from tests.simulation.fabric.oracle.resting import everything_is_found, excuse, rest, restlessness
+from tests.simulation.fabric.world.blocks import VOLUMES, Blocks, Version
+from tests.simulation.fabric.world.watched import Watched
+from tests.simulation.fabric.world.worker import Ended
+from tests.simulation.fabric.world.world import Setup, World
+from tests.simulation.shard.model import ViolationError
+from tests.support.simulated.virtual_hosts import HostsLoop
 
-from ostraca_dpu_agent.owner.service import OwnerService
-from ostraca_dpu_agent.steward.plan import REJOIN_WITHIN_S
-from ostraca_dpu_agent.steward.shards import ServedShards
-from ostraca_fabric.chain import DEPTH_UNKNOWN
-from ostraca_fabric.outcome import Ack, BlockState, PutState, Reason
-from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from ostraca_dpu_agent.controller.plan import REJOIN_WITHIN_S
+from ostraca_dpu_agent.controller.served_shards import ServedShards
+from ostraca_dpu_agent.shards.service import OwnerService
+from ostraca_fabric.model.chain import DEPTH_UNKNOWN
+from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 
 if TYPE_CHECKING:
-    from ostraca_dpu_agent.owner.shard import OwnedShard
-    from ostraca_dpu_agent.steward.serving import Serving
+    from ostraca_dpu_agent.controller.served_shard import ServedShard
+    from ostraca_dpu_agent.shards.shard import OwnedShard
 
 OTHER_VOLUME, OTHER_TENANT = 1, 2
 """Twins of block 0."""
@@ -151,7 +149,7 @@ def drop(world: World, number: int) -> None:
     core, key = owned_shard(world).core, world.oracle.key_of(number)
     row = core.index.find(rows([key]))
     offsets = core.index.offsets(row)
-    (generation,) = core.ring.generations[core.ring.segment_of(offsets)].tolist()
+    (generation,) = core.ring.generations[core.geometry.segment_of(offsets)].tolist()
     assert core.drop(key, offset=int(offsets[0]), generation=generation, tag=core.index.tags(row).tobytes())
 
 
@@ -305,7 +303,7 @@ def test_what_was_listed_by_a_shard_whose_recovery_comes_to_nothing_may_have_bee
         world = World(Setup(hosts=1, drives=1, has_cache=False), random.Random(1), Story(loop))
         is_newest, listed = ServedShards._is_newest, list[list[str]]()
 
-        async def too_late_at_first(shards: ServedShards, serving: Serving) -> bool:
+        async def too_late_at_first(shards: ServedShards, serving: ServedShard) -> bool:
             is_good = await is_newest(shards, serving)
             listed.append([owned.record.id for owned in world.agents["h0"].shards.values()])
             return is_good and len(listed) > 1

@@ -7,9 +7,9 @@ import time
 
 from tests.simulation.scale.pod import Pod, Size
 from tests.simulation.scale.scenarios import Scenario
+from tests.support.simulated.virtual_hosts import HostsLoop
 
-from ostraca_dpu_agent.steward.plan import plan
-from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from ostraca_dpu_agent.controller.plan import plan
 
 
 def play(scenario: Scenario, size: Size, seed: int) -> None:
@@ -39,8 +39,8 @@ async def _played(scenario: Scenario, size: Size, seed: int) -> None:
 
 def _turn_s(pod: Pod) -> float:
     """Measure what it costs one agent to look and find nothing to do."""
-    steward = next(iter(pod.agents.values())).steward
+    controller = next(iter(pod.agents.values())).controller
     rounds, begun_s = 20, time.process_time()
     for _ in range(rounds):
-        plan(steward.observe())
+        plan(controller.observe())
     return (time.process_time() - begun_s) / rounds

@@ -1,6 +1,6 @@
-"""A whole pod's stewards: the real steward and owner service of every agent, on drives of a few MiB.
+"""A pod's controllers: the real controller and owner service of every agent, on drives of a few MiB.
 
-No worker and no mover: what is looked at here is who owns what, how soon, and what that costs the store.
+No worker and no data path: what is looked at here is who owns what, how soon, and what that costs the store.
 """
 
 from __future__ import annotations
@@ -12,31 +12,37 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.hosted import HostedDrive
+from tests.support.simulated.simulated_drive import SimulatedDrive
+from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.simulated_membership import SimulatedMembership, SimulatedStore
+from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 
+from ostraca_dpu_agent.controller.controller import AgentController
+from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
+from ostraca_dpu_agent.datapath.location.routing import PreviousOwners
 from ostraca_dpu_agent.events import EventRing
-from ostraca_dpu_agent.mover.handed_over import HandedOver
-from ostraca_dpu_agent.owner.service import OwnerService
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
-from ostraca_dpu_agent.steward.attaching import Opening
-from ostraca_dpu_agent.steward.steward import Steward
-from ostraca_fabric.adapters.guarded_drive import GuardedDrive
+from ostraca_dpu_agent.shards.service import OwnerService
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.fabric_map import AgentRecord, DriveRecord, EnclosureRecord, EnclosureState, ShardRecord
 from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.ids import AgentId, EnclosureId, FabricId, StartId, drive_id, shard_id
-from ostraca_fabric.testing.drive_faults import DriveFaults
-from ostraca_fabric.testing.hosted import HostedDrive
-from ostraca_fabric.testing.simulated_drive import SimulatedDrive
-from ostraca_fabric.testing.simulated_flash import SimulatedFlash
-from ostraca_fabric.testing.simulated_membership import SimulatedMembership, SimulatedStore
-from ostraca_fabric.testing.virtual_hosts import HostsLoop, VirtualHost
+from ostraca_fabric.model.fabric_map import (
+    AgentRecord,
+    DriveRecord,
+    EnclosureRecord,
+    EnclosureState,
+    ShardRecord,
+)
+from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, StartId, drive_id, shard_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostraca_fabric.fabric_map import FabricMap
-    from ostraca_fabric.ids import DriveId, ShardId
+    from ostraca_fabric.model.fabric_map import FabricMap
+    from ostraca_fabric.model.ids import DriveId, ShardId
 
 FABRIC = FabricId(bytes(16))
 SEGMENTS = 4
@@ -80,8 +86,8 @@ class CountedMembership(SimulatedMembership):
         await super().release(*asked)
 
 
-class Stewarded:
-    """One start of one agent, without its mover."""
+class ControlledAgent:
+    """One start of one agent, without its data path."""
 
     def __init__(self, name: str, number: int, pod: Pod) -> None:
         self.id = AgentId(name)
@@ -98,15 +104,15 @@ class Stewarded:
         self.drives: dict[DriveId, GuardedDrive] = {}
         self.paths: list[SimulatedDrive] = []
         self.owner = OwnerService(clock, EventRing(self.id, pod.settings.events_max, clock))
-        self.handed_over = HandedOver(self.id, clock, lasts_s=pod.settings.drain_s)
+        self.handed_over = PreviousOwners(self.id, clock, lasts_s=pod.settings.drain_s)
         self.map = self.membership.map
-        self.steward = Steward(
+        self.controller = AgentController(
             self._record,
             pod.settings,
             membership=self.membership,
             owner=self.owner,
             drives=self.drives,
-            opening=Opening(self._open),
+            opener=DriveOpener(self._open),
             clock=clock,
         )
 
@@ -131,18 +137,20 @@ class Stewarded:
                 break
             except MembershipError:
                 await asyncio.sleep(_RETRY_S)
-        await self.steward.run(self._on_map)
+        await self.controller.run(self._on_map)
 
     async def _end(self) -> None:
-        await self.steward.hand_over_all()
+        await self.controller.hand_over_all()
         self._running.cancel()
         await asyncio.wait([self._running])
-        await self.steward.close()
+        await self.controller.close()
         await self.membership.leave(self.id, self.start)
         self.membership.close()
 
     def _on_map(self, fabric_map: FabricMap) -> None:
-        self.owner.placed(fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements))
+        self.owner.begin_placement_epoch(
+            fabric_map.placement_epoch, has_earlier=bool(fabric_map.earlier_placements)
+        )
         self.handed_over.on_map(self.map, fabric_map)
         self.map = fabric_map
 
@@ -174,7 +182,7 @@ class Pod:
         self.dice = random.Random(seed)
         self.store = SimulatedStore(FABRIC)
         self.flashes: dict[DriveId, SimulatedFlash] = {}
-        self.agents: dict[str, Stewarded] = {}
+        self.agents: dict[str, ControlledAgent] = {}
         self.calls: Counter[tuple[int, str]] = Counter()
         """By the second, and by what was asked of the store."""
 
@@ -242,7 +250,7 @@ class Pod:
 
     def start(self, name: str) -> None:
         self._starts += 1
-        self.agents[name] = agent = Stewarded(name, self._starts, self)
+        self.agents[name] = agent = ControlledAgent(name, self._starts, self)
         agent.begin()
 
     def start_all(self) -> None:
@@ -287,7 +295,7 @@ class Pod:
             shard
             for agent in self.agents.values()
             for shard, owned in agent.owner.shards.items()
-            if owned.may_write
+            if owned.may_write_volumes
         )
 
     async def until(self, holds: Callable[[], bool], *, within_s: float) -> float:
@@ -315,8 +323,10 @@ class Pod:
     def _note_owners(self) -> None:
         now_s = self.loop.now_s
         for agent in self.agents.values():
-            if not agent.steward.shards.leaving.is_set():
-                self.handing_over_most = max(self.handing_over_most, len(agent.steward.shards.handing_over))
+            if not agent.controller.shards.is_ending.is_set():
+                self.handing_over_most = max(
+                    self.handing_over_most, len(agent.controller.shards.handing_over)
+                )
         claims = self.map.claims
         for shard, claim in claims.items():
             owners = self.owners.setdefault(shard, [])

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from tests.simulation.scale.pod import Pod
 
-from ostraca_dpu_agent.steward.plan import FAIR_SHARE_MAX
-from ostraca_fabric.fabric_map import Claim
-from ostraca_fabric.ids import ShardId, enclosure_of
+from ostraca_dpu_agent.controller.plan import FAIR_SHARE_MAX
+from ostraca_fabric.model.fabric_map import Claim
+from ostraca_fabric.model.ids import ShardId, enclosure_of
 
 Scenario: TypeAlias = Callable[[Pod], Coroutine[None, None, None]]
 
@@ -153,8 +153,10 @@ def calls_max(pod: Pod) -> int:
 
 
 def is_at_rest(pod: Pod) -> bool:
-    """Say whether those that live, and no others, are in the fabric; every shard is answered for by its
-    owner, which is one of them and alone would hand out its space; and nobody owns more than has room.
+    """Say whether those that live, and no others, are in the fabric.
+
+    Every shard is answered for by its owner, which is one of them and alone would hand out its space;
+    and nobody owns more than has room.
     """
     if {agent.id: agent.start for agent in pod.agents.values()} != {
         agent.id: agent.start for agent in pod.map.agents.values()

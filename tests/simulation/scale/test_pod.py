@@ -1,12 +1,11 @@
-"""A small pod's stewards; ``make scale`` looks at one of 64 agents and 1152 drives."""
+"""The controllers of a small pod; ``make scale`` looks at one of 64 agents and 1152 drives."""
 
 from __future__ import annotations
 
 import pytest
 from tests.simulation.scale.pod import Pod, Size
 from tests.simulation.scale.scenarios import SCENARIOS, Scenario
-
-from ostraca_fabric.testing.virtual_hosts import HostsLoop
+from tests.support.simulated.virtual_hosts import HostsLoop
 
 SMALL = Size(agents=8, enclosures=6, drives=8)
 

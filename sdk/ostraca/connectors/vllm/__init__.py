@@ -1,17 +1,18 @@
-"""Ostraca as a secondary tier of vLLM's offloading connector.
+"""Secondary tier for vLLM's offloading connector.
 
-vLLM loads it by the names in its own configuration::
+vLLM's configuration names the class::
 
     "secondary_tiers": [{"type": "OstracaTier", "module_path": "ostraca.connectors.vllm"}]
 
-vLLM keeps KV in pinned host memory (its *primary tier*), in rows of one chunk each, and asks secondary tiers
-to keep copies of rows and to fill rows from them. Here a chunk is one block of a volume.
+vLLM keeps KV in pinned host memory, its *primary tier*, in rows of one chunk each. Secondary tiers store
+copies of rows and fill rows from the copies. In this tier, a chunk is a block of a volume.
 
-- ``core``: what is decided, pure: where a chunk is placed, what is known of it, which jobs are under way;
-- ``settings``, ``shape``: what the configuration means, and which volume it leads to;
-- ``link``: finds the fabric without anybody waiting for it;
-- ``tier``: the tier as any version of vLLM needs it;
-- ``adapter``: the class that vLLM sees. Only this module imports vLLM and knows its versions.
+- ``core``: pure decisions: placement of a chunk, known chunks, jobs under way, backoff;
+- ``settings``, ``shape``: meaning of the configuration, and the resulting volume;
+- ``fabric_link``: connection to the fabric in the background;
+- ``operations``: lookups, loads and stores under way;
+- ``tier``: the tier without any vLLM version;
+- ``adapter``: the class for vLLM. Only this module imports vLLM and knows its versions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["OstracaTier"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the adapter, and so vLLM, when vLLM asks for its class."""
+    """Import the adapter, and vLLM with it, on vLLM's request for the class."""
     if name != "OstracaTier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ostraca.connectors.vllm.adapter import OstracaTier  # noqa: PLC0415

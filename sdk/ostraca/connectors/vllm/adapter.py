@@ -1,23 +1,23 @@
-"""The class that vLLM loads, for vLLM 0.28 to 0.33. Everything that differs between them is in this file.
+"""Adapter: the class loaded by vLLM 0.28 to 0.33.
 
-What differs, as far as a tier sees it:
+All differences between these versions are in this module, as far as a tier is concerned:
 
-=====  ==========================================================================================
-0.28   the first with ``module_path``; a job names rows as ``block_ids``
-0.29   block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set)
-0.30   rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
-0.31   requests tell where their keys end; back-pressure detectors; results tell bytes
-0.32   hits are attributed to a tier by its medium
-0.33   a tier may be called from another thread, never from two at once
-=====  ==========================================================================================
+- 0.28: the first with ``module_path``; a job names rows as ``block_ids``
+- 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set)
+- 0.30: rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
+- 0.31: requests tell the ends of their keys; back-pressure detectors; results tell bytes
+- 0.32: hits are attributed to a tier by its medium
+- 0.33: a tier may be called from another thread, never from two at once
 
-vLLM publishes no events of this tier: a pool's block that is announced as one worker's own would draw
-requests to that worker.
+vLLM publishes no events of this tier: if a shared block were announced as one worker's own, routers would
+send requests to that worker.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,32 +34,38 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from ostraca.connectors.vllm.core.verdicts import Verdict
+from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.counters import METRICS
-from ostraca.connectors.vllm.settings import TierSettings
-from ostraca.connectors.vllm.shape import EngineShape, GroupShape
-from ostraca.connectors.vllm.tier import Job, Tier
+from ostraca.connectors.vllm.settings import LOGGER, TierSettings
+from ostraca.connectors.vllm.shape import EngineShape, GroupShape, hash_seed_problem
+from ostraca.connectors.vllm.tier import HASH_BYTES, Tier, TierJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ostraca.connectors.vllm.core.transfers import Finished
+    from ostraca.connectors.vllm.core.transfers import TransferJob
+
+log = logging.getLogger(LOGGER)
 
 _LOOKUP_RESULTS = {
-    Verdict.THERE: LookupResult.HIT,
-    Verdict.MISSING: LookupResult.MISS,
-    Verdict.ASKED: LookupResult.RETRY,
+    ChunkState.PRESENT: LookupResult.HIT,
+    ChunkState.MISSING: LookupResult.MISS,
+    ChunkState.PENDING: LookupResult.RETRY,
 }
 _POSITIONS = "_offload_key_positions"
-"""Where a request keeps its keys and their end tokens. vLLM's accessor gives the position of a known key
-only, and the first key of a stripe unit is asked for by nobody when it lies in GPU memory."""
+"""Field of a request for keys and their end tokens. vLLM's accessor gives the position of a known key only,
+and vLLM never asks for the first key of a stripe unit in GPU memory.
+"""
 
-_TELLS_POSITIONS = _POSITIONS in {field.name for field in dataclasses.fields(ReqContext)}
+_HAS_POSITIONS = _POSITIONS in {field.name for field in dataclasses.fields(ReqContext)}
 _RESULT_FIELDS = {field.name for field in dataclasses.fields(JobResult)}
 
 
 class OstracaTier(SecondaryTierManager):
-    """A secondary tier of vLLM's TieringOffloadingSpec. vLLM makes it and calls it from its scheduler."""
+    """Secondary tier of vLLM's TieringOffloadingSpec.
+
+    vLLM creates the tier and calls it from the scheduler.
+    """
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -71,41 +77,47 @@ class OstracaTier(SecondaryTierManager):
         backpressure_detector: object = None,
         **config: object,
     ) -> None:
-        """Raises UsageError when the tier's entry in the configuration is wrong."""
+        """Read the tier's configuration, and connect in the background.
+
+        Raises UsageError for an invalid entry in the configuration.
+        """
         detector = () if backpressure_detector is None else (backpressure_detector,)
         super().__init__(offloading_spec, primary_kv_view, tier_type, *detector)
         settings = TierSettings.of(config)
+        why = hash_seed_problem(vllm.__version__, HASH_BYTES, os.environ)
+        if why:
+            log.warning("Ostraca tier: %s", why)
         self.locality = Locality(settings.locality)
         rows = np.asarray(primary_kv_view).view(np.uint8)
         self._tier = Tier(engine_shape(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401
-        """A request begins. It is offloaded chunk by chunk, as vLLM does by default."""
+        """Begin a request, offloaded chunk by chunk as is vLLM's default."""
         self._tier.begin_request(req_context.req_id, _positions(req_context))
         return RequestOffloadingContext()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401
-        """Tell whether a chunk can be loaded, or RETRY until that is known."""
+        """Tell whether a chunk can be loaded; RETRY until known."""
         return _LOOKUP_RESULTS[self._tier.look_up(key, req_context.req_id)]
 
     def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401
-        """Begin to fill rows."""
+        """Start to fill rows."""
         self._tier.load(_job(job_metadata))
 
     def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401
-        """Begin to store rows."""
+        """Start to store rows."""
         self._tier.store(_job(job_metadata))
 
     def get_finished_jobs(self) -> list[JobResult]:
-        """Return the jobs that are over."""
+        """Return the finished jobs."""
         return [self._result(finished) for finished in self._tier.take_finished()]
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must go on stepping for this tier."""
+        """Tell whether the engine must keep stepping for this tier."""
         return self._tier.has_work
 
     def on_schedule_end(self, context: object) -> None:
-        """Send what this step has asked."""
+        """Send the lookups of this step."""
         del context
         self._tier.end_step()
 
@@ -114,11 +126,11 @@ class OstracaTier(SecondaryTierManager):
         self._tier.end_request(req_context.req_id)
 
     def drain_jobs(self) -> None:
-        """Wait until no job is under way; their deadlines bound it."""
+        """Wait until no job is under way, at most until the deadlines."""
         self._tier.drain()
 
     def shutdown(self) -> None:
-        """End the connection and let go of vLLM's memory, which it unmaps next."""
+        """End the connection and release vLLM's memory before vLLM unmaps it."""
         self._tier.close()
         self._primary_kv_view = memoryview(b"")
 
@@ -135,7 +147,7 @@ class OstracaTier(SecondaryTierManager):
         }
 
     def get_stats(self) -> Any:  # noqa: ANN401
-        """Return what was counted since the last time, in vLLM's form."""
+        """Return the counts since the last call, in vLLM's form."""
         # Not at the top: vLLM's connector imports its tiers.
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (  # noqa: PLC0415
             OffloadingConnectorStats,
@@ -150,7 +162,7 @@ class OstracaTier(SecondaryTierManager):
                 stats.set_gauge(metric.name, value, labels)
         return stats
 
-    def _result(self, finished: Finished) -> JobResult:
+    def _result(self, finished: TransferJob) -> JobResult:
         told: dict[str, Any] = {"transfer_time": finished.seconds}
         if "transfer_bytes" in _RESULT_FIELDS:
             told["transfer_bytes"] = len(finished.succeeded) * self._tier.row_bytes
@@ -160,7 +172,7 @@ class OstracaTier(SecondaryTierManager):
 
 
 def engine_shape(offloading_spec: Any, *, row_bytes: int) -> EngineShape:  # noqa: ANN401
-    """Read what vLLM tells of its KV cache."""
+    """Read the engine's shape from vLLM's description of its KV cache."""
     config = offloading_spec.config
     parallel = config.parallel
     chunk = config.cache.blocks_per_chunk
@@ -181,14 +193,14 @@ def engine_shape(offloading_spec: Any, *, row_bytes: int) -> EngineShape:  # noq
         pipeline_parallel=parallel.pp_size,
         context_parallel=parallel.pcp_size * parallel.dcp_size,
         packing=_packing(config, offloading_spec),
-        tells_positions=_TELLS_POSITIONS,
+        has_positions=_HAS_POSITIONS,
     )
 
 
 def _packing(config: Any, offloading_spec: Any) -> str:  # noqa: ANN401
-    """Name how bytes lie in a row.
+    """Return a name for the placement of bytes in a row.
 
-    vLLM's release is part of it: none promises the next one's packing.
+    The name includes vLLM's release, because no release promises the packing of the next.
     """
     release = ".".join(vllm.__version__.split(".")[:2])
     is_single_copy = getattr(offloading_spec, "replicated_layout", False)
@@ -203,12 +215,12 @@ def _packing(config: Any, offloading_spec: Any) -> str:  # noqa: ANN401
 
 
 def _positions(req_context: Any) -> Mapping[bytes, int] | None:  # noqa: ANN401
-    return getattr(req_context, _POSITIONS) if _TELLS_POSITIONS else None
+    return getattr(req_context, _POSITIONS) if _HAS_POSITIONS else None
 
 
-def _job(metadata: Any) -> Job:  # noqa: ANN401
+def _job(metadata: Any) -> TierJob:  # noqa: ANN401
     rows: Iterable[int] = metadata.chunk_ids if hasattr(metadata, "chunk_ids") else metadata.block_ids
-    return Job(
+    return TierJob(
         metadata.job_id,
         metadata.req_context.req_id,
         tuple(metadata.keys),

@@ -1,4 +1,4 @@
-"""What the tier counts, and under which names it appears among vLLM's metrics."""
+"""Counters of the tier, and their names among vLLM's metrics."""
 
 from __future__ import annotations
 
@@ -6,46 +6,38 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostraca_fabric.outcome import Reason
+from ostraca_fabric.model.outcome import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostraca_fabric.outcome import BlockState, PutState
+    from ostraca_fabric.model.outcome import BlockState, PutState
 
 _PREFIX = "vllm:kv_offload_ostraca_"
 _KNOWN_REASONS = frozenset(Reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Metric:
-    """One metric, the same only as itself. Prometheus adds ``_total`` to the name of a counter."""
+class TierMetric:
+    """Metric with identity by object. Prometheus adds ``_total`` to a counter's name."""
 
     name: str
     kind: str
     """``counter`` or ``gauge``."""
     help: str
     label: str = ""
-    """Its one label besides vLLM's own; empty for none."""
+    """The only label besides vLLM's own; empty for none."""
 
 
-LOOKUP_CHUNKS = Metric(
-    f"{_PREFIX}lookup_chunks", "counter", "Chunks that were asked for, by what was answered.", "outcome"
-)
-LOAD_CHUNKS = Metric(
-    f"{_PREFIX}load_chunks", "counter", "Chunks that were to be loaded, by what became of them.", "outcome"
-)
-STORE_CHUNKS = Metric(
-    f"{_PREFIX}store_chunks", "counter", "Chunks that were to be stored, by what became of them.", "outcome"
-)
-LOAD_BYTES = Metric(f"{_PREFIX}load_bytes", "counter", "Bytes that were loaded and verified.")
-REQUESTS = Metric(
-    f"{_PREFIX}requests", "counter", "Requests that were sent to the fabric, by operation.", "operation"
-)
-INFLIGHT_CHUNKS = Metric(
+LOOKUP_CHUNKS = TierMetric(f"{_PREFIX}lookup_chunks", "counter", "Chunks looked up, by outcome.", "outcome")
+LOAD_CHUNKS = TierMetric(f"{_PREFIX}load_chunks", "counter", "Chunks to load, by outcome.", "outcome")
+STORE_CHUNKS = TierMetric(f"{_PREFIX}store_chunks", "counter", "Chunks to store, by outcome.", "outcome")
+LOAD_BYTES = TierMetric(f"{_PREFIX}load_bytes", "counter", "Bytes loaded and verified.")
+REQUESTS = TierMetric(f"{_PREFIX}requests", "counter", "Requests to the fabric, by operation.", "operation")
+INFLIGHT_CHUNKS = TierMetric(
     f"{_PREFIX}inflight_chunks", "gauge", "Chunks of loads and stores under way.", "operation"
 )
-IS_USABLE = Metric(f"{_PREFIX}is_usable", "gauge", "1 while the fabric is connected and answers, else 0.")
+IS_USABLE = TierMetric(f"{_PREFIX}is_usable", "gauge", "1 while the fabric is connected and answers, else 0.")
 
 METRICS = (
     LOOKUP_CHUNKS,
@@ -58,35 +50,35 @@ METRICS = (
 )
 
 
-class Sample(NamedTuple):
-    """A value of a metric: for a counter, what was added since the last time."""
+class TierSample(NamedTuple):
+    """Value of a metric; for a counter, the increase since the last call."""
 
-    metric: Metric
+    metric: TierMetric
     label: str
     value: float
 
 
-class Counters:
-    """Counts since the tier began, and since they were last taken."""
+class TierCounters:
+    """Counts since the tier began, and since the last ``take``."""
 
     def __init__(self) -> None:
-        self.total: Counter[tuple[Metric, str]] = Counter()
-        self._new: Counter[tuple[Metric, str]] = Counter()
+        self.total: Counter[tuple[TierMetric, str]] = Counter()
+        self._new: Counter[tuple[TierMetric, str]] = Counter()
 
-    def add(self, metric: Metric, label: str = "", count: int = 1) -> None:
-        """Count something."""
+    def add(self, metric: TierMetric, label: str = "", count: int = 1) -> None:
+        """Add to a metric."""
         if count:
             self.total[metric, label] += count
             self._new[metric, label] += count
 
-    def take(self) -> Iterable[Sample]:
-        """Return what was added since the last time."""
+    def take(self) -> Iterable[TierSample]:
+        """Return the increases since the last call."""
         new, self._new = self._new, Counter()
-        return [Sample(metric, label, value) for (metric, label), value in new.items()]
+        return [TierSample(metric, label, value) for (metric, label), value in new.items()]
 
 
 def outcome_name(state: BlockState | PutState, reason: int) -> str:
-    """Name what became of a block: by its reason where it has one, else by its state."""
+    """Return the name of a block's outcome: its reason if any, else its state."""
     if not reason:
         return state.name.lower()
     return Reason(reason).name.lower() if reason in _KNOWN_REASONS else "other"

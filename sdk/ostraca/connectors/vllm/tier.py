@@ -1,27 +1,36 @@
-"""The tier, as any version of vLLM needs it.
+"""Tier: the secondary tier without any vLLM version.
 
-It is called by the engine's scheduler, one call at a time, and never waits: questions, loads and stores are
-submitted, and what has ended is taken at the next step. Whatever goes wrong with the fabric is a miss, or a
-store that does not happen.
+The engine's scheduler calls the tier, one call at a time, and the tier never waits. Lookups, loads and
+stores are submitted, and the results are taken at the next step. A failure of the fabric is a miss, or a
+skipped store.
 
-Each step of the engine: ``take_finished``, then ``look_up``, ``load`` and ``store`` as often as needed, then
-``end_step``, which sends the step's questions as one. A load writes a row if and only if it succeeds.
+Each step of the engine: ``take_finished``, then any number of ``look_up``, ``load`` and ``store``, then
+``end_step``, which sends the step's lookups as one. A load writes a row if and only if the load of that row
+succeeds.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
+from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
-from ostraca.connectors.vllm.core.transfers import Finished
-from ostraca.connectors.vllm.core.verdicts import Verdict, Verdicts
-from ostraca.connectors.vllm.counters import LOAD_CHUNKS, LOOKUP_CHUNKS, STORE_CHUNKS, Counters, Sample
-from ostraca.connectors.vllm.link import Link
+from ostraca.connectors.vllm.core.transfers import TransferJob
+from ostraca.connectors.vllm.counters import (
+    LOAD_CHUNKS,
+    LOOKUP_CHUNKS,
+    STORE_CHUNKS,
+    TierCounters,
+    TierSample,
+)
+from ostraca.connectors.vllm.fabric_link import FabricLink
+from ostraca.connectors.vllm.operations import FalseHits, LookupAnswer, TierOperations
 from ostraca.connectors.vllm.settings import LOGGER
-from ostraca.connectors.vllm.traffic import Answer, Gone, Traffic
+from ostraca.connectors.vllm.shape import hash_seed_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,19 +39,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca.connectors.vllm.core.prefix import Run
-    from ostraca.connectors.vllm.counters import Metric
+    from ostraca.connectors.vllm.counters import TierMetric
     from ostraca.connectors.vllm.settings import TierSettings
     from ostraca.connectors.vllm.shape import EngineShape
-    from ostraca_fabric.layout import Layout
+    from ostraca_fabric.model.volume import Layout
 
 log = logging.getLogger(LOGGER)
 
 HASH_BYTES = 32
-"""Length of vLLM's hashes unless its keys show another: SHA-256."""
+"""Length of vLLM's hashes, unless keys show another: SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TierJob:
     """Chunks to move between rows and the fabric, for one request of the engine."""
 
     job_id: int
@@ -53,7 +62,10 @@ class Job:
 
 
 class Tier:
-    """One engine's way to the fabric. Not thread-safe; it does not care which thread calls."""
+    """Connection of one engine to the fabric.
+
+    Not thread-safe, but calls may come from any thread.
+    """
 
     def __init__(
         self,
@@ -63,7 +75,7 @@ class Tier:
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*rows* is the engine's host memory, shape (rows, bytes per row)."""
+        """Begin with the engine's host memory *rows*, shape (rows, bytes per row)."""
         self._settings = settings
         self._shape = shape
         self._rows: NDArray[np.uint8] | None = rows
@@ -71,14 +83,14 @@ class Tier:
         self._hash_bytes = HASH_BYTES
         self._tokens_per_chunk = {group.number: group.tokens_per_chunk for group in shape.groups}
         self._prefixes: dict[str, Prefix] = {}
-        self._verdicts = Verdicts(
+        self._lookups = LookupTable(
             entries_max=settings.table_chunks_max,
             failed_max=settings.failed_chunks_max,
             failed_hold_s=settings.failed_hold_s,
         )
-        self._finished: list[Finished] = []
-        self._link = Link(settings, block_bytes=shape.row_bytes, layout=self._layout())
-        self._traffic = Traffic(
+        self._finished: list[TransferJob] = []
+        self._link = FabricLink(settings, block_bytes=shape.row_bytes, layout=self._layout())
+        self._operations = TierOperations(
             self._link,
             settings,
             row_bytes=shape.row_bytes,
@@ -87,9 +99,9 @@ class Tier:
         )
 
     @property
-    def counters(self) -> Counters:
-        """What has been counted so far."""
-        return self._traffic.counters
+    def counters(self) -> TierCounters:
+        """Counts so far."""
+        return self._operations.counters
 
     @property
     def row_bytes(self) -> int:
@@ -98,140 +110,160 @@ class Tier:
 
     @property
     def is_linked(self) -> bool:
-        """Whether a fabric was found and the volume is open."""
-        return self._link.now() is not None
+        """Whether the fabric is connected and the volume open."""
+        return self._link.volume() is not None
 
     @property
     def has_work(self) -> bool:
         """Whether jobs are under way, or over and not yet taken."""
-        return bool(len(self._traffic.transfers) or self._finished)
+        return bool(len(self._operations.transfers) or self._finished)
 
     def begin_request(self, request: str, positions: Mapping[bytes, int] | None) -> None:
-        """A request begins; *positions* is the engine's own record of its keys, if it keeps one."""
+        """Begin a request.
+
+        *positions* is the engine's own record of the request's keys, or None.
+        """
         self._prefixes[request] = Prefix(self._tokens_per_chunk, positions)
 
     def end_request(self, request: str) -> None:
-        """No more calls name this request. Its transfers may still be under way."""
-        self._prefixes.pop(request, None)
-        self._verdicts.forget(request)
+        """End a request: no more calls name it.
 
-    def look_up(self, key: bytes, request: str) -> Verdict:
-        """Tell whether a chunk could be loaded: THERE, MISSING, or ASKED for "ask again"."""
+        Transfers of the request may still be under way.
+        """
+        self._prefixes.pop(request, None)
+        self._lookups.forget(request)
+
+    def look_up(self, key: bytes, request: str) -> ChunkState:
+        """Tell whether a chunk can be loaded: PRESENT, MISSING, or PENDING (look up again)."""
         now_s = self._clock_s()
         if len(key) - GROUP_BYTES != self._hash_bytes:
-            self._learn_hash_bytes(len(key) - GROUP_BYTES)
-        why_not = self._traffic.why_no_reads
-        if why_not:
-            return self._missing(why_not)
-        until_s = now_s + self._settings.lookup_deadline_s + self._settings.pause_s
-        verdict = self._verdicts.of(request, key, now_s=now_s, until_s=until_s)
-        return self._missing("table_full") if verdict is Verdict.FULL else verdict
+            self._adopt_hash_bytes(len(key) - GROUP_BYTES)
+        refusal = self._operations.read_refusal
+        if refusal:
+            return self._missing(refusal)
+        until_s = now_s + self._settings.lookup_deadline_s + self._settings.backoff_s
+        state = self._lookups.state_of(request, key, now_s=now_s, until_s=until_s)
+        return self._missing("table_full") if state is ChunkState.TABLE_FULL else state
 
-    def load(self, job: Job) -> None:
-        """Begin to fill rows. ``take_finished`` tells which were filled; the others were not touched."""
-        runs = self._begin(job, LOAD_CHUNKS, self._traffic.why_no_reads)
-        self._traffic.load(job.job_id, runs, self._rows_of(job))
+    def load(self, job: TierJob) -> None:
+        """Start to fill rows.
+
+        ``take_finished`` returns the filled rows; the other rows are unchanged.
+        """
+        runs = self._begin(job, LOAD_CHUNKS, self._operations.read_refusal)
+        self._operations.submit_loads(job.job_id, runs, self._rows_of(job))
         self._seal(job.job_id)
 
-    def store(self, job: Job) -> None:
-        """Begin to copy rows to the fabric. They must not change until the job is finished."""
-        runs = self._begin(job, STORE_CHUNKS, self._traffic.why_no_writes)
-        self._traffic.store(job.job_id, runs, self._rows_of(job))
+    def store(self, job: TierJob) -> None:
+        """Start to copy rows to the fabric.
+
+        The rows must not change until the job is finished.
+        """
+        runs = self._begin(job, STORE_CHUNKS, self._operations.write_refusal)
+        self._operations.submit_stores(job.job_id, runs, self._rows_of(job))
         self._seal(job.job_id)
 
-    def take_finished(self) -> list[Finished]:
-        """Return the jobs that are over, and let look-ups know what was answered meanwhile."""
-        self._take_in(self._traffic.poll())
+    def take_finished(self) -> list[TransferJob]:
+        """Return the finished jobs, and pass new answers to lookups."""
+        self._process(self._operations.poll())
         finished, self._finished = self._finished, []
         return finished
 
     def end_step(self) -> None:
-        """Send what this step has asked."""
-        while self._traffic.has_room_to_ask:
-            asked = self._verdicts.take_questions(self._settings.lookup_chunks_max)
-            if not asked:
+        """Send the lookups of this step."""
+        while self._operations.can_submit_lookup:
+            pending = self._lookups.take_pending(self._settings.lookup_chunks_max)
+            if not pending:
                 return
-            why_not = self._traffic.why_no_reads
-            if why_not:
-                self._answer_missing([key for _, keys in asked for key in keys], why_not)
+            refusal = self._operations.read_refusal
+            if refusal:
+                self._answer_missing([key for _, keys in pending for key in keys], refusal)
             else:
-                self._ask(asked)
+                self._submit_lookups(pending)
 
     def drain(self) -> None:
-        """Wait until no job is under way; deadlines bound it. Afterwards nothing touches the rows."""
-        self._take_in(self._traffic.drain())
+        """Wait until no job is under way, at most until the deadlines.
 
-    def samples(self) -> list[Sample]:
-        """Return what was counted since the last time, and how things stand."""
-        return self._traffic.samples()
+        Afterwards nothing accesses the rows.
+        """
+        self._process(self._operations.drain())
+
+    def samples(self) -> list[TierSample]:
+        """Return the counts since the last call, and the current state."""
+        return self._operations.samples()
 
     def close(self) -> None:
-        """End the connection and let go of the rows. Takes seconds at most."""
+        """End the connection and release the rows. Takes seconds at most."""
         self._link.close()
-        self._take_in(self._traffic.poll())
+        self._process(self._operations.poll())
         self._rows = None
 
-    def _ask(self, asked: Iterable[tuple[str, list[bytes]]]) -> None:
+    def _submit_lookups(self, pending: Iterable[tuple[str, list[bytes]]]) -> None:
         runs: list[Run] = []
-        for request, keys in asked:
+        for request, keys in pending:
             found, strays = self._prefix(request).runs(keys)
             runs.extend(found)
             self._answer_missing(strays, "unplaced")
-        if runs and not self._traffic.ask(runs):
+        if runs and not self._operations.submit_lookup(runs):
             self._answer_missing([key for run in runs for key in run.keys], "not_submitted")
 
-    def _begin(self, job: Job, metric: Metric, why_not: str) -> list[Run]:
-        """Begin a job; return what of it is to be sent."""
+    def _begin(self, job: TierJob, metric: TierMetric, refusal: str) -> list[Run]:
+        """Begin a job; return the runs to send."""
         is_load = metric is LOAD_CHUNKS
-        self._traffic.transfers.begin(job.job_id, request=job.request, is_load=is_load, now_s=self._clock_s())
-        if why_not:
-            self._traffic.refuse(job.job_id, job.keys, metric, why_not)
+        self._operations.transfers.begin(
+            job.job_id, request=job.request, is_load=is_load, now_s=self._clock_s()
+        )
+        if refusal:
+            self._operations.refuse(job.job_id, job.keys, metric, refusal)
             return []
         runs, strays = self._prefix(job.request).runs(job.keys)
-        self._traffic.refuse(job.job_id, strays, metric, "unplaced")
+        self._operations.refuse(job.job_id, strays, metric, "unplaced")
         return runs
 
     def _seal(self, job_id: int) -> None:
-        finished = self._traffic.transfers.sealed(job_id, self._clock_s())
+        finished = self._operations.transfers.seal(job_id, self._clock_s())
         if finished is not None:
-            self._take_in([finished])
+            self._process([finished])
 
-    def _take_in(self, ended: Iterable[Answer | Gone | Finished]) -> None:
+    def _process(self, ended: Iterable[LookupAnswer | FalseHits | TransferJob]) -> None:
         for each in ended:
             match each:
-                case Answer(keys=keys, are_there=are_there):
-                    self._verdicts.answered(zip(keys, are_there, strict=True))
-                case Gone(keys=keys):
-                    self._verdicts.hold(keys, self._clock_s())
-                case Finished():
+                case LookupAnswer(keys=keys, are_present=are_present):
+                    self._lookups.record_answers(zip(keys, are_present, strict=True))
+                case FalseHits(keys=keys):
+                    self._lookups.hold_off(keys, self._clock_s())
+                case TransferJob():
                     if each.is_load:
-                        self._verdicts.failed(each.request, each.failed)
+                        self._lookups.record_failed_loads(each.request, each.failed)
                     self._finished.append(each)
                 case _:
                     assert_never(each)
 
-    def _missing(self, why: str) -> Verdict:
-        self.counters.add(LOOKUP_CHUNKS, why)
-        return Verdict.MISSING
+    def _missing(self, reason: str) -> ChunkState:
+        self.counters.add(LOOKUP_CHUNKS, reason)
+        return ChunkState.MISSING
 
-    def _answer_missing(self, keys: Sequence[bytes], why: str) -> None:
-        self.counters.add(LOOKUP_CHUNKS, why, len(keys))
-        self._verdicts.answered((key, False) for key in keys)
+    def _answer_missing(self, keys: Sequence[bytes], reason: str) -> None:
+        self.counters.add(LOOKUP_CHUNKS, reason, len(keys))
+        self._lookups.record_answers((key, False) for key in keys)
 
     def _prefix(self, request: str) -> Prefix:
-        """Return what a request has shown; of one that never began, nothing is known."""
+        """Return the known prefix of a request, empty for an unknown request."""
         found = self._prefixes.get(request)
-        return found or Prefix(self._tokens_per_chunk, {} if self._shape.tells_positions else None)
+        return found or Prefix(self._tokens_per_chunk, {} if self._shape.has_positions else None)
 
-    def _rows_of(self, job: Job) -> dict[bytes, NDArray[np.uint8]]:
+    def _rows_of(self, job: TierJob) -> dict[bytes, NDArray[np.uint8]]:
         assert self._rows is not None, "the tier is closed"
         return {key: self._rows[row] for key, row in zip(job.keys, job.rows, strict=True)}
 
-    def _learn_hash_bytes(self, hash_bytes: int) -> None:
-        """The engine hashes otherwise than assumed: such blocks have a volume of their own."""
+    def _adopt_hash_bytes(self, hash_bytes: int) -> None:
+        """Move to the volume of another hash length, as shown by a key."""
         log.info("Ostraca tier: the engine's hashes have %d bytes", hash_bytes)
+        why = hash_seed_problem("", hash_bytes, os.environ)
+        if why:
+            log.warning("Ostraca tier: %s", why)
         self._hash_bytes = hash_bytes
-        self._link.want(self._layout())
+        self._link.switch_layout(self._layout())
 
     def _layout(self) -> Layout:
         return self._shape.layout(revision=self._settings.revision, hash_bytes=self._hash_bytes)

@@ -1,1 +1,1 @@
-"""What the tier decides. Pure: no I/O, no clock; time arrives as an argument, in seconds of one clock."""
+"""Decisions of the tier. Pure: no I/O; time is an argument, in seconds of one clock."""

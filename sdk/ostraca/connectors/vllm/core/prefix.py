@@ -1,13 +1,13 @@
-"""Where a chunk is placed: from vLLM's keys to chains.
+"""Placement of chunks: from vLLM's keys to chains.
 
-A key is an engine hash followed by four bytes that name a KV group. Writer and reader must place a block
-alike, or the reader never finds it. So the stripe unit of a key is used when the whole unit before it is
-known, and a key that can't be placed that way is not asked for and not stored: another engine would look
+A key is an engine hash followed by four bytes for the KV group. Writer and reader must place a block alike,
+or the reader never finds it. A key's stripe unit is therefore used only if all earlier chunks of that unit
+are known. A key without such a placement is neither looked up nor stored: another engine would look
 elsewhere.
 
-vLLM from 0.31 on tells where in its request each key ends; earlier versions tell nothing that is the same for
-every engine (whatever lies in GPU or host memory is never asked for, so the order of questions starts
-anywhere). There each block is placed by its own hash.
+vLLM from 0.31 on gives the end of each key in its request. Earlier versions give no information common to all
+engines: the engine never looks up chunks in GPU or host memory, so the sequence of lookups starts anywhere.
+With such a version, each block is placed by its own hash.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostraca_fabric.chain import STRIPE_UNIT_BLOCKS, Chain
+from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,20 +24,20 @@ GROUP_BYTES = 4
 
 
 class Run(NamedTuple):
-    """Chunks that can be named by one chain, and which of the caller's keys they are, in order."""
+    """Chunks named by one chain, with the caller's keys in order."""
 
     chain: Chain
     keys: tuple[bytes, ...]
 
 
 _Placed = tuple[int, int, bool, bytes]
-"""Of one chunk, in the order that sorts: its group, how many of the group come before it, whether it is only
-partly filled (the last of a prefix may be), and its key.
+"""Sort key of a chunk: group, number of earlier chunks of the group, whether partly filled (as the last of a
+prefix may be), and key.
 """
 
 
 def engine_hash(key: bytes) -> bytes:
-    """Return what vLLM calls the block hash."""
+    """Return the engine hash of a key, vLLM's block hash."""
     return key[:-GROUP_BYTES]
 
 
@@ -47,13 +47,13 @@ def group_of(key: bytes) -> int:
 
 
 class Prefix:
-    """What one request has shown of its chains."""
+    """Known chains of one request."""
 
     def __init__(self, tokens_per_chunk: Mapping[int, int], positions: Mapping[bytes, int] | None) -> None:
-        """Remember where to look.
+        """Begin with the engine's record of positions.
 
-        *tokens_per_chunk* is by KV group. *positions* is the engine's own record, key to the token at which
-        it ends, which may grow meanwhile; None when the engine keeps none.
+        *tokens_per_chunk* is by KV group. *positions* maps each key to its end token, and may grow meanwhile;
+        None without such a record.
         """
         self._tokens_per_chunk = tokens_per_chunk
         self._positions = positions
@@ -61,7 +61,7 @@ class Prefix:
         self._by_place: dict[tuple[int, int], bytes] = {}
 
     def runs(self, keys: Iterable[bytes]) -> tuple[list[Run], list[bytes]]:
-        """Cut *keys* into runs, first things first; return them and the keys that can't be placed."""
+        """Cut *keys* into runs in order of position; return runs and unplaced keys."""
         if self._positions is None:
             return list(_each_by_itself(keys)), []
         self._learn(self._positions)
@@ -86,7 +86,7 @@ class Prefix:
         return runs, strays
 
     def _learn(self, positions: Mapping[bytes, int]) -> None:
-        """Take in what the engine recorded since the last time: it only ever adds."""
+        """Read the engine's new positions: the record only grows."""
         if len(positions) <= self._seen:
             return
         for key, end_token in islice(positions.items(), self._seen, None):
@@ -97,9 +97,10 @@ class Prefix:
         self._seen = len(positions)
 
     def _run(self, part: Sequence[_Placed]) -> Run | None:
-        """Name consecutive chunks by a chain that begins where their first stripe unit does.
+        """Build the chain of consecutive chunks, from the start of their first unit.
 
-        Units are counted from the root of the prefix, so a chain that begins at any unit places alike.
+        Stripe units are counted from the root of the prefix, so a chain from the start of any unit gives the
+        same placement. Returns None if an earlier chunk of the unit is unknown.
         """
         group, first, *_ = part[0]
         begin = first - first % STRIPE_UNIT_BLOCKS
@@ -121,7 +122,7 @@ class Prefix:
 
 
 def _consecutive(placed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
-    """Cut sorted chunks where the group changes, one is missing, or two share a place."""
+    """Cut sorted chunks at a new group, a gap, or a shared place."""
     begin = 0
     for at in range(1, len(placed)):
         group, nth, is_partial, _ = placed[at - 1]
@@ -133,7 +134,7 @@ def _consecutive(placed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
 
 
 def _each_by_itself(keys: Iterable[bytes]) -> Iterator[Run]:
-    """Name chunks whose order is not known: one run for each group."""
+    """Build one run per group for chunks without a known order."""
     by_group: dict[int, list[bytes]] = {}
     for key in keys:
         by_group.setdefault(group_of(key), []).append(key)

@@ -1,115 +1,93 @@
-"""Jobs of the engine, and the requests to the fabric that each of them became.
+"""Jobs of the engine, and their requests to the fabric.
 
-A job moves several chunks for one request of the engine. It is over when every piece of it is, and then tells
-which chunks succeeded; the engine's rows stay pinned until it has been told.
+A job moves several chunks for one request of the engine. The job is over when all its pieces are, and then
+reports the successful chunks. The engine's rows stay pinned until this report.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A job is over."""
-
-    job_id: int
-    request: str
-    is_load: bool
-    succeeded: tuple[bytes, ...]
-    failed: tuple[bytes, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Chunks of a job under one ticket."""
-
-    job_id: int
-    keys: tuple[bytes, ...]
-
-
 @dataclass(slots=True)
-class _Job:
+class TransferJob:
+    """Job of the engine, with its results so far."""
+
+    job_id: int
     request: str
     is_load: bool
-    begun_s: float
-    pieces: int = 0
-    succeeded: list[bytes] = field(default_factory=list)
-    failed: list[bytes] = field(default_factory=list)
+    began_s: float
+    pieces: int = 1
+    """Pieces under way, and one more until the job is sealed."""
+
+    succeeded: tuple[bytes, ...] = ()
+    failed: tuple[bytes, ...] = ()
+    seconds: float = 0.0
+    """Duration, once the job is over."""
 
 
 class Transfers:
-    """What is under way. *ticket* may be any hashable value that names one request to the fabric."""
+    """Jobs under way. *ticket* is any hashable name of a request to the fabric."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, _Job] = {}
-        self._pieces: dict[Hashable, Piece] = {}
+        self._jobs: dict[int, TransferJob] = {}
+        self._pieces: dict[Hashable, tuple[TransferJob, tuple[bytes, ...]]] = {}
         self.loading = 0
         """Chunks of loads under way."""
         self.storing = 0
         """Chunks of stores under way."""
 
     def __len__(self) -> int:
-        """Count the jobs that are not over."""
+        """Return the number of jobs not over."""
         return len(self._jobs)
 
     def begin(self, job_id: int, *, request: str, is_load: bool, now_s: float) -> None:
-        """Begin a job; then ``sent`` and ``refused`` for all of its chunks, then ``sealed`` once."""
-        self._jobs[job_id] = _Job(request, is_load, now_s, pieces=1)
+        """Begin a job.
 
-    def sent(self, job_id: int, ticket: Hashable, keys: Sequence[bytes]) -> None:
-        """These chunks are on their way; ``ended`` must follow for the ticket."""
+        Next, call ``add`` or ``refuse`` for all of its chunks, then ``seal`` once.
+        """
+        self._jobs[job_id] = TransferJob(job_id, request, is_load, now_s)
+
+    def add(self, job_id: int, ticket: Hashable, keys: Sequence[bytes]) -> None:
+        """Note chunks under way; ``end`` must follow for the ticket."""
         job = self._jobs[job_id]
         job.pieces += 1
-        self._pieces[ticket] = Piece(job_id, tuple(keys))
+        self._pieces[ticket] = job, tuple(keys)
         self._count(job, len(keys))
 
-    def refused(self, job_id: int, keys: Sequence[bytes]) -> None:
-        """These chunks were not tried."""
-        self._jobs[job_id].failed.extend(keys)
+    def refuse(self, job_id: int, keys: Sequence[bytes]) -> None:
+        """Note chunks failed without an attempt."""
+        self._jobs[job_id].failed += tuple(keys)
 
-    def sealed(self, job_id: int, now_s: float) -> Finished | None:
-        """Nothing more belongs to the job; return its end when nothing of it is under way."""
-        return self._one_less(job_id, now_s)
+    def seal(self, job_id: int, now_s: float) -> TransferJob | None:
+        """Note a job as complete; return the job if no piece is under way."""
+        return self._end_piece(self._jobs[job_id], now_s)
 
-    def ended(self, ticket: Hashable, are_good: Sequence[bool], now_s: float) -> Finished | None:
-        """A piece is over: which of its chunks succeeded. Return the job's end when this was its last."""
-        piece = self._pieces.pop(ticket)
-        job = self._jobs[piece.job_id]
-        self._count(job, -len(piece.keys))
-        for key, is_good in zip(piece.keys, are_good, strict=True):
-            (job.succeeded if is_good else job.failed).append(key)
-        return self._one_less(piece.job_id, now_s)
+    def end(self, ticket: Hashable, are_good: Sequence[bool], now_s: float) -> TransferJob | None:
+        """Note an ended piece with its successes; return the job if over."""
+        job, keys = self._pieces.pop(ticket)
+        self._count(job, -len(keys))
+        results = list(zip(keys, are_good, strict=True))
+        job.succeeded += tuple(key for key, is_good in results if is_good)
+        job.failed += tuple(key for key, is_good in results if not is_good)
+        return self._end_piece(job, now_s)
 
-    def piece(self, ticket: Hashable) -> Piece | None:
-        """Return what is under a ticket; None when it is no piece of a job."""
+    def piece(self, ticket: Hashable) -> tuple[TransferJob, tuple[bytes, ...]] | None:
+        """Return job and chunks of a ticket; None for other tickets."""
         return self._pieces.get(ticket)
 
-    def is_load(self, job_id: int) -> bool:
-        """Tell the direction of a job that is not over."""
-        return self._jobs[job_id].is_load
-
-    def _one_less(self, job_id: int, now_s: float) -> Finished | None:
-        job = self._jobs[job_id]
+    def _end_piece(self, job: TransferJob, now_s: float) -> TransferJob | None:
         job.pieces -= 1
         if job.pieces:
             return None
-        del self._jobs[job_id]
-        return Finished(
-            job_id,
-            job.request,
-            job.is_load,
-            tuple(job.succeeded),
-            tuple(job.failed),
-            now_s - job.begun_s,
-        )
+        job.seconds = now_s - job.began_s
+        return self._jobs.pop(job.job_id)
 
-    def _count(self, job: _Job, chunks: int) -> None:
+    def _count(self, job: TransferJob, chunks: int) -> None:
         if job.is_load:
             self.loading += chunks
         else:

@@ -1,0 +1,40 @@
+"""D6: get of one block in the agent's DRAM, beside a memcpy of as many bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from benchmarks.support.figure import Figure, Target
+
+from ostraca_cli.tools.bench import suite
+from ostraca_cli.tools.bench.limits import Memcpy
+from ostraca_cli.tools.bench.series import GB, Comparison, measure
+
+if TYPE_CHECKING:
+    from benchmarks.support.conditions import Conditions
+
+MS = 1e3
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Measure gets of a block of the first size, into the caller's memory."""
+    plan = conditions.one_plan()
+    with (
+        suite.own_workload(plan, conditions.new_directory(), dram_bytes=suite.dram_bytes(plan)) as work,
+        contextlib.closing(Memcpy(blocks=1, block_bytes=plan.block_bytes)) as memcpy,
+    ):
+        chain = suite.resident_chain(work)
+        found = measure(
+            Comparison(
+                "one block",
+                lambda: work.get_s(chain[:1]) * MS,
+                "memcpy",
+                lambda: plan.block_bytes / GB / memcpy.turn() * MS,
+            ),
+            plan.pace,
+        )
+    return [
+        Figure("D6", "get 1 block from DRAM, p50", "ms", found, Target(value_at_most=0.3)),
+        Figure("D6", "get 1 block from DRAM, p99", "ms", found, Target(value_at_most=1.0), quantile=0.99),
+    ]

@@ -1,0 +1,1 @@
+"""Adapters of the agent alone: transports, peers, NVMe-oF."""

@@ -1,0 +1,1 @@
+"""Connections to enclosures: Linux NVMe-oF, or directories of files."""

@@ -1,0 +1,162 @@
+"""Reasons for failed connections, derived from Linux's messages. Pure.
+
+For most refusals by the other end the kernel returns one error, EIO. Details appear only in the kernel
+log, in words that have hardly changed since their introduction. The log is therefore evaluated first, and
+the error code if the log is unreadable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.model.target import TargetTransport
+from ostraca_fabric.ports.paths import PathError, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError
+    from ostraca_fabric.model.target import Controller
+
+_NOT_ALLOWED = ("is not allowed, hostnqn", "Connect Invalid Data Parameter, hostnqn")
+_ANOTHER = ("Connect Invalid Data Parameter, subsysnqn",)
+_NOT_AUTHENTICATED = ("authentication",)
+_AUTHENTICATED = (": authenticated",)
+_BUSY = ("controller is busy or not available",)
+_SECRET_ERRORS = (errno.ENOKEY, errno.EKEYREJECTED, errno.EKEYEXPIRED)
+_CHECK = "check the enclosure's daemon and the network"
+_REASONS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset",
+    errno.EHOSTUNREACH: "no host at this address",
+    errno.ENETUNREACH: "no route to this network",
+    errno.ETIMEDOUT: "no answer",
+    errno.EAGAIN: "the listener does not answer as NVMe-oF",
+    errno.EADDRNOTAVAIL: "no device of this host reaches this address",
+    errno.ENODEV: "no device of this host reaches this address",
+    errno.EHOSTDOWN: "no host at this address",
+    errno.EPROTO: "the listener does not speak NVMe-oF",
+}
+
+
+_STAGES = tuple(Stage)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """State of an abandoned connection attempt, as seen on the host."""
+
+    name: str = ""
+    """Name of the controller while the kernel continues; else empty."""
+
+    has_answered: bool = False
+    """Whether the other end accepted the connection."""
+
+    behind: str = ""
+    """Earlier controller still being made; no request was sent for this attempt."""
+
+    behind_s: float = 0.0
+    """Possible remaining time of the earlier attempt."""
+
+
+def furthest_error(errors: Sequence[PathError]) -> PathError:
+    """Return a common error for one or more failed controllers.
+
+    The stage is the furthest reached by any controller: an enclosure that refuses this host is present,
+    even if other controllers are not.
+    """
+    stage = max((error.stage for error in errors), key=_STAGES.index)
+    first = [error for error in errors if error.stage is stage]
+    others = [error for error in errors if error.stage is not stage]
+    return PathError(stage, "; ".join(dict.fromkeys(str(error) for error in (*first, *others))))
+
+
+def refusal(
+    controller: Controller,
+    nqn: str,
+    host: str,
+    error: KernelError,
+    *,
+    has_secret: bool,
+    late: AttemptState | None = None,
+) -> PathError:
+    """Return the error for a controller that the kernel did not connect.
+
+    *late*: state of the attempt after a timeout, else None.
+    """
+    if (unsent := _unsent(controller, error, late)) is not None:
+        return unsent
+    log = "\n".join(error.log)
+    code = errno.errorcode.get(error.code, str(error.code))
+    detail = f"; kernel log: {error.log[-1]}" if error.log else ""
+    if _contains(log, _NOT_ALLOWED):
+        stage, why = Stage.AUTHENTICATE, f"rejects this host: add {host} to the hosts of the enclosure"
+    elif _contains(log, _ANOTHER):
+        stage, why = Stage.IDENTIFY, f"has no subsystem {nqn}: correct the enclosure's controllers"
+    elif _contains(log, _NOT_AUTHENTICATED) or error.code in _SECRET_ERRORS:
+        stage = Stage.AUTHENTICATE
+        secret = "this secret" if has_secret else "no secret"
+        why = f"rejects {host} with {secret}: configure the enclosure's secret for this host"
+    elif _contains(log, _BUSY):
+        stage, why = Stage.REACH, "accepts no further hosts: raise the limit of hosts"
+    elif error.code == errno.ETIME:
+        may_be_refused = has_secret and not _contains(log, _AUTHENTICATED)
+        stage, why = _timeout(host, late or AttemptState(), may_be_refused=may_be_refused)
+    elif error.code in _REASONS:
+        stage, why = Stage.REACH, f"is not reachable: {_REASONS[error.code]} ({code}); {_CHECK}"
+    elif error.code == errno.EIO:
+        stage = Stage.AUTHENTICATE
+        why = (
+            f"answers, but rejects this host: add {host} to the hosts of the enclosure, or correct the "
+            f"secret or the subsystem {nqn}; the kernel log has the reason{detail}"
+        )
+    else:
+        stage, why = Stage.FIT, f"failed in this host's kernel: {os.strerror(error.code)} ({code}){detail}"
+    return PathError(stage, f"{controller} {why}")
+
+
+def _timeout(host: str, late: AttemptState, *, may_be_refused: bool) -> tuple[Stage, str]:
+    if late.has_answered and may_be_refused:
+        # Linux's target ends a refused host's connection, often before the answer is sent.
+        return Stage.AUTHENTICATE, (
+            f"accepted the connection of {host}, and did not finish authentication in time, as after a "
+            "wrong secret: configure the enclosure's secret for this host; the enclosure's kernel log has "
+            "the reason"
+        )
+    if late.has_answered:
+        return Stage.REACH, f"accepted the connection of {host}, then fell silent: see its kernel log"
+    return Stage.REACH, f"is not reachable: no end in time (ETIME); {_CHECK}"
+
+
+def _unsent(controller: Controller, error: KernelError, late: AttemptState | None) -> PathError | None:
+    """Return the error if no request was sent to the enclosure, else None."""
+    if error.during == "open":
+        if error.code in (errno.EACCES, errno.EPERM):
+            return PathError(Stage.FIT, "no permission for /dev/nvme-fabrics: run the agent as root")
+        module = "nvme-rdma" if controller.transport is TargetTransport.RDMA else "nvme-tcp"
+        return PathError(
+            Stage.FIT,
+            f"the kernel of this host has no NVMe-oF ({os.strerror(error.code)}: /dev/nvme-fabrics): "
+            f"modprobe {module}",
+        )
+    if error.code == errno.ETIME and late is not None and late.behind:
+        return PathError(
+            Stage.REACH,
+            f"{controller} was not tried: the kernel of this host connects one path at a time, and is busy "
+            f"with {late.behind} for up to {late.behind_s:.0f} s, as after a refused secret "
+            "(nvme_core.admin_timeout per attempt): try again later",
+        )
+    if error.during == "options":
+        return PathError(
+            Stage.FIT,
+            f"the kernel of this host did not report support for secrets of {controller} "
+            f"({os.strerror(error.code)}): check the load of this host",
+        )
+    return None
+
+
+def _contains(log: str, words: tuple[str, ...]) -> bool:
+    return any(word in log for word in words)

@@ -1,0 +1,1 @@
+"""Transports between staging memory and arenas: inline frames or NIXL."""

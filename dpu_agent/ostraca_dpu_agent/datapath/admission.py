@@ -1,0 +1,335 @@
+"""Admission of gets: is loading the blocks faster than recomputing them? Pure.
+
+If the caller states its recompute time and loading would take longer, the blocks are declined at once,
+before any lease. Cached blocks and flash blocks are judged separately: a decline of either does not slow
+the other. Other callers are always admitted, but their bookings count for all.
+
+The latency estimator uses recent measurements and queues. A load waits in queues: of a drive, and of the way
+to a worker's arena. Each queue is measured while busy. Two numbers describe the queue: the time before the
+first byte, and the time per byte after that. A single speed from small loads alone would underestimate large
+loads and wrongly decline them.
+
+Unknown is fast. A queue without measurements costs no time, and old measurements fade. A declined load
+measures nothing, so a formerly slow queue must be tried again.
+
+Not covered: writes, seen only in later measurements of reads. Loads of other workers on their way show
+only in a queue's speed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import exp2
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ostraca_fabric.telemetry.status import EstimateCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+    from ostraca_fabric.model.ids import DriveId
+
+
+_MIB: Final = 1 << 20
+
+_KEPT: Final = 63 / 64
+"""Weight of the past at each new measurement; a burst of simultaneous reads is one of many."""
+
+_FADE_S: Final = 5.0
+"""Time in which an idle queue's estimated costs are halved."""
+
+_PULL: Final = 0.01
+"""Pull of each load on an idle queue towards zero for both numbers, with a start weighing as much as one MiB.
+Loads of one size leave open which number took the time: up to about one MiB the start is assumed.
+"""
+
+_TINY: Final = 1e-12
+"""Prevents a division by zero without measurements."""
+
+
+class LoadQueue:
+    """A queue for loads."""
+
+    def __init__(self) -> None:
+        """Begin unmeasured and idle."""
+        self.waiting_bytes = 0
+        """Bytes of admitted loads that have not started here."""
+
+        self.active_bytes = 0
+        self._since_s = 0.0
+        self._ended_s = 0.0
+        self._is_start = False
+        # Sums over measurements (starts, MiB, seconds) of pairwise products.
+        self._starts = self._cross = self._squares = 0.0
+        self._starts_s = self._squares_s = 0.0
+
+    def begin(self, now_s: float, load_bytes: int) -> None:
+        """Count a load at its start."""
+        if not self.active_bytes:
+            self._since_s, self._is_start = now_s, True
+        self.active_bytes += load_bytes
+
+    def end(self, now_s: float, load_bytes: int) -> None:
+        """Count and measure the end of a load."""
+        took_s = max(0.0, now_s - self._since_s)
+        start, size = float(self._is_start), load_bytes / _MIB
+        self._starts = self._starts * _KEPT + start
+        self._cross = self._cross * _KEPT + start * size
+        self._squares = self._squares * _KEPT + size * size
+        self._starts_s = self._starts_s * _KEPT + start * took_s
+        self._squares_s = self._squares_s * _KEPT + size * took_s
+        self.active_bytes -= load_bytes
+        self._since_s, self._ended_s, self._is_start = now_s, now_s, False
+
+    def abandon(self, load_bytes: int) -> None:
+        """Stop counting an abandoned load; its end says nothing about this queue."""
+        self.active_bytes -= load_bytes
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the time until a new load's first byte."""
+        first_s, byte_s = self._costs(now_s)
+        # A silent queue is assumed to stay silent for as long again.
+        silent_s = now_s - self._since_s if self.active_bytes else 0.0
+        return max(first_s + byte_s * (self.waiting_bytes + self.active_bytes), silent_s)
+
+    def serve_s(self, now_s: float, load_bytes: int) -> float:
+        """Return the duration of a load after its turn has come."""
+        return self._costs(now_s)[1] * load_bytes
+
+    def _costs(self, now_s: float) -> tuple[float, float]:
+        """Return seconds before the first byte and per byte, by least squares.
+
+        Neither is negative.
+        """
+        starts = self._starts * (1 + _PULL) + _TINY
+        squares = self._squares + self._starts * _PULL + _TINY
+        first = (self._starts_s * squares - self._squares_s * self._cross) / (
+            starts * squares - self._cross * self._cross
+        )
+        each = (self._squares_s - self._cross * first) / squares
+        if first < 0:
+            first, each = 0.0, self._squares_s / squares
+        elif each < 0:
+            first, each = self._starts_s / starts, 0.0
+        faded = exp2(-max(0.0, now_s - self._ended_s) / _FADE_S)
+        return first * faded, each * faded / _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Blocks of a request to load."""
+
+    by_drive: Mapping[DriveId, int]
+    """Bytes to read per drive; cached blocks are read from none."""
+
+    load_bytes: int
+    """Bytes to move to the worker."""
+
+
+class LatencyEstimator:
+    """Load queues of an agent."""
+
+    def __init__(self, wave_bytes: int) -> None:
+        """Begin unmeasured; loads are read in waves of *wave_bytes*, moved in turn."""
+        self._wave_bytes = wave_bytes
+        self.drives: defaultdict[DriveId, LoadQueue] = defaultdict(LoadQueue)
+        self._worker_queues: WeakKeyDictionary[Hashable, LoadQueue] = WeakKeyDictionary()
+        self.estimates = EstimateCounters()
+
+    def worker_queue(self, worker: Hashable) -> LoadQueue:
+        """Return the queue to a worker, kept as long as the worker."""
+        return self._worker_queues.setdefault(worker, LoadQueue())
+
+    def estimate_s(self, now_s: float, load: Load, worker_queue: LoadQueue, *, own_bytes: int = 0) -> float:
+        """Return the estimated duration of a load admitted now.
+
+        Reading and moving overlap except for one wave. *own_bytes* in *worker_queue* belong to the
+        same request and are not waited for.
+        """
+        move_s = worker_queue.serve_s(now_s, load.load_bytes)
+        own_s = worker_queue.serve_s(now_s, own_bytes)
+        alone = min(1.0, self._wave_bytes / load.load_bytes) if load.load_bytes else 1.0
+        takes_s = max(0.0, worker_queue.wait_s(now_s) - own_s) + move_s
+        for drive, read_bytes in load.by_drive.items():
+            queue = self.drives[drive]
+            read_s = queue.serve_s(now_s, read_bytes)
+            longer_s, shorter_s = max(read_s, move_s), min(read_s, move_s)
+            takes_s = max(takes_s, queue.wait_s(now_s) + longer_s + alone * shorter_s)
+        return takes_s
+
+    def slowest(self, now_s: float, load: Load) -> DriveId:
+        """Return the drive with the longest wait for a load."""
+
+        def takes_s(drive: DriveId) -> float:
+            queue = self.drives[drive]
+            return queue.wait_s(now_s) + queue.serve_s(now_s, load.by_drive[drive])
+
+        return max(load.by_drive, key=takes_s)
+
+    def compare(self, estimate_s: float, took_s: float) -> None:
+        """Compare the duration of an admitted load with its estimate."""
+        counters = self.estimates
+        counters.loads += 1
+        counters.estimated_s += estimate_s
+        counters.took_s += took_s
+        counters.error_s += abs(took_s - estimate_s)
+
+
+class Booking:
+    """Bookings of an admitted request not yet started; later loads wait."""
+
+    def __init__(self) -> None:
+        """Begin without bookings."""
+        self._left: defaultdict[LoadQueue, int] = defaultdict(int)
+
+    def __bool__(self) -> bool:
+        """Return whether there are bookings."""
+        return bool(self._left)
+
+    def add(self, queue: LoadQueue, load_bytes: int) -> None:
+        """Book an admitted load."""
+        self._left[queue] += load_bytes
+        queue.waiting_bytes += load_bytes
+
+    def of(self, queue: LoadQueue) -> int:
+        """Return the bytes booked on a queue."""
+        return self._left.get(queue, 0)
+
+    def take(self, queue: LoadQueue, load_bytes: int) -> None:
+        """Remove started bytes, at most the booked bytes."""
+        taken = min(load_bytes, self._left[queue])
+        self._left[queue] -= taken
+        queue.waiting_bytes -= taken
+
+    def close(self) -> None:
+        """Remove all remaining bookings."""
+        for queue, left in self._left.items():
+            queue.waiting_bytes -= left
+        self._left.clear()
+
+
+class GetAdmission:
+    """Admission of a get, with its bookings. Call ``close`` once answered."""
+
+    def __init__(
+        self,
+        estimator: LatencyEstimator,
+        clock: Callable[[], float],
+        worker: Hashable,
+        lengths: NDArray[np.uint32],
+        recompute_s: float,
+    ) -> None:
+        """Admit blocks of these *lengths*.
+
+        *recompute_s* is for all blocks together, 0 if unknown.
+        """
+        self._estimator = estimator
+        self._clock = clock
+        self._worker_queue = estimator.worker_queue(worker)
+        self._lengths = lengths
+        self._recompute_s = recompute_s
+        self._booking = Booking()
+        self._is_over = False
+        self._moving_bytes = 0
+        self._estimated: tuple[float, float] | None = None
+        """Start of loading from flash, and the estimated duration."""
+
+    def admit_cached(self, is_cached: NDArray[np.bool_], *, waves: int) -> bool:
+        """Return whether moving the cached blocks in *waves* waves is worth it.
+
+        A single wave that starts at once is not booked, here and in ``admit``.
+        """
+        if waves == 1 and not self._recompute_s > 0:
+            return True
+        load = Load({}, int(self._lengths[is_cached].sum()))
+        if self._worth_s(int(np.count_nonzero(is_cached)), load) is None:
+            return False
+        if waves > 1:
+            self._booking.add(self._worker_queue, load.load_bytes)
+        return True
+
+    def admit(
+        self, locations: BlockLocations, positions: NDArray[np.intp], *, per_wave: int
+    ) -> NDArray[np.intp]:
+        """Return the located blocks that are worth loading, *per_wave* per wave.
+
+        If not all are, the slowest drives are left out one by one, since a slow drive does not affect
+        blocks elsewhere.
+        """
+        if len(positions) <= per_wave and not self._recompute_s > 0:
+            return positions
+        load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
+        estimate_s = self._worth_s(len(positions), load)
+        while estimate_s is None:
+            if len(load.by_drive) <= 1:
+                return positions[:0]
+            slowest = self._estimator.slowest(self._clock(), load)
+            positions = np.concatenate(
+                [its for drive, its in locations.by_drive(positions) if drive != slowest]
+            )
+            positions.sort()
+            load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
+            estimate_s = self._worth_s(len(positions), load)
+        if self._recompute_s > 0:
+            self._estimated = self._clock(), estimate_s
+        if len(positions) > per_wave or len(load.by_drive) > 1:
+            self._booking.add(self._worker_queue, load.load_bytes)
+            for drive, read_bytes in load.by_drive.items():
+                self._booking.add(self._estimator.drives[drive], read_bytes)
+        return positions
+
+    def start_reads(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
+        """Remove started reads from the bookings."""
+        if self._booking:
+            for drive, read_bytes in locations.bytes_by_drive(positions).items():
+                self._booking.take(self._estimator.drives[drive], read_bytes)
+
+    def start_move(self, positions: NDArray[np.intp]) -> int:
+        """Count a started move; pass the returned bytes to ``end_move``."""
+        moved_bytes = self._bytes(positions)
+        self._booking.take(self._worker_queue, moved_bytes)
+        self._worker_queue.begin(self._clock(), moved_bytes)
+        self._moving_bytes += moved_bytes
+        return moved_bytes
+
+    def cancel_move(self, positions: NDArray[np.intp]) -> None:
+        """Remove moves that will not happen from the bookings."""
+        self._booking.take(self._worker_queue, self._bytes(positions))
+
+    def end_move(self, moved_bytes: int) -> None:
+        """Measure a move that has ended, with any result."""
+        self._moving_bytes -= moved_bytes
+        if not self._is_over:
+            self._worker_queue.end(self._clock(), moved_bytes)
+
+    def end_loads(self) -> None:
+        """Note the end of all flash loads; compare with the estimate if complete."""
+        if self._estimated is not None and not self._is_over:
+            begun_s, estimate_s = self._estimated
+            self._estimator.compare(estimate_s, self._clock() - begun_s)
+        self._estimated = None
+
+    def close(self) -> None:
+        """Note the answer: no step begins, and unfinished moves are ignored."""
+        self._is_over = True
+        self._worker_queue.abandon(self._moving_bytes)
+        self._booking.close()
+
+    def _worth_s(self, blocks: int, load: Load) -> float | None:
+        """Return the estimated time of a load; None if recomputing is faster."""
+        if not self._recompute_s > 0:
+            return 0.0
+        own_bytes = self._booking.of(self._worker_queue) + self._moving_bytes
+        estimate_s = self._estimator.estimate_s(self._clock(), load, self._worker_queue, own_bytes=own_bytes)
+        share_s = self._recompute_s * blocks / len(self._lengths)
+        return None if estimate_s > share_s else estimate_s
+
+    def _bytes(self, positions: NDArray[np.intp]) -> int:
+        return int(self._lengths[positions].sum())

@@ -1,0 +1,329 @@
+"""A get: blocks from the DRAM cache or flash into the worker's arena.
+
+Each wave passes its stages independently: lease staging, read and verify, move, report. Several waves of a
+request run at once, so that flash and network overlap. At the deadline the request is answered with the
+delivered blocks. The answer names slots with unsettled transfers; ``Settled`` follows once all have
+settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.datapath.admission import GetAdmission
+from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves, interleave_drives, waves_of_one_size
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_dpu_agent.datapath.request import TransferRun, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.ports.transport import Direction, TransferEnd
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.flash_io import DriveQueue
+    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext, WorkerConnection
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.ids import DriveId
+
+
+_REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
+"""State of blocks without a lease; others are DECLINED."""
+
+NO_LOCATIONS = BlockLocations.empty(0)
+"""Location result of a request that asks no shard owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedWave:
+    """Blocks found in the DRAM cache, in slots of one size."""
+
+    positions: NDArray[np.intp]
+    rows: NDArray[np.int64]
+    """Rows of the cache."""
+
+    slot_bytes: int
+    as_of: int
+    """The cache's ``removed`` at the time of the search."""
+
+
+class GetRun(TransferRun[Get]):
+    """A get. ``run`` answers; later waves finish by themselves.
+
+    Waves run in a few sequential *lanes*, those of the cache in parallel to those of flash. A wave that no
+    lane has started by the end of the request never starts. Cached blocks are also leased wave by wave, so
+    that a stalled worker holds few.
+    """
+
+    def __init__(
+        self,
+        context: RequestContext,
+        worker: WorkerConnection,
+        volume: ServedVolume,
+        request: Get,
+        deadline: Deadline,
+    ) -> None:
+        """Parse the request. Raises as ``TransferRun``."""
+        super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
+        self._cached: deque[CachedWave] = deque()
+        """Cached waves that no lane has started."""
+        self._is_evicted = np.zeros(len(self._blocks), np.bool_)
+        """Blocks that left the cache before their wave's turn."""
+        self._waves_left = 0
+        """Unfinished waves, plus one while locating blocks continues or is still to come."""
+        self._last_wave = (b"", b"")
+        """Positions and tags of the last wave, which are part of the answer."""
+        self._admission = GetAdmission(
+            context.estimator, context.clock, worker, self._blocks.lengths, request.recompute_s
+        )
+
+    async def run(self) -> GetDone:
+        """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
+        context = self._context
+        delivery = context.tasks.spawn(self._deliver_all())
+        must_settle = True
+        try:
+            await self._deadline.wait([delivery])
+            self._quarantine()
+            unsettled = np.flatnonzero(self._is_moving)
+            must_settle = len(unsettled) > 0
+        finally:
+            self._admission.close()
+            if must_settle:
+                delivery.add_done_callback(self._send_settled)
+        self._record("get")
+        return GetDone(
+            self._request.request,
+            *self._outcomes.encode(),
+            unsettled.astype(columns.U32).tobytes(),
+            *self._last_wave,
+        )
+
+    def _record(self, operation: str) -> None:
+        """Count and record the outcomes, once answered."""
+        if self._deadline.stopped.done():
+            self._outcomes.reasons[self._outcomes.states == BlockState.LATE] = Reason.CANCELLED
+        hit_bytes = int(self._blocks.lengths[self._outcomes.states == BlockState.HIT].sum())
+        self._context.record(operation, self._blocks.keys, self._outcomes, hit_bytes)
+
+    async def _deliver_all(self) -> None:
+        """Run all waves, until none uses flash or the arena any more."""
+        context, is_cached = self._context, np.zeros(len(self._blocks), np.bool_)
+        found = self._find_cached()
+        for wave in found:
+            is_cached[wave.positions] = True
+        if not found or self._admission.admit_cached(is_cached, waves=len(found)):
+            self._cached.extend(found)
+        else:
+            self._outcomes.set(is_cached, BlockState.DECLINED, Reason.TOO_SLOW)
+        self._waves_left = len(self._cached) + 1
+        lanes = min(context.settings.waves_ahead, len(self._cached))
+        cached = [context.tasks.spawn(self._cached_lane()) for _ in range(lanes)]
+        try:
+            await self._load_from_flash(~is_cached)
+        finally:
+            await wait_for_all(cached)
+        if self._is_evicted.any():
+            await self._load_from_flash(self._is_evicted)
+
+    async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
+        """Deliver the blocks that no cached wave delivers.
+
+        This call counts as one of the remaining waves.
+        """
+        context = self._context
+        locations = NO_LOCATIONS
+        waves: list[asyncio.Task[None]] = []
+        try:
+            locations = await self._locate(wanted)
+            queues = self._admit(locations)
+            self._waves_left += sum(len(waiting) for _, waiting in queues) - 1
+            for drive, waiting in interleave_drives(queues, lanes=context.settings.reads_ahead):
+                waves.append(context.tasks.spawn(self._lane(locations, drive, waiting)))
+        finally:
+            try:
+                await wait_for_all(waves)
+            finally:
+                context.locator.release(locations)
+        self._admission.end_loads()
+
+    def _find_cached(self) -> list[CachedWave]:
+        """Find the blocks in the DRAM cache, in waves of one slot size."""
+        cache = self._context.staging.cache
+        if not len(cache):
+            return []
+        positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
+        if not len(rows):
+            return []
+        sizes = cache.slot_bytes[rows]
+        waves = waves_of_one_size(sizes, self._context.blocks_per_wave)
+        return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.removed) for at in waves]
+
+    async def _cached_lane(self) -> None:
+        while self._cached and not self._deadline.is_over():
+            try:
+                await self._cached_wave(self._cached.popleft())
+            finally:
+                self._waves_left -= 1
+
+    async def _cached_wave(self, wave: CachedWave) -> None:
+        staging = self._context.staging
+        lease = await staging.lease(
+            len(wave.rows),
+            wave.slot_bytes,
+            Purpose.CACHED,
+            holder=self._worker,
+            tenant=self._worker.tenant,
+            within_s=self._deadline.left_s,
+        )
+        if isinstance(lease, LeaseRefusal):
+            self._refuse(wave.positions, lease)
+            return
+        try:
+            if self._deadline.is_over():
+                return
+            if staging.cache.removed != wave.as_of:
+                wave = self._still_cached(wave)
+            staging.hold(lease, wave.rows)
+            self._leases.add(lease)
+            tags = staging.cache.tags(wave.rows)
+            if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
+                self._context.counters.get_hits_from_cache += len(wave.rows)
+        finally:
+            self._leases.discard(lease)
+            staging.release(lease)
+
+    def _still_cached(self, wave: CachedWave) -> CachedWave:
+        """Return the part of a wave that is still in the cache.
+
+        The other blocks are delivered last, from flash.
+        """
+        cache, blocks = self._context.staging.cache, self._blocks
+        found, rows = cache.find(blocks.keys[wave.positions], blocks.lengths[wave.positions])
+        is_of_size = cache.slot_bytes[rows] == wave.slot_bytes
+        found, rows = found[is_of_size], rows[is_of_size]
+        if len(found) < len(wave.positions):
+            self._waves_left += not self._is_evicted.any()
+            self._is_evicted[np.delete(wave.positions, found)] = True
+        return CachedWave(wave.positions[found], rows, wave.slot_bytes, cache.removed)
+
+    async def _locate(self, wanted: NDArray[np.bool_]) -> BlockLocations:
+        within_s = self._deadline.left_s
+        if within_s <= 0 or not wanted.any():
+            return NO_LOCATIONS
+        locations = await self._context.locator.locate(
+            self._context.routes(),
+            self._volume,
+            self._blocks.spans,
+            self._blocks.keys,
+            wanted=wanted,
+            within_s=within_s,
+            pin_s=within_s,
+        )
+        fits = locations.is_found & (locations.lengths == self._blocks.lengths)
+        missing = wanted & ~locations.is_found
+        self._outcomes.set(missing, BlockState.MISS, locations.reasons[missing])
+        self._outcomes.set(locations.is_found & ~fits, BlockState.MISS, Reason.WRONG_LENGTH)
+        locations.is_found = fits
+        return locations
+
+    def _admit(self, locations: BlockLocations) -> list[DriveQueue]:
+        """Cut located blocks into waves per drive.
+
+        Blocks that are faster to recompute are left out.
+        """
+        found = np.flatnonzero(locations.is_found)
+        if not len(found):
+            return []
+        per_wave = self._context.blocks_per_wave(self._slot_bytes)
+        admitted = self._admission.admit(locations, found, per_wave=per_wave)
+        if len(admitted) < len(found):
+            self._outcomes.set(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
+        return [(drive, deque(cut_into_waves(its, per_wave))) for drive, its in locations.by_drive(admitted)]
+
+    async def _lane(
+        self, locations: BlockLocations, drive: DriveId, waiting: deque[NDArray[np.intp]]
+    ) -> None:
+        while waiting and not self._deadline.is_over():
+            try:
+                await self._flash_wave(locations, drive, waiting.popleft())
+            finally:
+                self._waves_left -= 1
+
+    async def _flash_wave(
+        self, locations: BlockLocations, drive_id: DriveId, positions: NDArray[np.intp]
+    ) -> None:
+        context = self._context
+        drive = context.drives.get(drive_id)
+        if drive is not None and drive.refuses_reads:
+            self._refuse(positions, LeaseRefusal.GIVEN_UP)
+            return
+        lease = await context.staging.lease(
+            len(positions),
+            self._slot_bytes,
+            Purpose.GET,
+            holder=self._worker,
+            tenant=self._worker.tenant,
+            within_s=self._deadline.left_s,
+            drive=drive_id,
+            given_up=None if drive is None else drive.reads_given_up,
+        )
+        if isinstance(lease, LeaseRefusal):
+            self._refuse(positions, lease)
+            return
+        if self._deadline.is_over():
+            context.staging.release(lease)
+            return
+        self._leases.add(lease)
+        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
+        keep = cache_offer(self._blocks, locations.tags, positions, is_good)
+        try:
+            self._admission.start_reads(locations, positions)
+            reasons, reads = await context.load(locations, self._blocks, positions, lease)
+            is_good[:] = reasons == Reason.NONE
+            if self._deadline.is_over():
+                return
+            self._outcomes.set(positions[~is_good], BlockState.MISS, reasons[~is_good])
+            if is_good.any():
+                verified = positions[is_good]
+                tags = locations.tags[verified].tobytes()
+                if await self._deliver(verified, lease.offsets[is_good], lease.slot_bytes, tags):
+                    context.counters.hits_on[drive_id] += len(verified)
+        finally:
+            self._leases.discard(lease)
+            context.release(lease, reads, keep=keep)
+
+    async def _deliver(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
+    ) -> bool:
+        """Move blocks into the arena and report; return whether all count as hits."""
+        moved_bytes = self._admission.start_move(positions)
+        end = await self._submit(Direction.TO_WORKER, positions, offsets, slot_bytes)
+        self._admission.end_move(moved_bytes)
+        self._is_moving[positions] = False
+        if self._deadline.is_over():
+            return False
+        if end is not TransferEnd.DONE:
+            self._outcomes.set(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
+            return False
+        self._outcomes.set(positions, BlockState.HIT, Reason.NONE)
+        landed = positions.astype(columns.U32).tobytes()
+        if self._waves_left == 1:
+            self._last_wave = (landed, tags)
+        else:
+            self._worker.send(GetProgress(self._request.request, landed, tags))
+        return True
+
+    def _refuse(self, positions: NDArray[np.intp], refusal: LeaseRefusal) -> None:
+        if not self._deadline.is_over():
+            self._outcomes.set(
+                positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal]
+            )

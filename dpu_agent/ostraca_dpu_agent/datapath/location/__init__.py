@@ -1,0 +1,1 @@
+"""Location of blocks: route keys to shard owners, query, combine answers."""

@@ -1,0 +1,443 @@
+"""Location of blocks through shard owners.
+
+All live placement epochs are asked at once: other agents before this agent answers itself, so that all
+work in parallel. If several owners have a block, the block is read from the owner under the newest epoch.
+Answers for older epochs of blocks already found are not awaited.
+
+The previous owner of a shard is asked too, but counts only while the owner can't tell. An owner that has
+read its whole shard is better informed, and may have evicted blocks since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations, BlockSource, restrict
+from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Release, Resolve, Resolved, SessionEnded, ShardKeys, ShardRelease
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.location.routing import PartsByOwner, Routes, ShardPart
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.chain import Span
+    from ostraca_fabric.model.ids import DriveId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.owners import Owners, PendingAnswer
+    from ostraca_fabric.wire.messages import AnswerToAgent, ShardExtents
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Extents:
+    """Columns of an owner's answer: a value per block, zeros if not found."""
+
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, answer: ShardExtents, count: int) -> Extents:
+        """Parse an answer. Raises MalformedError."""
+        return cls(
+            columns.u64(answer.offsets, count),
+            columns.u32(answer.lengths, count),
+            columns.u64(answer.generations, count),
+            columns.rows16(answer.tags, count),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class OwnerAnswer:
+    """Answer of an owner for a part."""
+
+    part: ShardPart
+    source: BlockSource
+    reason: Reason
+    """Reason for absent blocks, or for a drive that may not be read now."""
+
+    pin: int = 0
+    is_found: NDArray[np.bool_] | None = None
+    """Per block; None without a useful answer."""
+
+    extents: Extents | None = None
+    """None if the query asked only for existence."""
+
+    is_held_off: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the owner knows the whole shard."""
+        return self.is_found is not None and self.reason is Reason.NOT_FOUND
+
+    @property
+    def found_positions(self) -> NDArray[np.intp]:
+        """Positions of the readable blocks."""
+        positions = self.part.positions
+        return positions[:0] if self.is_found is None or self.is_held_off else positions[self.is_found]
+
+
+@dataclass(slots=True, eq=False)
+class _PendingAnswer:
+    """Query to an agent."""
+
+    owner: AgentId
+    parts: list[ShardPart]
+    answer: PendingAnswer | asyncio.Task[AnswerToAgent | None]
+    is_last: bool
+    """Whether owners named in the answer are not followed."""
+
+    @property
+    def answered(self) -> asyncio.Future[Any]:
+        """Done once awaiting ``answer`` takes no more time."""
+        assert not isinstance(self.answer, Coroutine), "a query among several is under way"
+        return self.answer if isinstance(self.answer, asyncio.Task) else self.answer.answered
+
+
+class Locator:
+    """Locator of blocks, asking all owners at once."""
+
+    def __init__(self, agent: AgentId, owners: Owners, drives: Mapping[DriveId, Drive]) -> None:
+        """Ask for *agent*, through *owners*.
+
+        Blocks on *drives* with an open circuit breaker are not found.
+        """
+        self.agent = agent
+        self.owners = owners
+        self.drives = drives
+        self.tasks = Tasks("asking owners")
+        self.found_earlier = 0
+        """Blocks found only under an earlier placement epoch."""
+
+    async def locate(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+        pin_s: float,
+    ) -> BlockLocations:
+        """Locate the *wanted* blocks of a request.
+
+        Blocks of a silent owner are not found. Located blocks stay readable for *pin_s*, counted from
+        before this call. Call ``release`` after reading.
+        """
+        return await self._locate(routes, volume, spans, keys, wanted, Resolve(0, within_s, pin_s, ()))
+
+    async def look_up(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+        pin_s: float,
+    ) -> BlockLocations:
+        """Return which *wanted* blocks exist, without their positions.
+
+        The cost is less than that of ``locate``. With a *pin_s*, existing blocks stay available for this
+        time.
+        """
+        terms = Resolve(0, within_s, pin_s, (), promises=pin_s > 0, is_brief=True)
+        return await self._locate(routes, volume, spans, keys, wanted, terms)
+
+    async def _locate(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        wanted: NDArray[np.bool_],
+        terms: Resolve,
+    ) -> BlockLocations:
+        locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
+        by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
+        parts, unowned = by_owner(volume.placement_secret, spans)
+        if len(unowned):
+            locations.reasons[unowned] = Reason.NO_OWNER
+        answers = await OwnerQuery(self, routes, keys, terms).run(restrict(parts, wanted))
+        if routes.has_earlier:
+            answers.sort(key=lambda answer: answer.part.age)
+        relevant = drop_superseded(answers) if routes.previous_owners else answers
+        for answer in answers:
+            blocks = _merge(locations, answer) if answer in relevant else 0
+            if answer.part.age:
+                self.found_earlier += blocks
+            if not blocks:
+                release_pin(self.owners, answer)
+        return locations
+
+    async def find_earlier(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Find *wanted* blocks under earlier placement epochs.
+
+        The second array has the blocks known to previous owners of the current epoch's shards, for callers
+        whose owner can't tell. Agents silent for *within_s* count as having no blocks.
+        """
+        is_found, was_found = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+        if not routes.has_earlier:
+            return is_found, was_found
+        parts, _ = routes.by_owner_of_all(volume.placement_secret, spans)
+        earlier = {
+            owner: some for owner, its in parts.items() if (some := [part for part in its if part.age])
+        }
+        terms = Resolve(0, within_s, 0.0, (), is_brief=True)
+        for answer in drop_superseded(
+            await OwnerQuery(self, routes, keys, terms).run(restrict(earlier, wanted))
+        ):
+            is_current = answer.part.epoch == routes.map.placement_epoch
+            (was_found if is_current else is_found)[answer.found_positions] = True
+        return is_found, was_found
+
+    def release(self, locations: BlockLocations) -> None:
+        """Release the pins of a finished request."""
+        by_owner: dict[AgentId, list[ShardRelease]] = {}
+        for owner, pin in locations.pins:
+            by_owner.setdefault(owner, []).append(pin)
+        locations.pins.clear()
+        for owner, releases in by_owner.items():
+            self.owners.tell(owner, Release(tuple(releases)))
+
+    def session_ended(
+        self, routes: Routes, volume: ServedVolume, spans: Sequence[Span], keys: NDArray[np.uint8]
+    ) -> None:
+        """Tell the owners that a session with these blocks has ended."""
+        parts, _ = routes.by_owner(volume.placement_secret, spans)
+        for owner, shard_parts in parts.items():
+            named = (ShardKeys(part.shard, keys[part.positions].tobytes()) for part in shard_parts)
+            self.owners.tell(owner, SessionEnded(tuple(named)))
+
+
+def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
+    """Merge an answer for blocks not found under a newer epoch.
+
+    Returns the number of blocks for which the pin is needed: all those of the newest epoch, found or not.
+    """
+    if answer.reason is not Reason.NOT_FOUND:
+        _note_reasons(locations, answer)
+    is_found, extents, at = answer.is_found, answer.extents, answer.part.positions
+    if is_found is None or answer.is_held_off:
+        return 0
+    rows: slice | NDArray[np.intp] = slice(None)
+    if answer.part.age:
+        rows = np.flatnonzero(is_found & ~locations.is_found[at])
+        at = at[rows]
+        if not len(at):
+            return 0
+    locations.is_found[at] = is_found[rows]
+    if extents is not None:
+        locations.offsets[at] = extents.offsets[rows]
+        locations.lengths[at] = extents.lengths[rows]
+        locations.generations[at] = extents.generations[rows]
+        locations.tags[at] = extents.tags[rows]
+    locations.source[at] = len(locations.sources)
+    locations.sources.append(answer.source)
+    if answer.pin:
+        locations.pins.append((answer.source.owner, ShardRelease(answer.source.shard, (answer.pin,))))
+    return len(at)
+
+
+def _note_reasons(locations: BlockLocations, answer: OwnerAnswer) -> None:
+    """Note reasons for absent blocks, unless a newer answer gave one."""
+    at = answer.part.positions
+    if answer.is_held_off and answer.is_found is not None:
+        at = at[answer.is_found]
+    locations.reasons[at[locations.reasons[at] == Reason.NOT_FOUND]] = answer.reason
+
+
+class OwnerQuery:
+    """Query of a request: call ``run`` once."""
+
+    def __init__(self, locator: Locator, routes: Routes, keys: NDArray[np.uint8], terms: Resolve) -> None:
+        """Ask for a locator's agent, on these *terms* without shards."""
+        self._locator = locator
+        self._routes = routes
+        self._keys = keys
+        self._terms = terms
+        self._until_s = _now_s() + terms.deadline_s
+        self._waiting: list[_PendingAnswer] = []
+        self._answers: list[OwnerAnswer] = []
+
+    async def run(self, parts: PartsByOwner) -> list[OwnerAnswer]:
+        """Ask every owner; return all answers, or enough to decide."""
+        waiting, is_only = self._waiting, len(parts) == 1
+        try:
+            for owner, its in parts.items():
+                if owner != self._locator.agent:
+                    self._ask(owner, its, self._terms, is_only=is_only)
+            if own := parts.get(self._locator.agent):
+                if any(isinstance(pending.answer, asyncio.Task) for pending in waiting):
+                    await asyncio.sleep(0)  # lets the tasks start
+                self._ask(self._locator.agent, own, self._terms, is_only=True)
+                await self._receive(waiting[-1])
+            while waiting and not self._is_enough():
+                await self._receive(waiting[0] if len(waiting) == 1 else await _first_answered(waiting))
+        except BaseException:
+            for answer in self._answers:
+                release_pin(self._locator.owners, answer)
+            raise
+        finally:
+            for pending in waiting:
+                self._locator.tasks.spawn(self._release_late(pending))
+        return self._answers
+
+    def _ask(
+        self,
+        owner: AgentId,
+        parts: list[ShardPart],
+        terms: Resolve,
+        *,
+        is_only: bool = False,
+        is_last: bool = False,
+    ) -> None:
+        """Ask an agent, without a task if no other agent is waited for."""
+        keys = self._keys
+        shards = tuple(
+            ShardKeys(part.shard, keys.take(part.positions, 0).tobytes(), part.epoch) for part in parts
+        )
+        asked = self._locator.owners.ask(owner, msgspec.structs.replace(terms, shards=shards))
+        has_begun = is_only or not isinstance(asked, Coroutine)
+        begun = asked if has_begun else self._locator.tasks.spawn(_answer(asked))
+        self._waiting.append(_PendingAnswer(owner, parts, begun, is_last))
+
+    async def _receive(self, pending: _PendingAnswer) -> None:
+        """Wait for an answer, then ask the owners named in the answer.
+
+        Owners named by an already named agent are not followed.
+        """
+        if isinstance(pending.answer, asyncio.Task) and not pending.answer.done():
+            # If this wait is cancelled, the query continues and is released later.
+            await asyncio.wait([pending.answer])
+        self._waiting.remove(pending)
+        answer = await _answer(pending.answer)
+        answers, forwarded = self._evaluate(pending, answer)
+        self._answers += answers
+        if not forwarded:
+            return
+        again = msgspec.structs.replace(self._terms, deadline_s=max(0.0, self._until_s - _now_s()))
+        for owner, parts in forwarded.items():
+            self._ask(owner, parts, again, is_last=True)
+
+    async def _release_late(self, pending: _PendingAnswer) -> None:
+        """Release pins of an answer that was not awaited."""
+        for answer in self._evaluate(pending, await _answer(pending.answer))[0]:
+            release_pin(self._locator.owners, answer)
+
+    def _evaluate(
+        self, pending: _PendingAnswer, answer: AnswerToAgent | None
+    ) -> tuple[list[OwnerAnswer], PartsByOwner]:
+        """Evaluate an answer; return also parts with another owner, by owner."""
+        shard_answers = answer.shards if isinstance(answer, Resolved) else ()
+        answers: list[OwnerAnswer] = []
+        forwarded: PartsByOwner = {}
+        for number, part in enumerate(pending.parts):
+            shard_answer = shard_answers[number] if number < len(shard_answers) else None
+            other = (
+                ""
+                if shard_answer is None or shard_answer.is_owner or pending.is_last
+                else shard_answer.known_owner
+            )
+            if other in ("", pending.owner):
+                source = BlockSource(pending.owner, part.shard, *self._routes.place(part.shard))
+                answers.append(self._evaluate_part(part, source, shard_answer))
+            else:
+                forwarded.setdefault(AgentId(other), []).append(part)
+        return answers, forwarded
+
+    def _evaluate_part(
+        self, part: ShardPart, source: BlockSource, shard_answer: ShardExtents | None
+    ) -> OwnerAnswer:
+        if shard_answer is None or not shard_answer.is_owner:
+            return OwnerAnswer(part, source, Reason.NO_OWNER)
+        count = len(part.positions)
+        try:
+            is_found = columns.u8(shard_answer.found, count) != 0
+            extents = None if self._terms.is_brief else Extents.of(shard_answer, count)
+        except MalformedError:
+            log.exception("Owner %s gave extents that do not fit its request", source.owner)
+            return OwnerAnswer(part, source, Reason.NO_OWNER, shard_answer.pin)
+        drive = self._locator.drives.get(source.drive)
+        if drive is not None and drive.refuses_reads:
+            return OwnerAnswer(
+                part, source, Reason.DRIVE_SUSPECT, shard_answer.pin, is_found, extents, is_held_off=True
+            )
+        reason = Reason.RECOVERING if shard_answer.is_recovering else Reason.NOT_FOUND
+        return OwnerAnswer(part, source, reason, shard_answer.pin, is_found, extents)
+
+    def _is_enough(self) -> bool:
+        """Return whether pending answers cannot change the result.
+
+        This is so if all pending parts are of earlier epochs, and all their blocks were found.
+        """
+        left = [part for pending in self._waiting for part in pending.parts]
+        if not all(part.age for part in left):
+            return False
+        is_found = np.zeros(len(self._keys), np.bool_)
+        for answer in drop_superseded(self._answers):
+            is_found[answer.found_positions] = True
+        return all(is_found[part.positions].all() for part in left)
+
+
+def drop_superseded(answers: list[OwnerAnswer]) -> list[OwnerAnswer]:
+    """Drop answers of previous owners for shards whose owner knows all."""
+    complete = {
+        answer.part.shard for answer in answers if answer.is_complete and not answer.part.is_previous_owner
+    }
+    return [
+        answer for answer in answers if not answer.part.is_previous_owner or answer.part.shard not in complete
+    ]
+
+
+def release_pin(owners: Owners, answer: OwnerAnswer) -> None:
+    """Release the pin of an answer, if any."""
+    if answer.pin:
+        owners.tell(answer.source.owner, Release((ShardRelease(answer.source.shard, (answer.pin,)),)))
+
+
+async def _answer(pending: Awaitable[AnswerToAgent | None]) -> AnswerToAgent | None:
+    """Wait for an agent's answer; None without an answer."""
+    try:
+        return await pending
+    except (TimeoutError, ConnectError):
+        return None
+
+
+async def _first_answered(waiting: Iterable[_PendingAnswer]) -> _PendingAnswer:
+    """Wait for the first query that is answered; return the query."""
+    by_future = {pending.answered: pending for pending in waiting}
+    done, _ = await asyncio.wait(by_future, return_when=asyncio.FIRST_COMPLETED)
+    return next(pending for answered, pending in by_future.items() if answered in done)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

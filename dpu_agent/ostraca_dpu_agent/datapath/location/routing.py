@@ -1,0 +1,388 @@
+"""Routes to the owner of each key, and locations of a request's blocks. Pure.
+
+Routes are rebuilt for each fabric map and immutable: a request keeps its first routes. Placements are
+expensive, so they are made on first use and reused by later routes while their weights are equal. Claims
+and agents change often, weights seldom.
+
+A block is stored where the current placement epoch says. The block may also lie where an earlier epoch
+said: epochs named by the map are *live*, and lookups ask them too.
+
+After an ordered handover, the previous owner answers lookups for a while. Until the next claim, no other
+agent can answer. During recovery, the previous owner knows blocks not yet read by the next owner. A dead
+owner has left the fabric and is not asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.model.fabric_map import PlacementRecord, weights_of
+from ostraca_fabric.model.ids import enclosure_of
+from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.policies.placement import NOWHERE, Placement
+from ostraca_fabric.telemetry.explain import EpochPlacement
+from ostraca_fabric.wire import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.model.chain import Span
+    from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
+    from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId
+    from ostraca_fabric.wire.messages import ShardRelease
+
+    PartsByOwner = dict[AgentId, list["ShardPart"]]
+
+
+_NO_POSITIONS = np.empty(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """Blocks of a request placed on a shard: their positions in the request."""
+
+    shard: ShardId
+    positions: NDArray[np.intp]
+    age: int
+    """0 for the current placement epoch, 1 for the previous epoch, and so on."""
+
+    epoch: PlacementEpoch
+    """Epoch of this placement."""
+
+    is_previous_owner: bool = False
+    """Whether the previous owner is asked, beside the current owner."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Live:
+    """A live placement epoch under a map."""
+
+    record: PlacementRecord
+    placement: Placement
+    numbers: NDArray[np.intp]
+    """Map's shard number per placement index; NOWHERE for a removed shard, and at the end."""
+
+    has_same_numbers: bool
+    """Usually the placement's indexes equal the map's numbers, and no table is needed."""
+
+
+class MapPlacements:
+    """Placements made for a map's routes; still valid parts serve the next map."""
+
+    def __init__(self, fabric_map: FabricMap, before: MapPlacements | None) -> None:
+        self.enclosures: Mapping[EnclosureId, EnclosureRecord] = fabric_map.enclosures
+        self.shards: tuple[ShardRecord, ...]
+        self.numbers: dict[ShardId, int]
+        self.weights: dict[EnclosureId, dict[ShardId, int]]
+        is_as_before = before is not None and before.enclosures is fabric_map.enclosures
+        if before is not None and is_as_before:
+            self.shards, self.numbers, self.weights = before.shards, before.numbers, before.weights
+        else:
+            self.shards = fabric_map.shards()
+            self.numbers = {shard.id: number for number, shard in enumerate(self.shards)}
+            self.weights = weights_of(fabric_map.enclosures.values())
+        current = PlacementRecord(fabric_map.placement_epoch, self.weights)
+        self.records = (current, *fabric_map.earlier_placements)
+        self._live: dict[PlacementEpoch, _Live] = {}
+        for record in self.records:
+            live = before.live(record.epoch) if before is not None else None
+            if live is not None and live.record.weights == record.weights:
+                self._live[record.epoch] = live if is_as_before else self._map_numbers(record, live.placement)
+
+    def live(self, epoch: PlacementEpoch) -> _Live | None:
+        """Return a live epoch, if made."""
+        return self._live.get(epoch)
+
+    def shard_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return the shard number of each block under an epoch; NOWHERE if none."""
+        record = self.records[age]
+        live = self._live.get(record.epoch)
+        if live is None:
+            live = self._live[record.epoch] = self._map_numbers(record, Placement.recorded(record))
+        indexes = live.placement.shards(secret, spans)
+        return indexes if live.has_same_numbers else live.numbers[indexes]
+
+    def shard_numbers_by_age(self, secret: bytes, spans: Sequence[Span]) -> list[NDArray[np.intp]]:
+        """Return the shard numbers under every epoch, current epoch first."""
+        return [self.shard_numbers(age, secret, spans) for age in range(len(self.records))]
+
+    def _map_numbers(self, record: PlacementRecord, placement: Placement) -> _Live:
+        numbers = [self.numbers.get(shard, NOWHERE) for shard in placement.shard_ids]
+        has_same = numbers == list(range(len(numbers)))
+        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp), has_same)
+
+
+class Routes:
+    """Placement of blocks under a fabric map."""
+
+    def __init__(
+        self,
+        fabric_map: FabricMap,
+        before: Routes | None = None,
+        previous_owners: Mapping[ShardId, AgentId] | None = None,
+    ) -> None:
+        """Route by this map, and reuse placements of *before*.
+
+        Agents in *previous_owners* were owners until lately. They are asked after the owner, or instead of a
+        missing owner.
+        """
+        self.map = fabric_map
+        self.previous_owners = previous_owners or {}
+        reused = None if before is None else before.placements
+        self.placements: MapPlacements = MapPlacements(fabric_map, reused)
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether agents other than the current owners may know blocks."""
+        return len(self.placements.records) > 1 or bool(self.previous_owners)
+
+    def by_owner(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+        """Group blocks by owner and shard, under the current placement epoch.
+
+        Also returns the positions without an owner or a shard. *secret* is the volume's placement secret.
+        """
+        parts: PartsByOwner = {}
+        unowned = self._group(self.placements.shard_numbers(0, secret, spans), 0, parts)
+        return parts, unowned
+
+    def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+        """Group blocks as every live epoch places them, current epoch first.
+
+        A block placed on the same shard by several epochs appears once, under the newest. Removed or
+        unowned shards of earlier epochs are left out. The returned positions are those of ``by_owner``.
+        """
+        parts: PartsByOwner = {}
+        chosen = self.placements.shard_numbers_by_age(secret, spans)
+        unowned = self._group(chosen[0], 0, parts)
+        for age in range(1, len(chosen)):
+            is_new = np.logical_and.reduce([chosen[age] != newer for newer in chosen[:age]])
+            self._group(np.where(is_new, chosen[age], NOWHERE), age, parts)
+        if self.previous_owners:
+            self._add_previous_owners(parts, age=len(chosen))
+        return parts, unowned
+
+    def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
+        """Return the shard of the first block; None if no shard takes blocks."""
+        number = int(self.placements.shard_numbers(0, secret, spans)[0])
+        return None if number < 0 else self.placements.shards[number].id
+
+    def earlier_shards(self, secret: bytes, spans: Sequence[Span]) -> list[ShardId]:
+        """Return other possible shards of the first block, newest epoch first."""
+        numbers = self._first_numbers(secret, spans)
+        others = dict.fromkeys(number for number in numbers[1:] if number not in (NOWHERE, numbers[0]))
+        return [self.placements.shards[number].id for number in others]
+
+    def places(self, secret: bytes, spans: Sequence[Span]) -> tuple[EpochPlacement, ...]:
+        """Return the first block's place under each live epoch, current first."""
+        numbers = self._first_numbers(secret, spans)
+        return tuple(self._then(*each) for each in zip(self.placements.records, numbers, strict=True))
+
+    def _first_numbers(self, secret: bytes, spans: Sequence[Span]) -> list[int]:
+        """Return the shard number of the first block under each live epoch."""
+        return [int(numbers[0]) for numbers in self.placements.shard_numbers_by_age(secret, spans)]
+
+    def _then(self, record: PlacementRecord, number: int) -> EpochPlacement:
+        if number == NOWHERE:
+            return EpochPlacement(record.epoch)
+        shard = self.placements.shards[number].id
+        claim = self.map.claims.get(shard)
+        owner, epoch = (self.map.owner(shard) or "", 0 if claim is None else claim.epoch)
+        return EpochPlacement(record.epoch, enclosure_of(shard), shard, owner, epoch if owner else 0)
+
+    def place(self, shard: ShardId) -> tuple[DriveId, int]:
+        """Return a shard's drive, and its first byte there."""
+        record = self.placements.shards[self.placements.numbers[shard]]
+        return record.drive, record.offset
+
+    def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
+        """Add an epoch's placements to *parts*; return positions without owner."""
+        epoch = self.placements.records[age].epoch
+        unowned: list[NDArray[np.intp]] = []
+        in_order = np.argsort(chosen, kind="stable")  # fast, as neighbours usually share a place
+        numbers = chosen[in_order]
+        ends = ((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()
+        for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
+            positions, number = in_order[begin:end], int(numbers[begin])
+            shard = None if number == NOWHERE else self.placements.shards[number].id
+            owner = None if shard is None else self.map.owner(shard) or self.previous_owners.get(shard)
+            if shard is None or owner is None:
+                unowned.append(positions)
+            else:
+                parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))
+        return np.concatenate(unowned) if unowned else _NO_POSITIONS
+
+    def _add_previous_owners(self, parts: PartsByOwner, age: int) -> None:
+        """Also ask the previous owner of each shard that changed hands lately."""
+        for part in list(itertools.chain.from_iterable(parts.values())):
+            agent = self.previous_owners.get(part.shard)
+            if agent is not None and self.map.owner(part.shard) is not None:
+                parts.setdefault(agent, []).append(replace(part, age=age + part.age, is_previous_owner=True))
+
+
+class PreviousOwners:
+    """Previous owners, from the sequence of fabric maps.
+
+    This agent counts as alive whatever the map says. Without etcd, this agent may learn of its expired lease,
+    but not of the next owners. This agent then continues with its shards.
+    """
+
+    def __init__(self, own: AgentId, clock: Callable[[], float], *, lasts_s: float) -> None:
+        """Keep a previous owner for *lasts_s* after the next claim; *own* is this agent."""
+        self._own = own
+        self._clock = clock
+        self._lasts_s = lasts_s
+        self._before: dict[ShardId, tuple[AgentId, float]] = {}
+
+    def on_map(self, before: FabricMap, after: FabricMap) -> None:
+        """Note the changes between two maps."""
+        for shard in before.claims:
+            owner = before.owner(shard)
+            if owner is not None and after.owner(shard) != owner:
+                self._before[shard] = owner, math.inf
+        for shard, (owner, ends_s) in self._before.items():
+            if ends_s == math.inf and after.owner(shard) is not None:  # the time begins with the next claim
+                self._before[shard] = owner, self._clock() + self._lasts_s
+        self._before = {
+            shard: (owner, ends_s)
+            for shard, (owner, ends_s) in self._before.items()
+            if (owner == self._own or owner in after.agents) and after.owner(shard) != owner
+        }
+
+    @property
+    def owners(self) -> dict[ShardId, AgentId]:
+        """Previous owners still worth asking."""
+        now_s = self._clock()
+        return {shard: owner for shard, (owner, ends_s) in self._before.items() if now_s < ends_s}
+
+
+class RouteTable:
+    """Routes under the newest map."""
+
+    def __init__(self, fabric_map: FabricMap, previous_owners: PreviousOwners) -> None:
+        """Begin with a map, and without previous owners."""
+        self._previous_owners = previous_owners
+        self._routes = Routes(fabric_map)
+
+    def on_map(self, fabric_map: FabricMap) -> None:
+        """Route by this map from now on."""
+        before = self._routes
+        if fabric_map.revision != before.map.revision:
+            self._previous_owners.on_map(before.map, fabric_map)
+            self._routes = Routes(fabric_map, before, self._previous_owners.owners)
+
+    def newest(self) -> Routes:
+        """Return the routes for a request, without previous owners no longer worth asking."""
+        before = self._routes
+        if before.previous_owners and before.previous_owners != self._previous_owners.owners:
+            self._routes = Routes(before.map, before, self._previous_owners.owners)
+        return self._routes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """A shard with some of a request's blocks."""
+
+    owner: AgentId
+    shard: ShardId
+    drive: DriveId
+    base: int
+    """The shard's first byte on the drive."""
+
+
+def _places(
+    blocks: int,
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]:
+    return (
+        np.zeros(blocks, np.uint64),
+        np.zeros(blocks, np.uint32),
+        np.zeros(blocks, np.uint64),
+        np.zeros((blocks, columns.TAG_BYTES), np.uint8),
+    )
+
+
+_NOWHERE = _places(0)
+
+
+@dataclass(slots=True)
+class BlockLocations:
+    """Locations of a request's blocks: a row per block."""
+
+    is_found: NDArray[np.bool_]
+    reasons: NDArray[np.uint8]
+    """Reason for an absent block."""
+
+    sources: list[BlockSource]
+    source: NDArray[np.intp]
+    """Index of a block's shard in ``sources``."""
+
+    offsets: NDArray[np.uint64]
+    """Bytes, within the shard."""
+
+    lengths: NDArray[np.uint32]
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
+
+    def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
+        """Group found blocks by drive, in order."""
+        return group_by_drive([source.drive for source in self.sources], self.source, positions)
+
+    def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
+        """Sum the lengths of found blocks per drive."""
+        sizes = np.bincount(self.source[positions], self.lengths[positions], len(self.sources))
+        found: dict[DriveId, int] = {}
+        for source, size in zip(self.sources, sizes.tolist(), strict=True):
+            if size:
+                found[source.drive] = found.get(source.drive, 0) + int(size)
+        return found
+
+    @classmethod
+    def empty(cls, blocks: int, *, is_brief: bool = False) -> BlockLocations:
+        """Begin with no block found; with *is_brief*, without room for positions."""
+        offsets, lengths, generations, tags = _NOWHERE if is_brief else _places(blocks)
+        return cls(
+            is_found=np.zeros(blocks, np.bool_),
+            reasons=columns.filled(blocks, Reason.NOT_FOUND),
+            sources=[],
+            source=np.zeros(blocks, np.intp),
+            offsets=offsets,
+            lengths=lengths,
+            generations=generations,
+            tags=tags,
+        )
+
+
+def group_by_drive(
+    drives: Sequence[DriveId], source: NDArray[np.intp], positions: NDArray[np.intp]
+) -> list[tuple[DriveId, NDArray[np.intp]]]:
+    """Group blocks by drive, in order; *source* has the index of each block's drive in *drives*."""
+    if not len(positions):
+        return []
+    numbers = {drive: number for number, drive in enumerate(dict.fromkeys(drives))}
+    if len(numbers) == 1:
+        return [(drives[0], positions)]
+    found = np.array([numbers[drive] for drive in drives], np.intp)[source[positions]]
+    groups = [(drive, positions[found == number]) for drive, number in numbers.items()]
+    return [(drive, its) for drive, its in groups if len(its)]
+
+
+def restrict(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:
+    """Drop unwanted blocks, and shards and owners left without blocks."""
+    if np.count_nonzero(wanted) == len(wanted):  # faster than ``all``
+        return parts
+    some = {owner: [_only(part, wanted) for part in its] for owner, its in parts.items()}
+    some = {owner: [part for part in its if len(part.positions)] for owner, its in some.items()}
+    return {owner: its for owner, its in some.items() if its}
+
+
+def _only(part: ShardPart, wanted: NDArray[np.bool_]) -> ShardPart:
+    return replace(part, positions=part.positions[wanted[part.positions]])

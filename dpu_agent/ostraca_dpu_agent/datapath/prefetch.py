@@ -1,0 +1,194 @@
+"""A prefetch: blocks from flash into the DRAM cache, here or at another agent.
+
+A router that has chosen a host has the blocks loaded there before the request arrives. The other agent's
+answer is passed on. An unreachable or late agent gives an outcome for every block, not an error. A worker
+that cancels is answered at once; the other agent continues until the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves
+from ostraca_dpu_agent.datapath.request import RequestBlocks, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_fabric.errors import ConnectError, MalformedError
+from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.tables.digests import derive_keys
+from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.messages import Failure, PrefetchDone, PrefetchFor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+    from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.ids import DriveId
+    from ostraca_fabric.ports.owners import Owners
+    from ostraca_fabric.wire.messages import Prefetch
+
+
+log = logging.getLogger(__name__)
+
+_REASONS = {
+    "overloaded": Reason.OVERLOADED,
+    "usage": Reason.OVERLOADED,
+    "unknown_volume": Reason.UNKNOWN_VOLUME,
+    "membership": Reason.UNKNOWN_VOLUME,
+}
+"""Outcome of each block for a ``Failure`` with these codes. ``usage`` means a limit of the other agent: this
+agent accepted the request.
+"""
+
+
+class PrefetchRun:
+    """A prefetch. Waves of a drive run in sequence, so that gets take precedence."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        volume: ServedVolume,
+        request: Prefetch | PrefetchFor,
+        *,
+        holder: Holder,
+        deadline: Deadline,
+    ) -> None:
+        """Parse the request; charge staging to *holder*."""
+        self._context = context
+        self._volume = volume
+        self._request = request
+        self._keys = derive_keys(volume.secret, request.spans)
+        self._outcomes = Outcomes.filled(len(self._keys), BlockState.LATE, Reason.DEADLINE)
+        self._loaded_bytes = 0
+        self._holder = holder
+        self._deadline = deadline
+
+    async def run(self) -> PrefetchDone:
+        """Load blocks until the deadline."""
+        context = self._context
+        if context.staging.cache.limit_bytes == 0:
+            self._outcomes.set(np.arange(len(self._keys)), BlockState.DECLINED, Reason.NO_SPACE)
+        elif self._deadline.left_s > 0:
+            await self._deadline.wait([context.tasks.spawn(self._load())])
+            # Later waves or other requests may have evicted the first blocks.
+            evicted = np.flatnonzero(
+                (self._outcomes.states == BlockState.HIT) & ~context.staging.cache.contains(self._keys)
+            )
+            self._outcomes.set(evicted, BlockState.DECLINED, Reason.NO_SPACE)
+        context.record("prefetch", self._keys, self._outcomes, self._loaded_bytes)
+        return PrefetchDone(self._request.request, *self._outcomes.encode())
+
+    async def _load(self) -> None:
+        context = self._context
+        is_cached = context.staging.cache.contains(self._keys)
+        self._outcomes.set(is_cached, BlockState.HIT, Reason.NONE)
+        left_s = self._deadline.left_s
+        locations = await context.locator.locate(
+            context.routes(),
+            self._volume,
+            self._request.spans,
+            self._keys,
+            wanted=~is_cached,
+            within_s=left_s,
+            pin_s=left_s,
+        )
+        missing = ~is_cached & ~locations.is_found
+        self._outcomes.set(missing, BlockState.MISS, locations.reasons[missing])
+        lengths = locations.lengths
+        blocks = RequestBlocks(self._volume, self._request.spans, lengths)
+        try:
+            slot_bytes = rounded_up(int(lengths.max(initial=1)))
+            queues = locations.by_drive(np.flatnonzero(locations.is_found))
+            lanes = (self._lane(locations, blocks, *queue, slot_bytes) for queue in queues)
+            await wait_for_all([context.tasks.spawn(lane) for lane in lanes])
+        finally:
+            context.locator.release(locations)
+
+    async def _lane(
+        self,
+        locations: BlockLocations,
+        blocks: RequestBlocks,
+        drive: DriveId,
+        its: NDArray[np.intp],
+        slot_bytes: int,
+    ) -> None:
+        for positions in cut_into_waves(its, self._context.blocks_per_wave(slot_bytes)):
+            await self._wave(locations, blocks, drive, positions, slot_bytes)
+
+    async def _wave(
+        self,
+        locations: BlockLocations,
+        blocks: RequestBlocks,
+        drive_id: DriveId,
+        positions: NDArray[np.intp],
+        slot_bytes: int,
+    ) -> None:
+        context = self._context
+        if self._deadline.is_over():
+            return
+        drive = context.drives.get(drive_id)
+        lease = await context.staging.lease(
+            len(positions),
+            slot_bytes,
+            Purpose.GET,
+            holder=self._holder,
+            tenant=self._holder.tenant,
+            within_s=self._deadline.left_s,
+            drive=drive_id,
+            given_up=None if drive is None else drive.reads_given_up,
+        )
+        if isinstance(lease, LeaseRefusal):
+            if lease is not LeaseRefusal.DEADLINE and not self._deadline.is_over():
+                state = BlockState.MISS if lease is LeaseRefusal.GIVEN_UP else BlockState.DECLINED
+                self._outcomes.set(positions, state, REFUSAL_REASONS[lease])
+            return
+        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
+        keep = cache_offer(blocks, locations.tags, positions, is_good, uses=0)
+        try:
+            reasons, reads = await context.load(locations, blocks, positions, lease)
+            is_good[:] = reasons == Reason.NONE
+        finally:
+            context.release(lease, reads, keep=keep)
+        if not self._deadline.is_over():
+            self._loaded_bytes += int(blocks.lengths[positions[is_good]].sum())
+            self._outcomes.set(positions[is_good], BlockState.HIT, Reason.NONE)
+            self._outcomes.set(positions[~is_good], BlockState.MISS, reasons[~is_good])
+
+
+async def prefetch_at_peer(
+    context: RequestContext, volume: ServedVolume, request: Prefetch, deadline: Deadline
+) -> PrefetchDone:
+    """Load blocks into the DRAM cache of another agent; answer by the deadline."""
+    outcomes = Outcomes.filled(sum(map(len, request.spans)), BlockState.LATE, Reason.DEADLINE)
+    if deadline.left_s > 0:
+        asking = context.tasks.spawn(_ask_peer(context.owners, volume, request, deadline.left_s))
+        try:
+            await deadline.wait([asking])
+            if asking.done():
+                outcomes = asking.result()
+        finally:
+            asking.cancel()
+    context.counters.count("prefetch", outcomes)
+    return PrefetchDone(request.request, *outcomes.encode())
+
+
+async def _ask_peer(owners: Owners, volume: ServedVolume, request: Prefetch, within_s: float) -> Outcomes:
+    blocks, record, reason = sum(map(len, request.spans)), volume.record, Reason.NO_AGENT
+    query = PrefetchFor(0, within_s, record.tenant, record.name, record.incarnation, request.spans)
+    try:
+        answer = await owners.ask(AgentId(request.at), query)
+        if isinstance(answer, PrefetchDone):
+            return Outcomes.read(answer.states, answer.reasons, blocks)
+        if isinstance(answer, Failure):
+            reason = _REASONS.get(answer.code, reason)
+    except TimeoutError:
+        return Outcomes.filled(blocks, BlockState.LATE, Reason.DEADLINE)
+    except (ConnectError, MalformedError):
+        log.debug("No answer of %s to a prefetch", request.at, exc_info=True)
+    return Outcomes.filled(blocks, BlockState.DECLINED, reason)

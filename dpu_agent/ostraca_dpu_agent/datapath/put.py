@@ -1,0 +1,435 @@
+"""A put: blocks from the worker's arena to flash.
+
+Owners reserve space first, so that an existing block costs no transfer. The blocks for a drive are then
+processed in independent *groups*: lease staging, fetch and check against the SDK's tag wave by wave, write
+each wave after its check, commit all. A put with acknowledgement STAGED is answered when all blocks have
+passed the check; its groups continue to the commit. The data path never creates a tag: bytes without a
+matching SDK tag are not stored.
+
+A put refused by a busy shard retries until its deadline, every ``space_retry_s``. Waiting blocks hold
+neither staging nor space, and blocks with space proceed alone. Puts that wait for each other's shards thus
+cannot deadlock. The number of waiting puts is limited (``waiting_puts_max``), since each holds a request
+slot that gets need too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.request import TransferRun, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.space import Space, is_too_short
+from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.extent import Pieces, whole_pages
+from ostraca_fabric.model.outcome import Ack, PutState, Reason
+from ostraca_fabric.ports.transport import Direction, TransferEnd
+from ostraca_fabric.tables.digests import are_good, blank_rests
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Put, PutDone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.flash_io import DriveQueue
+    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext, WorkerConnection
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.ids import DriveId
+
+
+_EXISTS_SHARE = 0.25
+"""Largest share of a put's remaining time to wait for a search for existing blocks."""
+
+_OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
+"""Reasons of an owner that can't tell whether the block exists; the previous owner may know."""
+
+
+class PutRun(TransferRun[Put]):
+    """A put. ``run`` answers; groups continue to flash afterwards.
+
+    Groups run in a few sequential *lanes*. At the end of the request, groups not yet started give their
+    space back.
+    """
+
+    def __init__(
+        self,
+        context: RequestContext,
+        worker: WorkerConnection,
+        volume: ServedVolume,
+        request: Put,
+        deadline: Deadline,
+    ) -> None:
+        """Parse the request. Raises as ``TransferRun``."""
+        super().__init__(context, worker, volume, request, deadline, late=PutState.LATE)
+        self._ack = _ack(request.ack)
+        self._tags = columns.rows16(request.tags, len(self._blocks))
+        self._space = Space(
+            context.owners,
+            self._blocks,
+            self._outcomes.set,
+            clock=context.clock,
+            hold_s=context.hold_s,
+            ttl_s=request.ttl_s,
+            pool=volume.pool,
+        )
+        self._waiting: list[DriveQueue] = []
+        self._pending_checks = 1
+        """Groups before the end of their check, plus one while groups may be added."""
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_staged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> PutDone:
+        """Store the blocks; answer at the requested state or at the deadline.
+
+        After any exception, ``Settled`` follows.
+        """
+        context = self._context
+        storing = context.tasks.spawn(self._store())
+        must_settle = True
+        try:
+            await self._deadline.wait([self._is_staged if self._ack is Ack.STAGED else storing])
+            if storing.done():
+                storing.result()
+            for _, waiting in self._waiting:
+                while waiting:
+                    self._space.release(waiting.popleft())
+            unsettled = np.flatnonzero(self._is_moving)
+            must_settle = len(unsettled) > 0
+            self._quarantine()
+        finally:
+            self._is_over.set_result(None)
+            if must_settle:
+                storing.add_done_callback(self._send_settled)
+        return PutDone(
+            self._request.request,
+            *self._current_outcomes().encode(),
+            unsettled.astype(columns.U32).tobytes(),
+        )
+
+    def _current_outcomes(self) -> columns.Outcomes:
+        """Return the outcomes so far.
+
+        Checked blocks are STAGED if the caller asked for STAGED, else LATE.
+        """
+        outcomes = self._outcomes.copy()
+        if self._ack is Ack.COMMITTED:
+            outcomes.set(outcomes.states == PutState.STAGED, PutState.LATE, Reason.DEADLINE)
+        if self._deadline.stopped.done():
+            outcomes.reasons[outcomes.states == PutState.LATE] = Reason.CANCELLED
+        return outcomes
+
+    async def _store(self) -> None:
+        """Reserve space and run all groups, until none uses the arena or flash."""
+        context = self._context
+        try:
+            lanes = self._lanes(await self._reserve())
+            retrying = context.tasks.spawn(self._retry_busy(lanes))
+            await asyncio.wait([retrying])
+            await wait_for_all([*lanes, retrying])
+        finally:
+            committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
+            context.record("put", self._blocks.keys, self._outcomes, committed_bytes)
+            self._mark_staged()
+
+    def _lanes(self, reserved: NDArray[np.intp]) -> list[asyncio.Task[None]]:
+        """Start lanes for blocks with space."""
+        context = self._context
+        per_group = context.blocks_per_put(self._slot_bytes)
+        waiting = [
+            (drive, deque(cut_into_waves(its, per_group))) for drive, its in self._space.by_drive(reserved)
+        ]
+        self._waiting += waiting
+        self._pending_checks += sum(len(groups) for _, groups in waiting)
+        queues = interleave_drives(waiting, lanes=context.settings.waves_ahead)
+        return [context.tasks.spawn(self._lane(*queue)) for queue in queues]
+
+    async def _retry_busy(self, lanes: list[asyncio.Task[None]]) -> None:
+        """Retry blocks of busy shards while the put lasts.
+
+        New lanes are added to *lanes*.
+        """
+        try:
+            if self._space.is_busy.any():
+                with self._context.waiting_puts.waiting(self._worker.tenant) as may_wait:
+                    while may_wait and self._space.is_busy.any() and await self._wait_to_retry():
+                        lanes += self._lanes(await self._reserve_again())
+        finally:
+            self._count_checked()
+
+    async def _wait_to_retry(self) -> bool:
+        """Wait before a retry; return whether the put continues."""
+        within_s = min(self._context.settings.space_retry_s, self._deadline.left_s)
+        await asyncio.wait([self._is_over], timeout=within_s)
+        return not self._deadline.is_over() and self._deadline.left_s > 0
+
+    async def _reserve_again(self) -> NDArray[np.intp]:
+        """Retry reservations; return the positions with new space."""
+        context, wanted = self._context, self._space.is_busy.copy()
+        await self._space.reserve(
+            context.routes(),
+            self._volume.placement_secret,
+            wanted,
+            within_s=self._deadline.left_s,
+            is_again=True,
+        )
+        reserved = np.flatnonzero(wanted & self._space.is_reserved)
+        self._outcomes.set(reserved, PutState.LATE, Reason.DEADLINE)
+        return reserved
+
+    def _mark_staged(self) -> None:
+        if not self._is_staged.done():
+            self._is_staged.set_result(None)
+
+    async def _reserve(self) -> NDArray[np.intp]:
+        """Reserve space; return the positions with space.
+
+        All other blocks get their final state.
+        """
+        context, within_s = self._context, self._deadline.left_s
+        if within_s <= 0:
+            return np.zeros(0, np.intp)
+        is_short = is_too_short(self._volume, self._blocks.spans)
+        self._outcomes.set(is_short, PutState.DECLINED, Reason.TOO_SHORT)
+        routes, secret = context.routes(), self._volume.placement_secret
+        reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
+        if not routes.has_earlier:
+            await reserving
+            return np.flatnonzero(self._space.is_reserved)
+        finding = context.locator.find_earlier(
+            routes,
+            self._volume,
+            self._blocks.spans,
+            self._blocks.keys,
+            wanted=~is_short,
+            within_s=min(context.settings.exists_within_s, _EXISTS_SHARE * within_s),
+        )
+        _, (exists, existed) = await asyncio.gather(reserving, finding)
+        exists |= existed & np.isin(self._outcomes.reasons, _OWNER_CANT_SAY)
+        is_reserved = self._space.is_reserved
+        self._space.release(np.flatnonzero(is_reserved & exists))
+        self._outcomes.set(exists, PutState.EXISTS, Reason.NONE)
+        self._space.is_busy[exists] = False
+        return np.flatnonzero(is_reserved & ~exists)
+
+    async def _lane(self, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
+        while waiting:
+            await self._group(drive, waiting.popleft())
+
+    async def _group(self, drive: DriveId, positions: NDArray[np.intp]) -> None:
+        is_checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        is_checked.add_done_callback(lambda _: self._count_checked())
+        try:
+            lease = await self._lease(drive, positions)
+            if lease is not None:
+                await self._store_group(drive, positions, lease, is_checked)
+        finally:
+            if not is_checked.done():
+                is_checked.set_result(None)
+
+    def _count_checked(self) -> None:
+        self._pending_checks -= 1
+        if not self._pending_checks:
+            self._mark_staged()
+
+    async def _lease(self, drive_id: DriveId, positions: NDArray[np.intp]) -> StagingLease | None:
+        lease: StagingLease | LeaseRefusal = LeaseRefusal.DEADLINE
+        drive = self._context.drives.get(drive_id)
+        if drive is not None and drive.refuses_writes:
+            lease = LeaseRefusal.GIVEN_UP
+        elif not self._deadline.is_over():
+            lease = await self._context.staging.lease(
+                len(positions),
+                self._slot_bytes,
+                Purpose.PUT,
+                holder=self._worker,
+                tenant=self._worker.tenant,
+                within_s=self._deadline.left_s,
+                drive=drive_id,
+                given_up=None if drive is None else drive.writes_given_up,
+            )
+        if isinstance(lease, StagingLease) and not self._deadline.is_over():
+            return lease
+        if isinstance(lease, StagingLease):
+            self._context.staging.release(lease)
+        elif lease is not LeaseRefusal.DEADLINE:
+            self._outcomes.set(positions, PutState.DECLINED, REFUSAL_REASONS[lease])
+        self._space.release(positions)
+        return None
+
+    async def _store_group(
+        self,
+        drive: DriveId,
+        positions: NDArray[np.intp],
+        lease: StagingLease,
+        is_checked: asyncio.Future[None],
+    ) -> None:
+        """Process a group from arena to commit; write each wave once checked."""
+        context, count = self._context, len(positions)
+        kept, writes = np.zeros(count, np.bool_), WaveIO()
+        keep = cache_offer(self._blocks, self._tags, positions, kept)
+        is_good, reasons = np.zeros(count, np.bool_), np.full(count, Reason.DRIVE_ERROR, np.uint8)
+        fetches = self._fetches(positions, lease)
+        try:
+            for rows, fetched in fetches:
+                is_good[rows] = await self._wait_and_check(positions, rows, lease, fetched)
+                if lease.drive is None:
+                    context.staging.charge_to_drive(lease, drive)
+                self._write(positions, rows[is_good[rows]], lease, reasons, writes)
+            is_checked.set_result(None)
+            await self._wait_for_writes(reasons, writes)
+            if not writes.abandoned:
+                context.staging.end_drive_io(lease)
+            kept[:] = await self._commit(positions, is_good, reasons, writes)
+        except BaseException:  # on any error, the lease must outlive all started work
+            await asyncio.wait([fetched for _, fetched in fetches])
+            await writes.wait_until_ended()
+            raise
+        finally:
+            context.release(lease, writes, keep=keep)
+
+    def _fetches(
+        self, positions: NDArray[np.intp], lease: StagingLease
+    ) -> list[tuple[NDArray[np.intp], asyncio.Future[TransferEnd]]]:
+        """Start fetching a group, wave by wave.
+
+        Returns the rows and the future of each wave.
+        """
+        fetches = []
+        for rows in cut_into_waves(
+            np.arange(len(positions)), self._context.blocks_per_wave(self._slot_bytes)
+        ):
+            its = positions[rows]
+            fetched = self._submit(Direction.FROM_WORKER, its, lease.offsets[rows], lease.slot_bytes)
+            fetches.append((rows, fetched))
+        self._leases.add(lease)
+        return fetches
+
+    async def _wait_and_check(
+        self,
+        positions: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        lease: StagingLease,
+        fetched: asyncio.Future[TransferEnd],
+    ) -> NDArray[np.bool_]:
+        """Wait for a wave and check its blocks; return which may be stored.
+
+        Space of the other blocks is given back. After the end of the request, no block may be stored.
+        """
+        its = positions[rows]
+        end = await fetched
+        self._is_moving[its] = False
+        if not self._is_moving[positions].any():
+            self._leases.discard(lease)
+        good = np.zeros(len(its), np.bool_)
+        if end is not TransferEnd.DONE:
+            if not self._deadline.is_over():
+                self._outcomes.set(its, PutState.DECLINED, Reason.TRANSFER_FAILED)
+        elif not self._deadline.is_over():
+            is_valid = await self._context.run_check(self._make_check(its, lease.offsets[rows]))
+            if not self._deadline.is_over():
+                good = is_valid
+                self._outcomes.set(its[good], PutState.STAGED, Reason.NONE)
+                self._outcomes.set(its[~good], PutState.DECLINED, Reason.DAMAGED)
+        if not good.all():
+            self._space.release(its[~good])
+        return good
+
+    def _make_check(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64]
+    ) -> Callable[[], NDArray[np.bool_]]:
+        """Make the check of a wave, to run off the loop.
+
+        The check also zeroes the rest of each block's last page.
+        """
+        memory = self._context.staging.array
+        lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
+        tags = self._tags[positions]
+
+        def check() -> NDArray[np.bool_]:
+            good = are_good(memory, offsets, lengths, seeds, tags)
+            blank_rests(memory, offsets, lengths)
+            return good
+
+        return check
+
+    def _write(
+        self,
+        positions: NDArray[np.intp],
+        rows: NDArray[np.intp],
+        lease: StagingLease,
+        reasons: NDArray[np.uint8],
+        writes: WaveIO,
+    ) -> None:
+        """Start writing rows of a group, with one I/O for adjacent extents.
+
+        Blocks that can't be written get a reason.
+        """
+        for target, chosen in self._space.by_target(positions[rows]):
+            drive, its = self._context.drives.get(target.drive), rows[chosen]
+            if drive is not None and drive.refuses_writes:
+                reasons[its] = Reason.DRIVE_SUSPECT
+            elif self._space.has_expired(
+                positions[its]
+            ):  # checked last: this agent may have been suspended meanwhile
+                reasons[its] = Reason.EXPIRED
+            elif drive is not None:
+                pieces = Pieces(
+                    self._context.staging.array,
+                    lease.offsets[its],
+                    self._space.drive_offsets(positions[its]),
+                    whole_pages(self._blocks.lengths[positions[its]]),
+                )
+                writes.add(its, drive.submit_write(pieces), drive.writes_given_up)
+
+    async def _wait_for_writes(self, reasons: NDArray[np.uint8], writes: WaveIO) -> None:
+        """Wait for a group's writes; blocks on flash get the reason NONE."""
+        await writes.wait()
+        for write in writes.ios:
+            if write.is_abandoned:
+                reasons[write.rows] = Reason.DRIVE_SUSPECT
+            else:
+                reasons[write.rows[write.ends.result()]] = Reason.NONE
+
+    async def _commit(
+        self,
+        positions: NDArray[np.intp],
+        is_good: NDArray[np.bool_],
+        reasons: NDArray[np.uint8],
+        writes: WaveIO,
+    ) -> NDArray[np.bool_]:
+        """Commit the written good blocks of a group; return which are committed.
+
+        Blocks that an abandoned write may still reach keep their space until the reservation ends.
+        """
+        has_failed = is_good & (reasons != Reason.NONE)
+        if has_failed.any():
+            self._outcomes.set(positions[has_failed], PutState.DECLINED, reasons[has_failed])
+            is_begun = np.zeros(len(positions), np.bool_)
+            for write in writes.ios:
+                is_begun[write.rows] = True
+            self._space.release(positions[has_failed & ~is_begun])
+            for write in writes.ios:
+                if not write.is_abandoned:
+                    self._space.release(positions[write.rows[has_failed[write.rows]]], may_land=True)
+        chosen = positions[is_good & ~has_failed]
+        if self._space.has_expired(chosen):
+            self._outcomes.set(chosen, PutState.DECLINED, Reason.EXPIRED)
+        else:
+            await self._space.commit(chosen, self._tags)
+        is_committed: NDArray[np.bool_] = self._outcomes.states[positions] == PutState.COMMITTED
+        return is_committed
+
+
+def _ack(ack: int) -> Ack:
+    try:
+        return Ack(ack)
+    except ValueError as error:
+        raise UsageError(
+            f"ack {ack} is no state to acknowledge at: ask for {Ack.STAGED} (staged) or {Ack.COMMITTED}"
+        ) from error

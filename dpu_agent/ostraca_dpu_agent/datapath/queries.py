@@ -1,0 +1,106 @@
+"""Queries without access to flash: lookups of blocks, and explanations of a block's state.
+
+Blocks in the DRAM cache need no shard owner, unless the caller requests a pin. Only shard owners grant
+pins. With a pin, a block without a pin is a miss, even if the block is cached.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.model.ids import enclosure_of
+from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.tables.digests import derive_keys
+from ostraca_fabric.telemetry.explain import BlockExplanation, OwnerView
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import Explained, Inspect, Inspected, LookupDone
+
+if TYPE_CHECKING:
+    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.ids import AgentId, ShardId
+    from ostraca_fabric.model.overrides import Switch
+    from ostraca_fabric.wire.messages import Explain, Lookup
+
+_HIT, _NONE = int(BlockState.HIT), int(Reason.NONE)  # numpy takes three times as long with enum members
+
+
+async def look_up(
+    context: RequestContext, volume: ServedVolume, request: Lookup, deadline: Deadline, *, counted_as: str
+) -> LookupDone:
+    """Query the DRAM cache and the shard owners."""
+    keys, within_s = derive_keys(volume.secret, request.spans), deadline.left_s
+    outcomes = columns.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
+    if within_s > 0:
+        is_pinned = request.pin_s > 0
+        is_cached = np.zeros(len(keys), np.bool_) if is_pinned else context.staging.cache.contains(keys)
+        locations = await context.locator.look_up(
+            context.routes(),
+            volume,
+            request.spans,
+            keys,
+            wanted=~is_cached,
+            within_s=within_s,
+            pin_s=request.pin_s,
+        )
+        is_hit = is_cached | locations.is_found
+        outcomes = columns.Outcomes(columns.filled(len(keys), BlockState.MISS), locations.reasons)
+        outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
+    context.record(counted_as, keys, outcomes)
+    return LookupDone(request.request, *outcomes.encode())
+
+
+async def explain(
+    context: RequestContext, volume: ServedVolume, request: Explain, switch: Switch
+) -> Explained:
+    """Explain the single block named by the request; *switch* is the volume's."""
+    keys, events = derive_keys(volume.secret, request.spans), context.events
+    key = keys.tobytes()
+    routes = context.routes()
+    shard = routes.shard(volume.placement_secret, request.spans)
+    owner = None if shard is None else routes.map.owner(shard)
+    until_s = context.clock() + min(context.deadline_max_s, request.deadline_s)
+    view = None
+    if shard is not None and owner is not None:
+        view = await _inspect(context, owner, shard, key, until_s)
+    if view is None or not (view.is_listed or view.is_being_written):
+        for other in routes.earlier_shards(volume.placement_secret, request.spans):
+            holder = routes.map.owner(other)
+            found = None if holder is None else await _inspect(context, holder, other, key, until_s)
+            if found is not None and found.is_listed:
+                shard, owner, view = other, holder, found
+                break
+    own = events.of(key)
+    reaches = [events.reaches_back_s]
+    if view is not None and view.agent != events.agent:
+        own = tuple(sorted((*own, *view.events), key=lambda event: -event.age_s))
+        reaches.append(view.events_reach_s)
+    drive = None if shard is None else context.drives.get(routes.place(shard)[0])
+    explanation = BlockExplanation(
+        agent=events.agent,
+        enclosure="" if shard is None else enclosure_of(shard),
+        shard=shard or "",
+        owner=owner or "",
+        is_cached=bool(context.staging.cache.contains(keys)[0]),
+        owner_view=view,
+        events=own,
+        events_reach_s=min(reaches),
+        is_held_off=drive is not None and drive.refuses_reads,
+        switch=switch.value,
+    )
+    return Explained(request.request, msgspec.msgpack.encode(explanation))
+
+
+async def _inspect(
+    context: RequestContext, owner: AgentId, shard: ShardId, key: bytes, until_s: float
+) -> OwnerView | None:
+    """Ask the shard owner; return None without an intelligible answer."""
+    try:
+        answer = await context.owners.ask(owner, Inspect(0, until_s - context.clock(), shard, key))
+        return msgspec.msgpack.decode(answer.body, type=OwnerView) if isinstance(answer, Inspected) else None
+    except (TimeoutError, ConnectError, msgspec.DecodeError):
+        return None

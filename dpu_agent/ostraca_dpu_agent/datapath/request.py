@@ -1,0 +1,455 @@
+"""Shared parts of requests: blocks, deadline, counters and services.
+
+A request is *over* once answered. Its waves may continue, since neither an I/O nor a transfer can be
+cancelled. A wave checks ``is_over`` before any new step, and frees its memory after the end of its last
+step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from ostraca_dpu_agent.datapath.admission import LatencyEstimator
+from ostraca_dpu_agent.datapath.flash_io import Loader
+from ostraca_dpu_agent.datapath.location.locator import Locator
+from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
+from ostraca_dpu_agent.datapath.staging.leases import WaitingPuts
+from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.ports.transport import Wave
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.tables.digests import derive_keys, tag_seeds
+from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.outcome_counters import SHADOWS, STATES, OperationTally, Tally
+from ostraca_fabric.telemetry.status import AgentCounters
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.messages import Damage, Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from enum import IntEnum
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.flash_io import WaveIO
+    from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
+    from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+    from ostraca_dpu_agent.datapath.staging.staging import Staging
+    from ostraca_dpu_agent.events import EventRing
+    from ostraca_dpu_agent.settings import AgentSettings
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.model.chain import Span
+    from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
+    from ostraca_fabric.ports.drive import Drive
+    from ostraca_fabric.ports.membership import Membership
+    from ostraca_fabric.ports.owners import Owners
+    from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd
+    from ostraca_fabric.telemetry.status import EstimateCounters, PrefetchCounters
+    from ostraca_fabric.wire.messages import Get, GetProgress, Put
+
+
+_TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
+
+_CHECK_THREADS = 2
+
+_KINDS = {
+    "lookup": EventKind.LOOKED_UP,
+    "get": EventKind.GOT,
+    "put": EventKind.PUT,
+    "prefetch": EventKind.PREFETCHED,
+    "shadow_lookup": EventKind.SHADOWED,
+    "shadow_get": EventKind.SHADOWED,
+}
+
+
+class Holder(Protocol):
+    """Holder of a request's staging: a worker, or all workers of a tenant at other agents."""
+
+    def __hash__(self) -> int:
+        """Distinguish holders."""
+
+    @property
+    def tenant(self) -> TenantId:
+        """Tenant whose share is used."""
+
+
+class WorkerConnection(Holder, Protocol):
+    """Origin of a request, and holder of its staging."""
+
+    @property
+    def arena(self) -> RemoteArena:
+        """The worker's arena. Raises RefusedError without an arena."""
+
+    def stopped(self, request: int) -> asyncio.Future[None]:
+        """Return the future that is done when the worker cancels this request."""
+
+    def send(self, message: GetProgress | Settled) -> None:
+        """Send a message; a lost connection loses the message."""
+
+
+class RequestBlocks:
+    """Blocks of a request, as columns."""
+
+    def __init__(self, volume: ServedVolume, spans: Sequence[Span], lengths: NDArray[np.uint32]) -> None:
+        """Derive the keys; *lengths* has one value per block."""
+        self.spans = spans
+        self.lengths = lengths
+        self.keys = derive_keys(volume.secret, spans)
+        """Shape (n, 16)."""
+        self.tenant = volume.record.tenant
+        self._identity = volume.identity
+
+    @classmethod
+    def of(cls, volume: ServedVolume, spans: Sequence[Span], lengths: bytes) -> RequestBlocks:
+        """Parse a request's columns. Raises MalformedError for a mismatch."""
+        return cls(volume, spans, columns.u32(lengths, sum(len(span) for span in spans)))
+
+    @cached_property
+    def seeds(self) -> NDArray[np.uint64]:
+        """Tag seeds of the blocks, made on first use: cached blocks need none here."""
+        return tag_seeds(self._identity, self.spans, self.lengths)
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.keys)
+
+
+class Deadline:
+    """Deadline and end of a request."""
+
+    def __init__(self, clock: Callable[[], float], *, until_s: float, stopped: asyncio.Future[None]) -> None:
+        """Run until *until_s* on *clock*, or until *stopped* is done.
+
+        After *stopped*, no caller wants the answer.
+        """
+        self._clock = clock
+        self._until_s = until_s
+        self.stopped = stopped
+        self._is_over = False
+
+    def is_over(self) -> bool:
+        """Whether the request has been answered, or is about to be."""
+        return self._is_over
+
+    @property
+    def left_s(self) -> float:
+        """Remaining time; never negative."""
+        return max(0.0, self._until_s - self._clock())
+
+    async def wait(self, tasks: Collection[asyncio.Future[Any]]) -> None:
+        """Wait for all tasks, the deadline or ``stopped``; then be over.
+
+        Raises the exception of any task.
+        """
+        waiting = set(tasks)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(task: asyncio.Future[Any]) -> None:
+            waiting.discard(task)
+            has_crashed = not task.cancelled() and task.exception() is not None
+            if not over.done() and (not waiting or has_crashed or task is self.stopped):
+                over.set_result(None)
+
+        for task in (*waiting, self.stopped):
+            task.add_done_callback(ended)
+        try:
+            if waiting:
+                await asyncio.wait((over,), timeout=self.left_s)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            self._is_over = True
+            self.stopped.remove_done_callback(ended)
+
+
+class DataPathCounters:
+    """Counters since the start, updated by requests, for status and metrics."""
+
+    def __init__(
+        self,
+        prefetched: PrefetchCounters,
+        estimates: EstimateCounters,
+        found_earlier: Callable[[], int],
+    ) -> None:
+        """Begin at zero.
+
+        *prefetched*, *estimates* and *found_earlier* are counted by the DRAM cache, the latency estimator
+        and the locator.
+        """
+        self._found_earlier = found_earlier
+        self._prefetched = prefetched
+        self._estimates = estimates
+        self.tallies = {operation: Tally(operation) for operation in (*STATES, *SHADOWS)}
+        self.get_hits_from_cache = 0
+        self.hits_on: Counter[DriveId] = Counter()
+        """Blocks found by gets, per drive."""
+
+        self.damaged = 0
+        """Blocks from flash with a wrong tag."""
+
+    def count(self, operation: str, outcomes: Outcomes, good_bytes: int = 0) -> None:
+        """Count final outcomes of blocks, and bytes moved or stored."""
+        tally = self.tallies[operation]
+        tally.count(outcomes.states, outcomes.reasons)
+        tally.bytes += good_bytes
+
+    def decline(self, operation: str, blocks: int, reason: Reason) -> Outcomes:
+        """Count and return a decline of all blocks."""
+        outcomes = Outcomes.filled(blocks, (STATES | SHADOWS)[operation]["DECLINED"], reason)
+        self.count(operation, outcomes)
+        return outcomes
+
+    def snapshot(self) -> AgentCounters:
+        """Return the most used counters."""
+        get, put = self.tallies["get"], self.tallies["put"]
+        return AgentCounters(
+            get_hits=get.of(BlockState.HIT),
+            get_hits_from_cache=self.get_hits_from_cache,
+            get_misses=get.of(BlockState.MISS),
+            get_late=get.of(BlockState.LATE),
+            get_declined=get.of(BlockState.DECLINED),
+            get_bytes=get.bytes,
+            put_committed=put.of(PutState.COMMITTED),
+            put_exists=put.of(PutState.EXISTS),
+            put_declined=put.of(PutState.DECLINED),
+            put_bytes=put.bytes,
+            damaged=self.damaged,
+            found_earlier=self._found_earlier(),
+            prefetched=msgspec.structs.replace(self._prefetched),
+            estimates=msgspec.structs.replace(self._estimates),
+        )
+
+    def operations(self) -> tuple[OperationTally, ...]:
+        """Return all counters; those of shadow mode only if not zero."""
+        counted = [tally.snapshot() for tally in self.tallies.values()]
+        return tuple(each for each in counted if each.operation in STATES or each.blocks)
+
+
+class RequestContext:
+    """Services for requests. Use on the event loop's thread only."""
+
+    def __init__(  # noqa: PLR0913 (the services of a data path)
+        self,
+        agent: AgentId,
+        settings: AgentSettings,
+        *,
+        staging: Staging,
+        drives: Mapping[DriveId, Drive],
+        owners: Owners,
+        routes: Callable[[], Routes],
+        clock: Callable[[], float],
+        events: EventRing,
+        membership: Membership,
+    ) -> None:
+        """Work with the newest *routes*, and the live settings of *membership*.
+
+        The controller keeps *drives* current.
+        """
+        self.settings = settings.flow
+        self.hold_s = settings.owner.hold_s
+        self.staging = staging
+        self.drives = drives
+        self.owners = owners
+        self.routes = routes
+        self.clock = clock
+        self.events = events
+        self._membership = membership
+        self.locator = Locator(agent, owners, drives)
+        self.estimator = LatencyEstimator(settings.flow.wave_bytes)
+        self._loader = Loader(staging, drives, self.estimator, clock)
+        self.counters = DataPathCounters(
+            staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
+        )
+        self.tasks = Tasks("the data path")
+        self.waiting_puts = WaitingPuts(settings.flow.waiting_puts_max, staging.tenants.members)
+        self._checkers = ThreadPoolExecutor(
+            _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
+        )
+
+    async def close(self, *, within_s: float) -> bool:
+        """Wait for the end of all work; return whether all has ended."""
+        ended = await self.tasks.finish(within_s=within_s)
+        self._checkers.shutdown(wait=False)
+        return ended
+
+    @property
+    def requests_max(self) -> int:
+        """Largest number of requests under way."""
+        return self._membership.overrides.live.requests_max or self.settings.requests_max
+
+    @property
+    def deadline_max_s(self) -> float:
+        """Upper bound of deadlines."""
+        return self._membership.overrides.live.deadline_max_s or self.settings.deadline_max_s
+
+    def start_deadline(self, deadline_s: float, stopped: asyncio.Future[None]) -> Deadline:
+        """Start the clock of a request."""
+        allowed_s = min(deadline_s, self.deadline_max_s) - self.settings.answer_margin_s
+        return Deadline(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)
+
+    def record(
+        self, operation: str, keys: NDArray[np.uint8], outcomes: Outcomes, good_bytes: int = 0
+    ) -> None:
+        """Count and record final outcomes of blocks, and bytes moved or stored."""
+        self.counters.count(operation, outcomes, good_bytes)
+        self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
+
+    def blocks_per_wave(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in a wave."""
+        return max(1, self.settings.wave_bytes // slot_bytes)
+
+    def blocks_per_put(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in a group of a put.
+
+        A group never exceeds the most that staging lends to puts.
+        """
+        return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
+
+    async def run_check(self, check: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Run a check of many bytes off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._checkers, check)
+
+    async def load(
+        self,
+        locations: BlockLocations,
+        blocks: RequestBlocks,
+        positions: NDArray[np.intp],
+        lease: StagingLease,
+    ) -> tuple[NDArray[np.uint8], WaveIO]:
+        """Load located blocks into a lease's slots.
+
+        Returns a Reason per block, NONE for verified blocks, and the reads, for ``release``. Damaged
+        blocks are reported to their owners.
+        """
+        reasons, reads = await self._loader.load(locations, positions, lease, blocks.seeds)
+        if not reads.abandoned:
+            self.staging.end_drive_io(lease)
+        for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
+            self._report_damage(locations, blocks, int(positions[row]))
+        return reasons, reads
+
+    def release(self, lease: StagingLease, io: WaveIO, *, keep: CacheOffer) -> None:
+        """Release a wave's lease, as ``Staging.release``.
+
+        The release waits for the end of I/Os abandoned because of a silent drive.
+        """
+        if io.abandoned:
+            self.staging.abandon_to_drive(lease)
+            self.tasks.spawn(self._release_late(lease, io))
+        else:
+            self.staging.release(lease, keep=keep)
+
+    async def _release_late(self, lease: StagingLease, io: WaveIO) -> None:
+        await io.wait_until_ended()
+        self.staging.release(lease)
+
+    def _report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:
+        self.counters.damaged += 1
+        source = locations.sources[int(locations.source[position])]
+        self.owners.tell(
+            source.owner,
+            Damage(
+                shard=source.shard,
+                key=blocks.keys[position].tobytes(),
+                offset=int(locations.offsets[position]),
+                length=int(locations.lengths[position]),
+                generation=int(locations.generations[position]),
+                tag=locations.tags[position].tobytes(),
+                seed=int(blocks.seeds[position]),
+            ),
+        )
+
+
+class TransferRun(Generic[_TransferRequest]):
+    """Common part of a get and a put: blocks, slots of the arena, transfers and outcomes."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        worker: WorkerConnection,
+        volume: ServedVolume,
+        request: _TransferRequest,
+        deadline: Deadline,
+        *,
+        late: IntEnum,
+    ) -> None:
+        """Parse the request; begin with *late* as the state of every block.
+
+        Raises MalformedError for mismatched columns, UsageError for impossible sizes, and RefusedError for
+        a worker without an arena.
+        """
+        self._context = context
+        self._worker = worker
+        self._arena = worker.arena
+        self._volume = volume
+        self._request: _TransferRequest = request
+        self._deadline = deadline
+        self._blocks = RequestBlocks.of(volume, request.spans, request.lengths)
+        volume.check_sizes(self._blocks.lengths, request.slot_bytes)
+        count = len(self._blocks)
+        self._slots = columns.u64(request.slots, count).astype(np.int64)
+        self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
+        self._outcomes = Outcomes.filled(count, late, Reason.DEADLINE)
+        self._is_moving = np.zeros(count, np.bool_)
+        self._leases: set[StagingLease] = set()
+        """Leases to quarantine if the request ends before their transfers."""
+
+    def _submit(
+        self,
+        direction: Direction,
+        positions: NDArray[np.intp],
+        offsets: NDArray[np.int64],
+        staging_slot_bytes: int,
+    ) -> asyncio.Future[TransferEnd]:
+        """Start a transfer of blocks between staging and the arena."""
+        self._is_moving[positions] = True
+        wave = Wave(
+            staging=offsets,
+            arena=self._slots[positions],
+            lengths=self._blocks.lengths[positions],
+            staging_slot_bytes=staging_slot_bytes,
+            arena_slot_bytes=self._request.slot_bytes,
+        )
+        return self._arena.submit(direction, wave)
+
+    def _quarantine(self) -> None:
+        """Quarantine the memory of unfinished transfers."""
+        for lease in self._leases:
+            self._context.staging.quarantine(lease)
+
+    def _send_settled(self, _run: asyncio.Task[None]) -> None:
+        self._worker.send(Settled(self._request.request))
+
+
+async def wait_for_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Wait for the end of all tasks, then raise an exception of any task."""
+    for end in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(end, BaseException):
+            raise end
+
+
+def cache_offer(
+    blocks: RequestBlocks,
+    tags: NDArray[np.uint8],
+    positions: NDArray[np.intp],
+    is_kept: NDArray[np.bool_],
+    *,
+    uses: int = 1,
+) -> CacheOffer:
+    """Offer the blocks of a wave to the DRAM cache, for ``Staging.release``.
+
+    *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request.
+    *is_kept* has a value per block of the wave and is read only at the release.
+    """
+    lengths = blocks.lengths[positions]
+    return CacheOffer(blocks.keys[positions], tags[positions], lengths, is_kept, uses, blocks.tenant)

@@ -1,0 +1,103 @@
+"""Shadow mode: requests for volumes with the switch ``shadow``.
+
+The caller is declined at once, so that shadow mode costs workers no time. The request then runs in the
+background. Blocks are looked up, read and verified under the request's deadline, and dropped instead of
+moved. All else is as usual: admission, use of the DRAM cache, and memory held for the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ostraca_dpu_agent.datapath.get import GetRun
+from ostraca_dpu_agent.datapath.queries import look_up
+from ostraca_fabric.model.outcome import BlockState, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
+    from ostraca_dpu_agent.volumes import ServedVolume
+    from ostraca_fabric.wire.messages import Get, Lookup
+
+
+class Shadows:
+    """Shadow requests of a data path."""
+
+    def __init__(self, context: RequestContext) -> None:
+        """Begin without requests."""
+        self._context = context
+        self._active = 0
+        self._stopped: asyncio.Future[None] | None = None
+
+    def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> None:
+        """Run a get in shadow mode. Raises as ``GetRun``."""
+        deadline = self._context.start_deadline(request.deadline_s, self._stop())
+        run = ShadowRun(self._context, worker, volume, request, deadline)
+        self._start("shadow_get", sum(map(len, request.spans)), run.execute)
+
+    def lookup(self, volume: ServedVolume, request: Lookup) -> None:
+        """Run a lookup in shadow mode."""
+        deadline = self._context.start_deadline(request.deadline_s, self._stop())
+        run = partial(look_up, self._context, volume, request, deadline, counted_as="shadow_lookup")
+        self._start("shadow_lookup", sum(map(len, request.spans)), run)
+
+    def close(self) -> None:
+        """End the requests under way; no caller waits for them."""
+        stop = self._stop()
+        if not stop.done():
+            stop.set_result(None)
+
+    def _stop(self) -> asyncio.Future[None]:
+        if self._stopped is None:
+            self._stopped = asyncio.get_running_loop().create_future()
+        return self._stopped
+
+    def _start(self, operation: str, blocks: int, run: Callable[[], Awaitable[object]]) -> None:
+        """Run a request in the background, or count a decline if at the limit."""
+        context = self._context
+        if self._active >= context.requests_max:
+            context.counters.decline(operation, blocks, Reason.OVERLOADED)
+            return
+        self._active += 1
+        context.tasks.spawn(self._run_timed(operation, run))
+
+    async def _run_timed(self, operation: str, run: Callable[[], Awaitable[object]]) -> None:
+        started_s = self._context.clock()
+        try:
+            await run()
+        finally:
+            self._active -= 1
+            self._context.counters.tallies[operation].timed(self._context.clock() - started_s)
+
+
+class ShadowRun(GetRun):
+    """A get without transfers and messages to the worker."""
+
+    async def execute(self) -> None:
+        """Load blocks until the deadline, and count the outcome."""
+        context = self._context
+        try:
+            await self._deadline.wait([context.tasks.spawn(self._deliver_all())])
+            self._quarantine()
+        finally:
+            self._admission.close()
+        self._record("shadow_get")
+
+    async def _deliver(
+        self,
+        positions: NDArray[np.intp],
+        offsets: NDArray[np.int64],  # noqa: ARG002 (no block is moved)
+        slot_bytes: int,  # noqa: ARG002
+        tags: bytes,  # noqa: ARG002
+    ) -> bool:
+        """Drop blocks instead of moving them; count hits only here."""
+        self._admission.cancel_move(positions)
+        if not self._deadline.is_over():
+            self._outcomes.set(positions, BlockState.HIT, Reason.NONE)
+        return False

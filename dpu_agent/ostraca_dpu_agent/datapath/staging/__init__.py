@@ -1,0 +1,1 @@
+"""Registered memory: leases, wait queue, tenant quotas, DRAM cache."""

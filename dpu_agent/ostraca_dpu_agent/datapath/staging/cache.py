@@ -1,0 +1,398 @@
+"""The DRAM cache: blocks kept in staging memory after use.
+
+Keys are derived under a volume's secret, so an entry answers only its own tenant. Blocks are immutable, so
+no entry is stale. An entry used by a transfer stays until the transfer's end, however full the cache is. This
+module only does bookkeeping: it owns slots and does not access memory.
+
+A block is a row of a few columns, and calls handle many blocks. ``segmented_lru`` selects the blocks to evict
+within a tenant. A tenant's new blocks evict its own blocks, or those of a tenant with more:
+``policies.fair_sharing`` selects the tenant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.policies.fair_sharing import plan_evictions
+from ostraca_fabric.tables.digests import KEY_BYTES, TAG_BYTES
+from ostraca_fabric.tables.key_table import KeyTable
+from ostraca_fabric.tables.segmented_lru import PARTS_MAX, SegmentedLru
+from ostraca_fabric.telemetry.status import PrefetchCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Mapping
+
+    from numpy.typing import NDArray
+
+
+_ROWS_AT_FIRST = 1024
+
+_NOTHING: Mapping[Hashable, int] = MappingProxyType({})
+
+_TAG = np.dtype((np.void, TAG_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOffer:
+    """Blocks in slots of one size, offered to the cache: a row per block."""
+
+    keys: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    lengths: NDArray[np.uint32]
+    is_kept: NDArray[np.bool_]
+    """Blocks that may be kept; read only when the offer is taken."""
+
+    uses: int = 1
+    """Uses so far: 1 for a get or put, 0 for a prefetch, whose use is not known yet."""
+
+    tenant: Hashable = None
+    """Owner of the blocks."""
+
+
+class BlockCache:
+    """Blocks by key, bounded in bytes of slots.
+
+    ``put`` and ``shrink`` return the offsets of slots for the caller to free.
+    """
+
+    def __init__(
+        self, limit_bytes: int, *, protected_share: float, members: Collection[Hashable] = ()
+    ) -> None:
+        """Begin empty; a limit of 0 keeps no block.
+
+        *protected_share* is the protected segment's part of the limit. *members* is a live view of the
+        connected tenants.
+        """
+        self.limit_bytes = limit_bytes
+        self.on_evicted: Callable[[NDArray[np.uint8]], None] = lambda _keys: None
+        """Receives the keys of evicted blocks, shape (n, 16)."""
+        rows = max(1, min(_ROWS_AT_FIRST, limit_bytes // PAGE_BYTES))
+        self._order = SegmentedLru(rows, protected_max_bytes=int(protected_share * limit_bytes))
+        self._parts = CacheParts(
+            self._order, limit_bytes=limit_bytes, protected_share=protected_share, members=members
+        )
+        self._keys = np.zeros((rows, KEY_BYTES), np.uint8)
+        self._tags = np.zeros(rows, _TAG)
+        self.lengths = np.zeros(rows, np.uint32)
+        """Per row; read only."""
+        self.offsets = np.zeros(rows, np.int64)
+        """Offset of each row's slot; read only."""
+        self._table = KeyTable(self._keys)
+        self.prefetched = PrefetchCounters()
+        self.removed = 0
+        """Number of removed blocks since the start. While it is unchanged, rows stay valid."""
+        self._free = np.arange(rows)
+        """Free rows; the first ``_free_rows`` are valid."""
+        self._free_rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return self._table.count
+
+    @property
+    def slot_bytes(self) -> NDArray[np.int64]:
+        """Slot size per row; read only."""
+        return self._order.bytes
+
+    def contains(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Return which of *keys*, shape (n, 16), are cached; not counted as a use."""
+        if not len(self):
+            return np.zeros(len(keys), np.bool_)
+        is_here: NDArray[np.bool_] = self._table.find(keys) >= 0
+        return is_here
+
+    def find(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find blocks of the given lengths; return positions in *keys*, and rows.
+
+        Rows are valid while ``removed`` is unchanged. Rows passed to ``hold`` are valid until given back.
+        """
+        return self._table.match(keys, self.lengths, lengths)
+
+    def tags(self, rows: NDArray[np.int64]) -> bytes:
+        """Return the tags of these blocks, concatenated."""
+        return self._tags[rows].tobytes()
+
+    def hold(self, rows: NDArray[np.int64]) -> None:
+        """Use blocks and hold them until ``release``."""
+        if self._has_unread:
+            unread = np.unique(self._unread(rows))
+            self.prefetched.useful_blocks += len(unread)
+            self.prefetched.useful_bytes += int(self.lengths[unread].sum())
+        self._order.hold(rows)
+
+    def release(self, rows: NDArray[np.int64]) -> None:
+        """End a use of each of these blocks."""
+        self._order.let_go(rows)
+
+    def demote(self, keys: NDArray[np.uint8]) -> None:
+        """Evict these blocks before blocks that were used again."""
+        rows = self._table.find(keys)
+        self._order.demote(rows[rows >= 0])
+
+    def put(self, offer: CacheOffer, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int64]:
+        """Keep offered blocks at *offsets*, as far as room can be made.
+
+        Blocks in use or with precedence are not evicted. Returns the slots to free: those of evicted
+        blocks and of blocks not kept.
+        """
+        chosen = np.flatnonzero(offer.is_kept)[: self.limit_bytes // slot_bytes]
+        part = self._parts.number(offer.tenant) if len(chosen) else None
+        if part is None:
+            return offsets
+        rows, is_new = self._add_rows(offer.keys[chosen])
+        if len(rows) < len(chosen):
+            chosen = chosen[is_new]
+        wanted_bytes = len(rows) * slot_bytes
+        freed = self._evict(
+            self.used_bytes + wanted_bytes - self.limit_bytes,
+            offer.tenant,
+            {offer.tenant: wanted_bytes},
+        )
+        room = (self.limit_bytes - self.used_bytes) // slot_bytes
+        if room < len(rows):
+            self._remove_rows(rows[room:])
+            rows, chosen = rows[:room], chosen[:room]
+        self._tags[rows] = offer.tags[chosen].view(_TAG)[:, 0]
+        self.lengths[rows] = offer.lengths[chosen]
+        self.offsets[rows] = offsets[chosen]
+        self._order.enter(rows, slot_bytes, uses=offer.uses, part=part)
+        self._parts.update_protection()
+        if not offer.uses:
+            self.prefetched.blocks += len(rows)
+            self.prefetched.bytes += int(self.lengths[rows].sum())
+        if len(rows) == len(offsets):
+            return freed
+        is_left = np.ones(len(offsets), np.bool_)
+        is_left[chosen] = False
+        return np.concatenate((freed, offsets[is_left]))
+
+    def shrink(self, to_bytes: int) -> NDArray[np.int64]:
+        """Evict unused blocks down to *to_bytes*; return their slots."""
+        return self.make_room(self.used_bytes - to_bytes, None)
+
+    def make_room(
+        self,
+        wanted_bytes: int,
+        asker: Hashable,
+        *,
+        beside: Mapping[Hashable, int] = _NOTHING,
+        equal_bytes: float | None = None,
+    ) -> NDArray[np.int64]:
+        """Evict blocks for memory that *asker*, a tenant, needs; return their slots.
+
+        *beside* is the tenants' memory outside the cache, including the asker's current need.
+        *equal_bytes* is each tenant's guaranteed total of both, by default an equal part of the cache.
+        """
+        freed = self._evict(wanted_bytes, asker, beside, equal_bytes)
+        self._parts.update_protection()
+        return freed
+
+    def _evict(
+        self,
+        wanted_bytes: int,
+        asker: Hashable,
+        beside: Mapping[Hashable, int],
+        equal_bytes: float | None = None,
+    ) -> NDArray[np.int64]:
+        rows = self._parts.evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
+        if len(rows):
+            self._remove_rows(rows)
+            self.on_evicted(self._keys[rows])
+        if self._has_unread:
+            unread = self._unread(rows)
+            self.prefetched.useless_blocks += len(unread)
+            self.prefetched.useless_bytes += int(self.lengths[unread].sum())
+        return self.offsets[rows]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slots of all blocks."""
+        return self._order.entered_bytes
+
+    @property
+    def bytes_of(self) -> Mapping[Hashable, int]:
+        """Bytes of the slots of each tenant's blocks."""
+        return self._parts.bytes_of
+
+    @property
+    def held_blocks(self) -> int:
+        """Number of blocks used by transfers."""
+        return len(self._order.held)
+
+    def check(self) -> None:
+        """Assert the invariants of every call."""
+        self._order.check()
+        self._parts.check()
+        rows = self._order.entered
+        assert self.used_bytes <= self.limit_bytes
+        assert self._table.find(self._keys[rows]).tolist() == rows.tolist()
+        assert self._table.count == len(rows)
+        count = self.prefetched
+        unread = count.blocks - count.useful_blocks - count.useless_blocks
+        assert unread == len(self._unread(rows))
+        unread_bytes = count.bytes - count.useful_bytes - count.useless_bytes
+        assert unread_bytes == self.lengths[self._unread(rows)].sum()
+        assert len(set(self.offsets[rows].tolist())) == len(rows)
+        free = self._free[: self._free_rows].tolist()
+        assert sorted([*free, *rows.tolist()]) == list(range(len(self._keys)))
+
+    @property
+    def _has_unread(self) -> bool:
+        """Whether a prefetched block has not been read yet."""
+        count = self.prefetched
+        return count.blocks > count.useful_blocks + count.useless_blocks
+
+    def _unread(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        unread: NDArray[np.int64] = rows[self._order.uses[rows] == 0]
+        return unread
+
+    def _remove_rows(self, rows: NDArray[np.int64]) -> None:
+        """Remove the keys of rows and free the rows."""
+        self._table.remove(rows)
+        self._free[self._free_rows : self._free_rows + len(rows)] = rows
+        self._free_rows += len(rows)
+        self.removed += len(rows)
+
+    def _add_rows(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Give new keys a row; return which are new."""
+        if self._free_rows < len(keys):
+            self._grow(len(keys))
+        first = self._free_rows - len(keys)
+        rows = self._free[first : self._free_rows].copy()
+        self._keys[rows] = keys
+        is_new = self._table.enter(rows)
+        if not is_new.all():
+            spare = rows[~is_new]
+            self._free[first : first + len(spare)] = spare
+            rows = rows[is_new]
+        self._free_rows -= len(rows)
+        return rows, is_new
+
+    def _grow(self, wanted: int) -> None:
+        """Make room for at least *wanted* rows; doubling keeps the cost per row low."""
+        old = len(self._keys)
+        new = max(2 * old, old + wanted)
+        added = new - old
+        self._keys = np.concatenate((self._keys, np.zeros((added, KEY_BYTES), np.uint8)))
+        self._tags = np.concatenate((self._tags, np.zeros(added, _TAG)))
+        self.lengths = np.concatenate((self.lengths, np.zeros(added, np.uint32)))
+        self.offsets = np.concatenate((self.offsets, np.zeros(added, np.int64)))
+        free = np.concatenate((self._free[: self._free_rows], np.arange(old, new)))
+        self._free, self._free_rows = np.zeros(new, np.int64), len(free)
+        self._free[: len(free)] = free
+        self._order.grow(new)
+        self._table = KeyTable(self._keys)
+        self._table.enter(self._order.entered)
+
+
+class CacheParts:
+    """Tenants' parts of an order."""
+
+    def __init__(
+        self,
+        order: SegmentedLru,
+        *,
+        limit_bytes: int,
+        protected_share: float,
+        members: Collection[Hashable],
+    ) -> None:
+        """Begin without parts; *members* is a live view of the connected tenants."""
+        self._order = order
+        self._limit_bytes = limit_bytes
+        self._protected_share = protected_share
+        self._members = members
+        self._numbers: dict[Hashable, int] = {}
+        self._free = [0]
+        self._are_several = False
+        """Whether several parts existed at the last call of ``update_protection``."""
+
+    @property
+    def bytes_of(self) -> dict[Hashable, int]:
+        """Bytes of each tenant."""
+        sizes = self._order.part_bytes
+        return {tenant: int(sizes[number]) for tenant, number in self._numbers.items()}
+
+    def number(self, tenant: Hashable) -> int | None:
+        """Return the number of a tenant's part, made on first use.
+
+        None at the limit of parts.
+        """
+        number = self._numbers.get(tenant)
+        if number is None and (self._free or len(self._order.part_bytes) < PARTS_MAX):
+            number = self._free.pop() if self._free else self._order.add_part(protected_max_bytes=0)
+            self._numbers[tenant] = number
+        return number
+
+    def evict(
+        self,
+        wanted_bytes: int,
+        asker: Hashable,
+        *,
+        beside: Mapping[Hashable, int],
+        equal_bytes: float | None = None,
+    ) -> NDArray[np.int64]:
+        """Remove *wanted_bytes* of rows, as far as rows are free and tenants give way.
+
+        *asker*, *beside* and *equal_bytes*, by default that of the cache, are as for ``plan_evictions``.
+        """
+        numbers = self._numbers
+        if len(numbers) == (asker in numbers):
+            return self._order.evict(wanted_bytes, part=numbers.get(asker, 0))
+        if equal_bytes is None:
+            equal_bytes = self._limit_bytes / max(1, len(self._members))
+        parts, beside = self.bytes_of, dict(beside)
+        gone = [np.empty(0, np.int64)]
+        while wanted_bytes > 0:
+            asks = plan_evictions(
+                parts,
+                beside,
+                self._members,
+                asker=asker,
+                wanted_bytes=wanted_bytes,
+                equal_bytes=equal_bytes,
+            )
+            if not asks:
+                break
+            for tenant, ask in asks:
+                rows = self._order.evict(min(ask, wanted_bytes), part=self._numbers[tenant])
+                got_bytes = int(self._order.bytes[rows].sum())
+                gone.append(rows)
+                wanted_bytes -= got_bytes
+                parts[tenant] -= got_bytes
+                if got_bytes < ask:  # the other rows are held
+                    beside[tenant] = beside.get(tenant, 0) + parts.pop(tenant)
+                if wanted_bytes <= 0:
+                    break
+        return np.concatenate(gone)
+
+    def update_protection(self) -> None:
+        """Update the protected share of each part, after any change of blocks."""
+        if len(self._numbers) <= 1 and not self._are_several:
+            return
+        sizes = self._order.part_bytes
+        for tenant, number in list(self._numbers.items()):
+            if not sizes[number]:
+                del self._numbers[tenant]
+                self._free.append(number)
+        equal_bytes = self._limit_bytes / max(1, len(self._numbers))
+        most = self._protected_share * np.maximum(equal_bytes, sizes)
+        self._order.protect(most.astype(np.int64))
+        self._are_several = len(self._numbers) > 1
+
+    def check(self) -> None:
+        """Assert that every part with blocks has a tenant."""
+        taken = sorted(self._numbers.values())
+        assert len(set(taken)) == len(taken)
+        assert sorted([*taken, *self._free]) == list(range(len(self._order.part_bytes)))
+        assert sum(self.bytes_of.values()) == self._order.entered_bytes

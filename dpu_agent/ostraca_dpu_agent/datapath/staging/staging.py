@@ -1,0 +1,374 @@
+"""Staging: the agent's registered memory and the leases of its slots.
+
+Every block in transit lies in a leased slot. A lease ends when its last slot is given back or kept in the
+DRAM cache. This happens only after the known end of every I/O and transfer on the slot. A lease whose
+request ends earlier is in *quarantine* meanwhile: counted, limited, and never cut short.
+
+Leases wait up to their deadline. The tenant that holds least is served first, in order of arrival within
+the tenant. Half of staging is guaranteed to connected tenants in equal parts; a single tenant may have all
+(``TenantShares``). Puts hold at most their share, so that gets never wait for flash writes. Each worker
+and each drive holds at most its share, so that a stopped worker or a hanging drive can't use up staging.
+Cached blocks are evicted when staging needs memory and eviction helps. Blocks of a tenant with little
+memory are not evicted for a tenant with much. A transfer out of the cache leases the blocks without moving
+them. They count for the worker's share and in quarantine like slots, since their memory is blocked too.
+
+Blocks of all sizes share the memory, and quarantined slots stay where they were leased. A lease blocked
+only by quarantine does not wait: it is refused, and later leases proceed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostraca_dpu_agent.datapath.staging.cache import BlockCache
+from ostraca_dpu_agent.datapath.staging.leases import (
+    LeaseRefusal,
+    Purpose,
+    StagingLease,
+    Tenants,
+    TenantShares,
+    Waiter,
+    WaitQueue,
+    subtract,
+)
+from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.tables.slots import SlotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
+    from ostraca_dpu_agent.settings import MemorySettings
+
+NO_ROWS = np.empty(0, np.int64)
+
+
+class Staging:
+    """Memory of an agent. Use on the event loop's thread only."""
+
+    def __init__(self, settings: MemorySettings, tenants: Tenants | None = None) -> None:
+        """Map and prefault the memory, in one piece.
+
+        *tenants* share the memory; None: tenants are not distinguished.
+        """
+        self._settings = settings
+        total = settings.mapped_bytes
+        self.memory = HugeMemory(total, prefault=True)
+        self.array = self.memory.array
+        """The whole memory, flat; slots are given as offsets into it."""
+
+        self.tenants = tenants or Tenants()
+        self.tenants.on_left = self._serve_waiters
+        members = self.tenants.members
+        self.cache = BlockCache(
+            settings.cache_bytes, protected_share=settings.cache_protected_share, members=members
+        )
+        self._shares = TenantShares(
+            members,
+            slot_bytes=settings.staging_bytes,
+            put_bytes=self.put_bytes_max,
+            cached_bytes=min(settings.staging_bytes, settings.cache_bytes),
+        )
+        self._pool = SlotPool(total, settings.chunk_bytes)
+        self._held = dict.fromkeys(Purpose, 0)
+        self._held_by: Counter[Hashable] = Counter()
+        self._held_on: Counter[Hashable] = Counter()
+        """Bytes of slots under I/O per drive, including abandoned I/O."""
+        self._quarantined_by: Counter[Hashable] = Counter()
+        self.quarantined_cached_blocks = 0
+        """Cached blocks under transfers not known to have ended, counted per transfer."""
+        self.quarantined_cached_bytes = 0
+        self._quarantined_cached: set[StagingLease] = set()
+        """Leases of cached blocks in quarantine."""
+        self._queues = {purpose: WaitQueue() for purpose in Purpose}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of leased slots, including quarantine, without cached blocks."""
+        return self._held[Purpose.GET] + self._held[Purpose.PUT]
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of slots in quarantine, without cached blocks."""
+        return self._pool.quarantined_bytes
+
+    @property
+    def slots_of(self) -> Counter[Hashable]:
+        """Bytes of slots leased per tenant, and per drive after abandonment."""
+        return self._shares.slots
+
+    @property
+    def put_bytes_max(self) -> int:
+        """Largest total of slots leased to puts, in bytes."""
+        return int(self._settings.staging_bytes * self._settings.put_share)
+
+    async def lease(
+        self,
+        count: int,
+        slot_bytes: int,
+        purpose: Purpose,
+        *,
+        holder: Hashable,
+        within_s: float,
+        drive: Hashable = None,
+        given_up: asyncio.Future[None] | None = None,
+        tenant: Hashable = None,
+    ) -> StagingLease | LeaseRefusal:
+        """Lease *count* slots to *holder*, a worker of *tenant*, within *within_s*.
+
+        For CACHED: lease the right to ``hold`` as many cached blocks. *drive*: the drive to read or write;
+        the wait ends at *given_up*. A lease for GET is read into at once: call ``end_drive_io`` after the
+        read. For other leases call ``charge_to_drive`` before writing.
+        """
+        settings, queue = self._settings, self._queues[purpose]
+        if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
+            return LeaseRefusal.TOO_LARGE
+        result: asyncio.Future[StagingLease | LeaseRefusal] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(count, slot_bytes, purpose, holder, tenant, drive, result)
+        if self._is_too_much_quarantined(waiter):
+            return LeaseRefusal.QUARANTINED
+        queue.add(waiter)
+        self._serve(queue, purpose)
+        if result.done():
+            return result.result()
+        if self._is_blocked_by_quarantine(waiter):
+            queue.remove(waiter)
+            return LeaseRefusal.QUARANTINED
+        if within_s > 0:
+            return await self._wait(waiter, within_s, given_up)
+        queue.remove(waiter)
+        return LeaseRefusal.DEADLINE
+
+    async def _wait(
+        self, waiter: Waiter, within_s: float, given_up: asyncio.Future[None] | None
+    ) -> StagingLease | LeaseRefusal:
+        until: set[asyncio.Future[Any]] = {waiter.result} if given_up is None else {waiter.result, given_up}
+        await asyncio.wait(until, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if waiter.result.done():
+            return waiter.result.result()
+        waiter.result.cancel()
+        self._queues[waiter.purpose].remove(waiter)
+        self._serve_waiters()
+        return LeaseRefusal.DEADLINE if given_up is None or not given_up.done() else LeaseRefusal.GIVEN_UP
+
+    def hold(self, lease: StagingLease, rows: NDArray[np.int64]) -> None:
+        """Hold cached blocks under a CACHED lease, at most as many as leased."""
+        self.cache.hold(rows)
+        lease.rows, lease.offsets = rows, self.cache.offsets[rows]
+        self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
+
+    def quarantine(self, lease: StagingLease) -> None:
+        """Quarantine a lease whose request is over; ``release`` ends the lease."""
+        if lease.is_quarantined or not lease.held_bytes:
+            return
+        lease.is_quarantined = True
+        self._quarantined_by[lease.holder] += lease.held_bytes
+        if lease.purpose is Purpose.CACHED:
+            self.quarantined_cached_blocks += len(lease.rows)
+            self.quarantined_cached_bytes += lease.held_bytes
+            self._pool.use(self.cache.offsets[self._rows_held_alone(lease)])
+            self._quarantined_cached.add(lease)
+        else:
+            self._pool.quarantine(lease, lease.offsets)
+        self._serve_waiters()
+
+    def charge_to_drive(self, lease: StagingLease, drive: Hashable) -> None:
+        """Charge a lease to the drive that reads or writes its slots from now on."""
+        lease.drive = drive
+        self._held_on[drive] += lease.held_bytes
+
+    def end_drive_io(self, lease: StagingLease) -> None:
+        """Note that the drive no longer uses the lease's slots."""
+        if lease.drive is not None:
+            subtract(self._held_on, lease.drive, lease.held_bytes)
+            lease.drive = None
+            self._serve_waiters()
+
+    def abandon_to_drive(self, lease: StagingLease) -> None:
+        """Quarantine a lease of an abandoned drive.
+
+        The lease no longer counts for its worker, which continues.
+        """
+        self.quarantine(lease)
+        for counts in (self._held_by, self._quarantined_by):
+            subtract(counts, lease.holder, lease.held_bytes)
+            counts[lease.drive] += lease.held_bytes
+        self._shares.count(lease.purpose, lease.tenant, -lease.held_bytes)
+        self._shares.count(lease.purpose, lease.drive, lease.held_bytes)
+        lease.holder = lease.tenant = lease.drive
+        self._serve_waiters()
+
+    def release(self, lease: StagingLease, *, keep: CacheOffer | None = None) -> None:
+        """End a lease: no I/O and no transfer uses its slots any more.
+
+        *keep* offers the slots' contents to the DRAM cache, one by one.
+        """
+        if lease.is_quarantined:
+            subtract(self._quarantined_by, lease.holder, lease.held_bytes)
+        if lease.purpose is Purpose.CACHED:
+            self._return_cached(lease)
+        elif lease.is_quarantined:
+            self._pool.settle(lease)
+        elif keep is None or self.cache.limit_bytes == 0:
+            self._pool.give(lease.offsets)
+        else:
+            self._pool.keep(lease.offsets)
+            self._pool.drop(self.cache.put(keep, lease.offsets, lease.slot_bytes))
+        self.end_drive_io(lease)
+        self._count(lease, -lease.held_bytes)
+        lease.offsets = lease.rows = NO_ROWS
+        self._serve_waiters()
+
+    def _return_cached(self, lease: StagingLease) -> None:
+        if lease.is_quarantined:
+            self.quarantined_cached_blocks -= len(lease.rows)
+            self.quarantined_cached_bytes -= lease.held_bytes
+            self._quarantined_cached.remove(lease)
+            self._pool.keep(self.cache.offsets[self._rows_held_alone(lease)])
+        self.cache.release(lease.rows)
+
+    def _rows_held_alone(self, lease: StagingLease) -> NDArray[np.int64]:
+        """Return the lease's cached blocks that no other quarantined lease holds."""
+        others = [other.rows for other in self._quarantined_cached]
+        return np.setdiff1d(lease.rows, np.concatenate((NO_ROWS, *others)))
+
+    def _count(self, lease: StagingLease, more_bytes: int) -> None:
+        if more_bytes:
+            lease.held_bytes += more_bytes
+            self._held[lease.purpose] += more_bytes
+            subtract(self._held_by, lease.holder, -more_bytes)
+            self._shares.count(lease.purpose, lease.tenant, more_bytes)
+
+    def _limit(self, purpose: Purpose) -> int:
+        return self.put_bytes_max if purpose is Purpose.PUT else self._settings.staging_bytes
+
+    def _is_too_much_quarantined(self, waiter: Waiter) -> bool:
+        """Return whether unfinished transfers hold too much of staging.
+
+        True if the holder's quarantined and wanted memory exceeds the holder's share. Also true if all
+        quarantined memory exceeds the limit, and the wanted memory is not guaranteed to the tenant.
+        """
+        own = self._quarantined_by[waiter.holder]
+        if own > 0 and self._is_above_share(own + waiter.wanted_bytes):
+            return True
+        total = self.quarantined_bytes + self.quarantined_cached_bytes
+        if total <= self._settings.quarantine_share * self._settings.staging_bytes:
+            return False
+        return not self._shares.is_guaranteed(waiter.purpose, waiter.tenant, waiter.wanted_bytes)
+
+    def _is_above_share(self, held_bytes: int) -> bool:
+        return held_bytes > self._settings.worker_share * self._settings.staging_bytes
+
+    def _is_at_its_share(self, waiter: Waiter) -> bool:
+        """Return whether the holder must first give memory back.
+
+        A holder without memory never must.
+        """
+        held = self._held_by[waiter.holder]
+        return held > 0 and self._is_above_share(held + waiter.wanted_bytes)
+
+    def _is_drive_at_its_share(self, waiter: Waiter) -> bool:
+        settings = self._settings
+        held = 0 if waiter.drive is None else self._held_on.get(waiter.drive, 0)
+        return held > 0 and held + waiter.wanted_bytes > settings.drive_share * settings.staging_bytes
+
+    def _grant(self, waiter: Waiter) -> StagingLease | None:
+        offsets = NO_ROWS if waiter.purpose is Purpose.CACHED else self._take_slots(waiter)
+        if offsets is None:
+            return None
+        lease = StagingLease(
+            offsets,
+            waiter.slot_bytes,
+            waiter.purpose,
+            waiter.holder,
+            waiter.tenant,
+            held_bytes=0,
+            rows=NO_ROWS,
+        )
+        self._count(lease, waiter.wanted_bytes)
+        if waiter.purpose is Purpose.GET and waiter.drive is not None:
+            self.charge_to_drive(lease, waiter.drive)
+        return lease
+
+    def _take_slots(self, waiter: Waiter) -> NDArray[np.int64] | None:
+        """Take slots, if necessary from the cache; None if impossible now."""
+        count, slot_bytes, wanted = waiter.count, waiter.slot_bytes, waiter.wanted_bytes
+        if self._held[waiter.purpose] + wanted > self._limit(waiter.purpose):
+            return None
+        if self.held_bytes + wanted > self._settings.staging_bytes:
+            return None
+        offsets = self._pool.take(count, slot_bytes)
+        while offsets is None and self._may_eviction_help(count, slot_bytes):
+            freed = self._evict_for(waiter)
+            if not len(freed):
+                break
+            self._pool.drop(freed)
+            offsets = self._pool.take(count, slot_bytes)
+        return offsets
+
+    def _evict_for(self, waiter: Waiter) -> NDArray[np.int64]:
+        """Make the cache evict blocks for a lease.
+
+        Blocks of disconnected tenants go first, then those of tenants with most memory, cache and slots
+        counted together.
+        """
+        beside = self._shares.slots
+        beside[waiter.tenant] += waiter.wanted_bytes
+        equal_bytes = self._pool.memory_bytes / max(1, len(self.tenants.members))
+        return self.cache.make_room(
+            waiter.wanted_bytes, waiter.tenant, beside=beside, equal_bytes=equal_bytes
+        )
+
+    def _may_eviction_help(self, count: int, slot_bytes: int) -> bool:
+        """Return whether evicting the cache would make room.
+
+        Quarantined blocks in use stay; other blocks in use become free soon.
+        """
+        return self.cache.used_bytes > 0 and self._pool.has_room(count, slot_bytes)
+
+    def _is_blocked_by_quarantine(self, waiter: Waiter) -> bool:
+        """Return whether quarantine alone leaves too few places for the slots."""
+        if waiter.purpose is Purpose.CACHED or not self._pool.quarantined_bytes:
+            return False
+        return not self._pool.has_room(waiter.count, waiter.slot_bytes, if_taken_were_given=True)
+
+    def _serve_waiters(self) -> None:
+        for purpose, queue in self._queues.items():
+            if queue:
+                self._serve(queue, purpose)
+
+    def _serve(self, queue: WaitQueue, purpose: Purpose) -> None:
+        """Serve waiters in turn, skipping those at their holder's or drive's share.
+
+        A waiter that needs more memory holds back the rest of its tenant. It also holds back tenants with
+        more memory, except for their guaranteed part. A waiter for a drive holds back other tenants from
+        this drive. Freed memory thus accumulates for the first waiter.
+        """
+        is_held_back = False
+        skipped: set[Hashable] = set()
+        crowded: dict[Hashable, Hashable] = {}
+        """Waiting tenant per drive at its share."""
+        ended = []
+        for waiter in queue.in_turn(lambda tenant: self._shares.held(purpose, tenant), skipped):
+            tenant, drive = waiter.tenant, waiter.drive
+            if self._is_at_its_share(waiter) or crowded.get(drive, tenant) != tenant:
+                continue
+            if self._is_drive_at_its_share(waiter):
+                crowded[drive] = tenant
+                continue
+            may_take = self._shares.is_guaranteed if is_held_back else self._shares.may_take
+            lease = self._grant(waiter) if may_take(purpose, tenant, waiter.wanted_bytes) else None
+            if lease is None and not self._is_blocked_by_quarantine(waiter):
+                is_held_back = True
+                skipped.add(tenant)
+                continue
+            waiter.result.set_result(LeaseRefusal.QUARANTINED if lease is None else lease)
+            ended.append(waiter)
+        for waiter in ended:
+            queue.remove(waiter)

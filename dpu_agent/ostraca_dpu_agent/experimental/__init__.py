@@ -1,0 +1,1 @@
+"""Code off by default and never run on real hardware: NVMe reservations."""

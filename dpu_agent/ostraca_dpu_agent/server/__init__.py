@@ -1,0 +1,1 @@
+"""Serve sessions of workers and peers: authentication, volumes, quotas, limits."""

@@ -1,0 +1,153 @@
+"""Answers of ``ShardCore``, and its counters. Columns hold a value per block, in the order of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_dpu_agent.shards.core.ring.segments import SegmentState
+from ostraca_fabric.model.extent import Generation
+from ostraca_fabric.model.outcome import PutState, Reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolution:
+    """Extents of blocks. Values of keys not found are zero."""
+
+    found: NDArray[np.bool_]
+    offsets: NDArray[np.uint64]
+    """In the shard, in bytes."""
+
+    lengths: NDArray[np.uint32]
+    """Bytes of the blocks; on flash they take whole pages."""
+
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    pin: int
+    """Number for an early release; 0 without a pin."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocations:
+    """Space reserved for blocks."""
+
+    states: NDArray[np.uint8]
+    """A PutState each: STAGED stands for "reserved"; EXISTS; DECLINED."""
+
+    reasons: NDArray[np.uint8]
+    """A Reason each where declined: IN_FLIGHT, ADMISSION, BUDGET, NO_SPACE, OVERLOADED, BAD_LENGTH,
+    RECOVERING, DRIVE_ERROR, INDEX_FULL, FENCED; BUSY where the caller waits."""
+
+    reservations: NDArray[np.uint64]
+    """Zero where nothing was reserved."""
+
+    offsets: NDArray[np.uint64]
+    """In the shard, in bytes; zero where nothing was reserved."""
+
+    @classmethod
+    def none(cls, exists: NDArray[np.bool_], reasons: NDArray[np.uint8] | Reason) -> Allocations:
+        """Reserve nothing: blocks either EXIST, or are declined for one reason or a Reason each."""
+        states = np.where(exists, PutState.EXISTS, PutState.DECLINED).astype(np.uint8)
+        declined = np.where(exists, Reason.NONE, reasons).astype(np.uint8)
+        return cls(states, declined, np.zeros(len(exists), np.uint64), np.zeros(len(exists), np.uint64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitAnswer:
+    """Immediate answer to a commit."""
+
+    states: NDArray[np.uint8]
+    """A PutState each: STAGED stands for "in the next summary write", whose end ``CommitResults`` report;
+    DECLINED is final."""
+
+    reasons: NDArray[np.uint8]
+    """EXPIRED if the reservation has ended, is unknown, or belongs to another owner epoch; IN_FLIGHT if it
+    was committed before; FENCED if the owner may not write now."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryWrite:
+    """Summary pages to write: all pieces before ``ShardCore.written`` is called, in any order."""
+
+    number: int
+    segment: int
+    generation: Generation
+    pieces: tuple[tuple[int, bytes], ...]
+    """Offset in the shard and whole pages, each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitResults:
+    """Final results of commits."""
+
+    reservations: NDArray[np.uint64]
+    states: NDArray[np.uint8]
+    """COMMITTED, or DECLINED if the summary could not be written, or may not be written any more."""
+
+    reasons: NDArray[np.uint8]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardCounters:
+    """Events in a shard since its owner began."""
+
+    keys_asked: int = 0
+    keys_found: int = 0
+    blocks_reserved: int = 0
+    blocks_committed: int = 0
+    bytes_committed: int = 0
+    """Bytes on flash: whole pages."""
+
+    blocks_reinserted: int = 0
+    bytes_reinserted: int = 0
+    summary_bytes: int = 0
+    """Bytes of summary pages written."""
+
+    blocks_evicted: int = 0
+    blocks_evicted_unread: int = 0
+    """Evicted without a read in the later part of the round, or since the end of the session."""
+
+    blocks_beyond_limit: int = 0
+    """Found on flash by recovery, and left out of a full index."""
+
+    blocks_adopted: int = 0
+    """Found and listed when summaries of withheld segments were read again."""
+
+    blocks_dropped: int = 0
+    """Found damaged, and confirmed so."""
+
+    segments_evicted: int = 0
+    segments_kept: int = 0
+    """Segments that stayed in place for another round."""
+
+    summary_writes: int = 0
+    summary_write_failures: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardCounts(ShardCounters):
+    """Content of a shard, and events since its owner began."""
+
+    blocks: int
+    blocks_max: int
+    block_bytes: int
+    """Bytes of all readable blocks."""
+
+    capacity_bytes: int
+    """Bytes of all data areas."""
+
+    segments: Mapping[SegmentState, int]
+    pools: Mapping[int, int]
+    """Bytes allocated in the segments of each pool; whole data areas of recovered segments."""
+
+    pins: int
+    reservations: int
+    """Reservations and commits under way."""
+
+    segments_unreadable: int
+    """Segments with unreadable summary pages, not written anew since recovery."""

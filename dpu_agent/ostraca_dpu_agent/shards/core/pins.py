@@ -1,0 +1,248 @@
+"""Pins, promises to lookups, and reservations of space. All of them expire."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.flash.summary import Entries, entries_of
+from ostraca_fabric.tables.key_table import KeyTable, first_of_each
+from ostraca_fabric.wire.columns import KEY_BYTES
+
+_SLOT_BITS = 24
+_SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)
+
+_ENDED_SHARE_MAX = 2
+_ENDED_MAX = 1024
+"""End times of released pins are dropped when this many more exist than pins."""
+
+FREE, HELD, COMMITTING = 0, 1, 2
+
+
+class Pins:
+    """Pins on segments: a pinned segment is not reused before the pin's end."""
+
+    def __init__(self, segments: int) -> None:
+        self.on_segment = np.zeros(segments, np.int64)
+        self._pins: dict[int, NDArray[np.intp]] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def add(self, end_s: float, segments: NDArray[np.intp]) -> int:
+        """Pin segments, each given once; return the number of the pin, above 0."""
+        self._last += 1
+        self._pins[self._last] = segments
+        self.on_segment[segments] += 1
+        heapq.heappush(self._ends, (end_s, self._last))
+        if len(self._ends) > _ENDED_SHARE_MAX * len(self._pins) + _ENDED_MAX:
+            self._ends = [(end_s, pin) for end_s, pin in self._ends if pin in self._pins]
+            heapq.heapify(self._ends)
+        return self._last
+
+    def number_from(self, number: int) -> None:
+        """Start the numbers of new pins above *number*."""
+        self._last = max(self._last, number)
+
+    def end(self, pins: Iterable[int]) -> None:
+        """End pins; ignore unknown numbers."""
+        for pin in pins:
+            segments = self._pins.pop(pin, None)
+            if segments is not None:
+                self.on_segment[segments] -= 1
+
+    def expire(self, now_s: float) -> None:
+        """End expired pins."""
+        while self._ends and self._ends[0][0] <= now_s:
+            self.end([heapq.heappop(self._ends)[1]])
+
+
+class Promises:
+    """Promises to lookups, by segment: the blocks stay listed until a time.
+
+    Once a segment is due for eviction, its promises end within the longest pin, so the eviction comes. After
+    a fence no promise exceeds the time granted by the successor to earlier readers.
+    """
+
+    def __init__(self, segments: int) -> None:
+        self._until_s = np.full(segments, -np.inf)
+        self._latest_s = np.full(segments, np.inf)
+        self._end_max_s = np.inf
+
+    def may_promise(self, segments: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
+        """Return whether the blocks of each segment may be promised until *end_s*."""
+        return (end_s <= self._end_max_s) & (end_s <= self._latest_s[segments])
+
+    def make(self, segments: NDArray[np.intp], end_s: float) -> None:
+        """Promise the blocks of *segments* until *end_s*."""
+        self._until_s[segments] = np.maximum(self._until_s[segments], end_s)
+
+    def inherit(self, segment: int, earlier: NDArray[np.intp]) -> None:
+        """Extend a segment's promise to those of *earlier* segments, the former place of its blocks."""
+        self._until_s[segment] = max(self._until_s[segment], float(self._until_s[earlier].max()))
+
+    def bound(self, segment: int, now_s: float, *, latest_s: float) -> bool:
+        """Return whether a segment due for eviction is promised; if so, end its promises by *latest_s*.
+
+        The first call counts, until ``lift_bounds``.
+        """
+        if now_s >= self._until_s[segment]:
+            return False
+        self._latest_s[segment] = min(self._latest_s[segment], latest_s)
+        return True
+
+    def end_by(self, latest_s: float) -> None:
+        """Make no promise beyond *latest_s* any more. The first call counts."""
+        self._end_max_s = min(self._end_max_s, latest_s)
+
+    def lift_bounds(self) -> None:
+        """Remove the bounds of all segments: none is due for eviction any more."""
+        self._latest_s[:] = np.inf
+
+
+class ReservationTable:
+    """Reservations and commits under way: a *slot* of each column for each.
+
+    The number of a reservation combines slot and count, so no number is used twice, even by the next owner
+    (see ``number_from``).
+    """
+
+    def __init__(self, slots: int) -> None:
+        assert 0 < slots <= 1 << _SLOT_BITS, f"{slots} reservations are not in 1 to {1 << _SLOT_BITS}"
+        self.numbers = np.zeros(slots, np.uint64)
+        self.states = np.zeros(slots, np.uint8)
+        self.keys = np.zeros((slots, KEY_BYTES), np.uint8)
+        self.tags = np.zeros((slots, KEY_BYTES), np.uint8)
+        self.seeds = np.zeros(slots, np.uint64)
+        self.offsets = np.zeros(slots, np.uint64)
+        self.lengths = np.zeros(slots, np.uint32)
+        self.segments = np.zeros(slots, np.intp)
+        self.is_reinsertion = np.zeros(slots, np.bool_)
+        self.is_adopted = np.zeros(slots, np.bool_)
+        """Whether an earlier owner was found to list the block since."""
+
+        self.kept_until_s = np.zeros(slots, np.float64)
+        self.ends_s = np.zeros(slots, np.float64)
+        self.in_flight = KeyTable(self.keys)
+        """Slot of each key being written."""
+
+        self._named_at = np.zeros(slots, np.intp)  # scratch of ``slots_of``
+        self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
+        self._free_count = slots
+        self._held = 0
+        self._batches: list[tuple[float, int, NDArray[np.uint64]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.states) - self._free_count
+
+    @property
+    def room(self) -> int:
+        """Number of reservations that still fit."""
+        return self._free_count
+
+    @property
+    def has_held(self) -> bool:
+        """Whether any reservation is neither committed nor ended."""
+        return self._held > 0
+
+    def number_from(self, count: int) -> None:
+        """Count reservations from *count* on; call before the first one."""
+        self._count = count
+
+    def are_new(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Return whether each key is the first of its value here, and not being written."""
+        return first_of_each(keys) & (self.in_flight.find(keys) < 0)
+
+    def add(
+        self,
+        end_s: float,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        offsets: NDArray[np.uint64],
+        segments: NDArray[np.intp],
+        *,
+        kept_until_s: NDArray[np.float64],
+        is_reinsertion: bool = False,
+    ) -> NDArray[np.uint64]:
+        """Reserve space for blocks whose keys are not in flight; return the numbers of the reservations.
+
+        *kept_until_s*: ends of the blocks' lifetimes. *is_reinsertion*: copies of blocks that the shard has.
+        """
+        count = len(keys)
+        assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
+        self._free_count -= count
+        slots = self._free[self._free_count : self._free_count + count].copy()
+        counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
+        self._count += count
+        numbers = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
+        self.numbers[slots] = numbers
+        self.states[slots] = HELD
+        self._held += count
+        self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
+        self.segments[slots], self.ends_s[slots], self.is_reinsertion[slots] = segments, end_s, is_reinsertion
+        self.kept_until_s[slots], self.is_adopted[slots] = kept_until_s, False
+        is_new = self.in_flight.enter(slots)
+        assert is_new.all(), "a key in flight was reserved again"
+        heapq.heappush(self._batches, (end_s, self._count, numbers))
+        return numbers.copy()
+
+    def mark_adopted(self, keys: NDArray[np.uint8]) -> None:
+        """Mark the reservations of *keys*, if any: an earlier owner lists the blocks."""
+        slots = self.in_flight.find(keys)
+        self.is_adopted[slots[slots >= 0]] = True
+
+    def slots_of(self, numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the slots of reservations, -1 for unknown, ended and repeated numbers."""
+        slots = slots_in(numbers)
+        slots[slots >= len(self.states)] = 0
+        slots[(self.numbers[slots] != numbers) | (self.states[slots] == FREE)] = -1
+        known = np.flatnonzero(slots >= 0)
+        # The last of several values assigned to one item stays, so assign the first position last.
+        self._named_at[slots[known][::-1]] = known[::-1]
+        slots[known[self._named_at[slots[known]] != known]] = -1
+        return slots
+
+    def entries(self, slots: NDArray[np.intp]) -> Entries:
+        """Return summary entries for the blocks of *slots*."""
+        return entries_of(
+            self.keys[slots], self.tags[slots], self.seeds[slots], self.offsets[slots], self.lengths[slots]
+        )
+
+    def begin_commit(
+        self, slots: NDArray[np.intp], tags: NDArray[np.uint8], seeds: NDArray[np.uint64]
+    ) -> None:
+        """Mark held reservations as committed: the blocks are to be listed."""
+        self.states[slots] = COMMITTING
+        self.tags[slots], self.seeds[slots] = tags, seeds
+        self._held -= len(slots)
+
+    def end(self, slots: NDArray[np.intp]) -> None:
+        """Free slots, each given once."""
+        self.in_flight.remove(slots)
+        self._held -= int(np.count_nonzero(self.states[slots] == HELD))
+        self.states[slots] = FREE
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)
+
+    def take_expired(self, now_s: float) -> NDArray[np.intp]:
+        """Return the slots of expired reservations without a commit. The caller ends them."""
+        ended: list[NDArray[np.uint64]] = []
+        while self._batches and self._batches[0][0] <= now_s:
+            ended.append(heapq.heappop(self._batches)[2])
+        if not ended:
+            return np.zeros(0, np.intp)
+        numbers = np.concatenate(ended)
+        slots = slots_in(numbers)
+        is_held = (self.numbers[slots] == numbers) & (self.states[slots] == HELD)
+        return slots[np.flatnonzero(is_held)]
+
+
+def slots_in(numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return the slots of reservations, past ones included: below 2**24, unique at any time."""
+    return (numbers & _SLOT_MASK).astype(np.intp)

@@ -1,0 +1,1 @@
+"""Cycle of the segments of a shard, and division among pools. Pure."""

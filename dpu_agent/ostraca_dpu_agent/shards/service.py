@@ -1,0 +1,386 @@
+"""Service of the shard owner: requests of data paths to this agent's shards, and the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.shards.reports import owner_view
+from ostraca_dpu_agent.shards.shard import OwnedShard
+from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.model.fabric_map import Claim
+from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
+from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.labels import labelled
+from ostraca_fabric.telemetry.outcome_counters import tally_text
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import (
+    Commit,
+    Committed,
+    Damage,
+    Inspect,
+    Inspected,
+    OwnerAnswer,
+    OwnerNotice,
+    OwnerRequest,
+    Release,
+    Reserve,
+    Reserved,
+    Resolve,
+    Resolved,
+    RingProgressAnswer,
+    RingProgressQuery,
+    SessionEnded,
+    ShardCommit,
+    ShardCommitted,
+    ShardExtents,
+    ShardKeys,
+    ShardReservations,
+    ShardRingProgress,
+    ShardWants,
+)
+
+log = logging.getLogger(__name__)
+
+_ANSWER_MARGIN_S = 0.002
+"""The owner answers this long before the deadline: without an answer by then a data path gives up."""
+
+
+_POOLS = 1 << 64
+
+_CHANGES_BEHIND_MAX = 1
+"""Placement changes unknown to a put's agent, at most: a change reaches the agents in turn, and declines no
+put. Writes of an agent further behind are wasted: such a placement is soon not asked any more, and the agent
+never looks for existing blocks in newer placements."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FormerShard:
+    """Shard that was handed over."""
+
+    owned: OwnedShard
+    epoch: OwnerEpoch
+    """Epoch of its claim: a shard in recovery has none of its own yet."""
+
+    until_s: float = math.inf
+    """End of the answers to lookups."""
+
+
+class OwnerService:
+    """Service of the shards that this agent owns."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        events: EventRing,
+        claim_of: Callable[[ShardId], Claim | None] = lambda _: None,
+    ) -> None:
+        """Begin without shards; *clock* is the agent's own, in seconds.
+
+        *claim_of* returns the claim of a shard as known to this agent: the answer to a caller that asks the
+        wrong agent.
+        """
+        self._clock = clock
+        self._claim_of = claim_of
+        self.events = events
+        self.shards: dict[ShardId, OwnedShard] = {}
+        self._placement, self._has_earlier = PlacementEpoch(0), False
+        self._former: dict[ShardId, _FormerShard] = {}
+        self._shares: Mapping[int, float] = {}
+
+    def serve(self, owned: OwnedShard) -> None:
+        """Serve a shard, before its recovery."""
+        self.shards[owned.record.id] = owned
+        owned.share_out(self._shares)
+
+    def share_out(self, shares: Mapping[int, float]) -> None:
+        """Set each pool's share of every shard, owned now or later."""
+        if shares != self._shares:
+            self._shares = dict(shares)
+            for owned in self.shards.values():
+                owned.share_out(self._shares)
+
+    def begin_placement_epoch(self, epoch: PlacementEpoch, *, has_earlier: bool) -> None:
+        """Note the current placement epoch, and whether earlier ones are still asked.
+
+        A new epoch forgets all reads so far: many blocks belong elsewhere now, and are not reinserted unless
+        they are read here again.
+        """
+        if self._placement != epoch:
+            for owned in self.shards.values():
+                owned.core.index.forget_all_reads()
+        self._placement, self._has_earlier = epoch, has_earlier
+        for owned in self.shards.values():
+            owned.core.begin_placement_epoch(epoch, has_earlier=has_earlier)
+
+    def disown(self, shard: ShardId) -> None:
+        """Stop serving a shard."""
+        self.shards.pop(shard, None)
+
+    def hand_over(self, shard: ShardId, epoch: OwnerEpoch) -> None:
+        """Own a shard, claimed under *epoch*, no more, but still answer lookups.
+
+        The lookups go on until ``end_lookups``, and a while longer: the next owner has to recover first.
+        """
+        self._former[shard] = _FormerShard(self.shards.pop(shard), epoch)
+
+    @property
+    def handed_over(self) -> frozenset[ShardId]:
+        """Shards handed over that have no known successor yet."""
+        return frozenset(shard for shard, former in self._former.items() if former.until_s == math.inf)
+
+    def end_lookups(self, shard: ShardId, *, until_s: float) -> None:
+        """Answer lookups for a shard handed over until *until_s*, as another agent owns it."""
+        self._former[shard] = replace(self._former[shard], until_s=until_s)
+
+    def forget_former(self, shard: ShardId) -> None:
+        """Forget a shard handed over before: it is served again, and the old index is outdated."""
+        self._former.pop(shard, None)
+
+    def prune(self) -> None:
+        """Release shards handed over whose lookups have ended: each keeps its index in memory."""
+        now_s = self._clock()
+        self._former = {shard: former for shard, former in self._former.items() if now_s < former.until_s}
+
+    def clear(self) -> None:
+        """Stop serving all shards."""
+        self.shards.clear()
+        self._former.clear()
+
+    def answer(self, request: OwnerRequest) -> OwnerAnswer | Awaitable[OwnerAnswer]:
+        """Answer a data path: a lookup at once, and a change of a shard when it is done.
+
+        Raises MalformedError if columns do not fit each other; then nothing was done.
+        """
+        match request:
+            case Resolve():
+                return self._resolved(request)
+            case Reserve():
+                return self._reserved(request)
+            case Commit():
+                return self._committed(request)
+            case Inspect():
+                if len(request.key) != columns.KEY_BYTES:
+                    raise MalformedError(f"a key has {columns.KEY_BYTES} bytes, not {len(request.key)}")
+                view = owner_view(self.shards.get(ShardId(request.shard)), request.key, self.events)
+                return Inspected(request.request, msgspec.msgpack.encode(view))
+            case RingProgressQuery():
+                return self._turned_over(request)
+            case _:
+                assert_never(request)
+
+    def _resolved(self, request: Resolve) -> Resolved:
+        wanted = [(part, _rows(part.keys)) for part in request.shards]
+        pin_s = _seconds(request.pin_s)
+        with labelled(request.label):
+            return Resolved(
+                request.request,
+                tuple(
+                    self._resolve(part, keys, pin_s, promises=request.promises, is_brief=request.is_brief)
+                    for part, keys in wanted
+                ),
+            )
+
+    def _turned_over(self, request: RingProgressQuery) -> RingProgressAnswer:
+        # Shards recovered since the last request begin to count.
+        self.begin_placement_epoch(self._placement, has_earlier=self._has_earlier)
+        passed = (
+            ShardRingProgress(shard, owned.core.progress.turned_over())
+            for shard, owned in self.shards.items()
+            if not owned.core.is_recovering
+        )
+        return RingProgressAnswer(request.request, tuple(passed))
+
+    async def _reserved(self, request: Reserve) -> Reserved:
+        if not 0 <= request.pool < _POOLS:
+            raise MalformedError(f"pool {request.pool} is not a number of 64 bits")
+        wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
+        with labelled(request.label):
+            answers = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
+        return Reserved(request.request, tuple(answers))
+
+    async def _committed(self, request: Commit) -> Committed:
+        written = [
+            (part, _u64(part.reservations), _rows(part.tags), _u64(part.seeds)) for part in request.shards
+        ]
+        for _, numbers, tags, seeds in written:
+            if not len(np.unique(numbers)) == len(numbers) == len(tags) == len(seeds):
+                raise MalformedError("a commit must name each reservation once, with one tag and one seed")
+        with labelled(request.label):
+            answers = await asyncio.gather(*(self._commit(*each) for each in written))
+        return Committed(request.request, tuple(answers))
+
+    def notice(self, notice: OwnerNotice) -> None:
+        """Handle a message that needs no answer."""
+        match notice:
+            case Release():
+                for part in notice.shards:
+                    owned = self.shards.get(ShardId(part.shard))
+                    if owned is not None:
+                        owned.release(part.pins, _u64(part.reservations), may_land=part.may_land)
+            case SessionEnded():
+                for named in notice.shards:
+                    owned = self.shards.get(ShardId(named.shard))
+                    if owned is not None:
+                        owned.core.catalog.end_session(_rows(named.keys))
+            case Damage():
+                owned = self.shards.get(ShardId(notice.shard))
+                if owned is not None:
+                    owned.check_damage(notice)
+            case _:
+                assert_never(notice)
+
+    def _resolve(
+        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool, is_brief: bool
+    ) -> ShardExtents:
+        owned = self.shards.get(ShardId(part.shard)) or self._former_shard(ShardId(part.shard))
+        if owned is None:
+            known_owner, known_epoch = self._known(part.shard)
+            return ShardExtents(
+                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
+            )
+        is_current = not 0 < part.placement_epoch < self._placement
+        offsets = lengths = generations = tags = b""
+        pin = 0
+        if is_brief and pin_s <= 0:
+            found = owned.core.has(keys, is_counted=is_current)
+        else:
+            resolution = owned.core.resolve(
+                self._clock(), keys, pin_s=pin_s, promises=promises, is_counted=is_current
+            )
+            found, pin = resolution.found, resolution.pin
+            if not is_brief:
+                offsets, lengths = resolution.offsets.tobytes(), resolution.lengths.tobytes()
+                generations, tags = resolution.generations.tobytes(), resolution.tags.tobytes()
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("shard %s: %d of %d blocks found", part.shard, np.count_nonzero(found), len(keys))
+        return ShardExtents(
+            part.shard,
+            is_owner=True,
+            owner_epoch=owned.epoch,
+            found=found.tobytes(),
+            offsets=offsets,
+            lengths=lengths,
+            generations=generations,
+            tags=tags,
+            pin=pin,
+            is_recovering=owned.core.is_recovering,
+        )
+
+    def _former_shard(self, shard: ShardId) -> OwnedShard | None:
+        """Return a shard handed over, unless two owners are known to have followed.
+
+        The second may be this agent, with the shard in recovery: blocks put in between are unknown here until
+        then.
+        """
+        former = self._former.get(shard)
+        if former is None:
+            return None
+        if self._clock() >= former.until_s:
+            del self._former[shard]
+            return None
+        claim = self._claim_of(shard)
+        return former.owned if claim is None or claim.epoch <= former.epoch + 1 else None
+
+    async def _reserve(
+        self,
+        part: ShardWants,
+        keys: NDArray[np.uint8],
+        lengths: NDArray[np.uint32],
+        depths: NDArray[np.uint32] | None,
+        request: Reserve,
+    ) -> ShardReservations:
+        owned = self.shards.get(ShardId(part.shard))
+        if owned is None:
+            known_owner, known_epoch = self._known(part.shard)
+            return ShardReservations(
+                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
+            )
+        if 0 < request.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
+            allocations = owned.decline(keys, Reason.STALE_MAP)
+        else:
+            until_s = self._clock() + _seconds(request.deadline_s)
+            allocations = await owned.reserve(
+                keys,
+                lengths,
+                depths=depths,
+                ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
+                pool=request.pool,
+                hold_s=_seconds(request.hold_s),
+                within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
+                is_again=request.is_again,
+            )
+            if request.waits:
+                allocations = owned.with_busy(allocations, within_s=until_s - self._clock())
+        is_final = allocations.reasons != Reason.BUSY  # busy blocks are retried many times a second
+        self.events.record(
+            EventKind.RESERVED, keys[is_final], allocations.states[is_final], allocations.reasons[is_final]
+        )
+        _log_outcomes("reserved", part.shard, allocations.states, allocations.reasons)
+        return ShardReservations(
+            part.shard,
+            is_owner=True,
+            owner_epoch=owned.epoch,
+            states=allocations.states.tobytes(),
+            reasons=allocations.reasons.tobytes(),
+            reservations=allocations.reservations.tobytes(),
+            offsets=allocations.offsets.tobytes(),
+        )
+
+    async def _commit(
+        self,
+        part: ShardCommit,
+        numbers: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        seeds: NDArray[np.uint64],
+    ) -> ShardCommitted:
+        owned = self.shards.get(ShardId(part.shard))
+        if owned is None:
+            count = len(numbers)
+            declined = np.full(count, PutState.DECLINED, np.uint8).tobytes()
+            why = np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
+            return ShardCommitted(part.shard, declined, why, *self._known(part.shard))
+        keys = owned.keys_of(numbers)
+        states, reasons = await owned.commit(numbers, tags, seeds, epoch=OwnerEpoch(part.owner_epoch))
+        self.events.record(EventKind.COMMITTED, keys, states, reasons)
+        _log_outcomes("committed", part.shard, states, reasons)
+        return ShardCommitted(part.shard, states.tobytes(), reasons.tobytes())
+
+    def _known(self, shard: str) -> tuple[str, int]:
+        """Return (owner, epoch) of a shard, for a caller that asked the wrong agent."""
+        claim = self._claim_of(ShardId(shard))
+        return ("", 0) if claim is None else (claim.agent, claim.epoch)
+
+
+def _log_outcomes(step: str, shard: str, states: NDArray[np.uint8], reasons: NDArray[np.uint8]) -> None:
+    """Log the outcomes of a put's blocks."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("shard %s %s: %s", shard, step, tally_text(states.tobytes(), reasons.tobytes(), PutState))
+
+
+def _seconds(from_wire: float) -> float:
+    """Return a time from the wire; NaN counts as 0."""
+    return 0.0 if math.isnan(from_wire) else from_wire
+
+
+def _rows(column: bytes) -> NDArray[np.uint8]:
+    return columns.rows16(column, len(column) // columns.KEY_BYTES)
+
+
+def _lengths_and_depths(part: ShardWants) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+    count = len(part.keys) // columns.KEY_BYTES
+    return columns.u32(part.lengths, count), columns.u32(part.depths, count) if part.depths else None
+
+
+def _u64(column: bytes) -> NDArray[np.uint64]:
+    return columns.u64(column, len(column) // columns.U64.itemsize)

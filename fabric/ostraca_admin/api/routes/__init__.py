@@ -1,0 +1,1 @@
+"""Routes of the admin REST API, with a module per resource."""

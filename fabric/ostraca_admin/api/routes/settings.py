@@ -1,0 +1,124 @@
+"""Live settings of all agents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from ostraca_admin.api.context import Admin, IfMatch, Service, Viewer, etag, revision_of
+from ostraca_admin.api.forms import Form
+from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.overrides import LiveSettings, LogLevel
+from ostraca_fabric.ports.records import ABSENT
+
+router = APIRouter(prefix="/v1/settings", tags=["settings"])
+
+SUBJECT = "settings"
+_S_MAX = 1e9
+_REQUESTS_MAX = 1 << 20
+_DEFAULTS = LiveSettings()
+
+LevelText = Literal["debug", "info", "warning", "error"]
+Seconds = Annotated[float, Field(gt=0, le=_S_MAX, allow_inf_nan=False)]
+
+
+class SettingsForm(Form):
+    """All live settings; an omitted or null setting is reset."""
+
+    key_ttl_s: Seconds | None = Field(
+        None,
+        description="Longest time without etcd of serving erasable volumes at an agent, and so until an "
+        f"erasure is complete. Unset: {_DEFAULTS.key_ttl_s:g}.",
+    )
+    log_level: LevelText | None = Field(
+        None, description="Lowest level logged by agents. Unset: the level on their command lines."
+    )
+    requests_max: Annotated[int, Field(ge=1, le=_REQUESTS_MAX)] | None = Field(
+        None,
+        description="Concurrent requests in one agent; more are declined. Unset: `flow.requests_max` of each "
+        "agent.",
+    )
+    deadline_max_s: Seconds | None = Field(
+        None,
+        description="Longest deadline; longer deadlines are cut. Unset: `flow.deadline_max_s` of each agent.",
+    )
+    placement_ttl_s: Seconds | None = Field(
+        None,
+        description="Longest time for look-ups under an earlier placement epoch. "
+        "Unset: `placement_ttl_s` of the agent that ends such epochs.",
+    )
+    scrub: bool | None = Field(
+        None,
+        description="False: agents do not scrub flash. Otherwise `owner.scrub.bytes_s` of each agent "
+        "applies; 0 is never.",
+    )
+
+    def settings(self) -> LiveSettings:
+        """Return the live settings for agents."""
+        key_ttl_s = _DEFAULTS.key_ttl_s if self.key_ttl_s is None else self.key_ttl_s
+        return LiveSettings(
+            key_ttl_s=key_ttl_s,
+            key_ttl_longest_s=key_ttl_s,
+            log_level=None if self.log_level is None else LogLevel(self.log_level),
+            requests_max=self.requests_max,
+            deadline_max_s=self.deadline_max_s,
+            placement_ttl_s=self.placement_ttl_s,
+            scrub=self.scrub,
+        )
+
+
+class SettingsView(BaseModel):
+    """All live settings; null means the value in each agent's own settings."""
+
+    key_ttl_s: float
+    log_level: LevelText | None
+    requests_max: int | None
+    deadline_max_s: float | None
+    placement_ttl_s: float | None
+    scrub: bool | None
+
+    @classmethod
+    def of(cls, live: LiveSettings) -> SettingsView:
+        """Return the view of live settings."""
+        return cls(
+            key_ttl_s=live.key_ttl_s,
+            log_level=None if live.log_level is None else live.log_level.value,
+            requests_max=live.requests_max,
+            deadline_max_s=live.deadline_max_s,
+            placement_ttl_s=live.placement_ttl_s,
+            scrub=live.scrub,
+        )
+
+
+@router.get("")
+async def get_settings(service: Service, _: Viewer, response: Response) -> SettingsView:
+    """Return the live settings of all agents, with an ETag."""
+    stored = await service.overrides.get(record_keys.live(), LiveSettings)
+    response.headers["ETag"] = etag(ABSENT if stored is None else stored.revision)
+    return SettingsView.of(_DEFAULTS if stored is None else stored.override)
+
+
+@router.put("")
+async def put_settings(
+    service: Service,
+    admin: Admin,
+    form: SettingsForm,
+    response: Response,
+    if_match: IfMatch = None,
+) -> SettingsView:
+    """Replace all live settings; agents with etcd apply them within a second.
+
+    Repeating the request changes nothing.
+    """
+    stored, _ = await service.overrides.put(
+        record_keys.live(),
+        form.settings(),
+        admin,
+        SUBJECT,
+        if_match=revision_of(if_match),
+        merge=lambda before, settings: settings.after(before),
+    )
+    response.headers["ETag"] = etag(stored.revision)
+    return SettingsView.of(stored.override)

@@ -1,0 +1,1 @@
+"""Long operations on enclosures and tenants: onboarding, drain and erase, with steps."""

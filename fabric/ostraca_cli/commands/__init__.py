@@ -1,0 +1,1 @@
+"""Commands of ``ostraca``, each in a module or package."""

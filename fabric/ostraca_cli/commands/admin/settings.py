@@ -1,0 +1,85 @@
+"""``ostraca settings``: settings of all agents, changed at run time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ostraca_cli.command import Command, run_action
+from ostraca_cli.commands.admin.options import add_action, add_if_match, client_of, print_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PATH = "/v1/settings"
+_WORDS = {"on": True, "off": False}
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    add_action(
+        actions,
+        "show",
+        lambda options: print_resource(options, "settings", client_of(options).get(_PATH)),
+        summary="show all live settings",
+        description="Show all live settings; an unset live setting leaves each agent's own setting in force.",
+    )
+    set_action = add_action(
+        actions,
+        "set",
+        lambda options: _change(options, dict(options.values)),
+        summary="set live settings",
+        description=(
+            "Set live settings; agents with etcd apply them within a second. `ostraca settings show` lists\n"
+            "all names; docs/reference/live-settings.md explains each."
+        ),
+    )
+    set_action.add_argument(
+        "values", nargs="+", type=_assigned, metavar="NAME=VALUE", help="as in log_level=debug or scrub=off"
+    )
+    unset = add_action(
+        actions,
+        "unset",
+        lambda options: _change(options, dict.fromkeys(options.names)),
+        summary="reset live settings",
+        description="Reset live settings: each agent's own setting applies again.",
+    )
+    unset.add_argument("names", nargs="+", metavar="NAME", help="as in log_level")
+    for changing in (set_action, unset):
+        add_if_match(changing, "settings")
+
+
+def _assigned(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no assignment: write NAME=VALUE")
+    if value in _WORDS:
+        return name, _WORDS[value]
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _change(options: argparse.Namespace, changes: Mapping[str, object]) -> int:
+    """Read the settings and store them with *changes*, guarded by the ETag."""
+    client = client_of(options)
+    before = client.get(_PATH)
+    settings: dict[str, Any] = {**json.loads(before.body), **changes}
+    response = client.ask("PUT", _PATH, settings, if_match=options.if_match or before.etag)
+    return print_resource(options, "settings", response)
+
+
+COMMAND = Command(
+    name="settings",
+    summary="show and change settings of all running agents",
+    description=(
+        "Show and change live settings of all agents through the admin service (`ostraca serve admin`).\n"
+        "See ACTION --help."
+    ),
+    example="  $ ostraca settings set log_level=debug\n  $ ostraca settings unset log_level\n",
+    add_options=_add_options,
+    run=run_action,
+    extra="admin",
+)

@@ -1,0 +1,246 @@
+"""``ostraca fabric``: create, rebuild and inspect a fabric.
+
+``create`` begins a fabric in etcd. ``rebuild`` restores the contents of a fabric's directory or of etcd from
+the drives. The other actions query the admin service.
+
+Superblocks name the fabric and the layout of each drive; volume records name the volumes. No drive holds the
+fabric's key, and no block can be found without the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostraca_cli.command import Command, count_argument, run_action
+from ostraca_cli.commands.admin.fabric import add_views
+from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
+from ostraca_cli.composition.process_limits import check_client_of_etcd
+from ostraca_cli.terminal.units import size_argument
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.sockets.default_paths import (
+    default_directory,
+    default_directory_words,
+    directory_argument,
+)
+
+if TYPE_CHECKING:
+    from ostraca_cli.composition.etcd_options import EtcdPlace
+    from ostraca_fabric.model.ids import FabricId
+
+_FABRIC_DIGITS = 32
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    create = actions.add_parser(
+        "create",
+        help="create a fabric in etcd",
+        description=(
+            "Create a fabric in etcd, with files below DIR as drives. May be repeated, also with more\n"
+            "enclosures or drives. DIR also receives the key and the tokens of the fabric. Prints the next\n"
+            "command."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    create.set_defaults(act=_create)
+    create.add_argument(
+        "--files", type=directory_argument, required=True, metavar="DIR", help="directory of the drives"
+    )
+    create.add_argument(
+        "--enclosures",
+        type=_none_or_count,
+        default=1,
+        metavar="N",
+        help="enclosures on files; 0 for none, for use of `ostraca enclosure add` (default: 1)",
+    )
+    create.add_argument(
+        "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
+    )
+    create.add_argument(
+        "--capacity",
+        type=size_argument,
+        default="4GiB",
+        metavar="SIZE",
+        help="flash of the whole fabric (default: 4GiB)",
+    )
+    create.add_argument(
+        "--segment",
+        type=size_argument,
+        metavar="SIZE",
+        help="segment size of new drives, the unit of eviction and the limit of block sizes: 1MiB to 256MiB "
+        "(default: 64MiB, less for small drives)",
+    )
+    create.add_argument(
+        "--replace",
+        action="append",
+        default=[],
+        metavar="DRIVE",
+        help="replace this drive by an empty drive after loss of its file, as in enclosure-0/drive-1 (may be "
+        "repeated)",
+    )
+    add_etcd_options(create)
+    rebuild = actions.add_parser(
+        "rebuild",
+        help="rebuild a lost fabric record from the drives",
+        description=(
+            "Rebuild the fabric record in a directory of `ostraca up` from its drives: id, shape and\n"
+            "volumes. With --etcd, rebuild the records in etcd. Reads superblocks and volume records; never\n"
+            "writes to a drive. No drive has the key: keep the key in the directory, or give --key. With\n"
+            "--etcd, agents may be running. Gets work once a shard is claimed. Puts work owner.grant_s +\n"
+            "owner.hold_s + owner.late_write_s (155 s) later, after the last possible write under a lost\n"
+            "grant.\n"
+            "\n"
+            "example:\n"
+            "  $ ostraca fabric rebuild --etcd 127.0.0.1:2379 --files /var/lib/ostraca --dry-run"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    rebuild.set_defaults(act=_rebuild)
+    add_etcd_options(rebuild)
+    where = rebuild.add_mutually_exclusive_group()
+    where.add_argument(
+        "--files", type=directory_argument, metavar="DIR", help="with --etcd: directory of the drives"
+    )
+    where.add_argument(
+        "--dir",
+        type=directory_argument,
+        help=f"directory of `ostraca up` (default: {default_directory_words(os.environ)})".replace("%", "%%"),
+    )
+    key = rebuild.add_mutually_exclusive_group()
+    key.add_argument(
+        "--key", type=Path, metavar="FILE", help="copy of fabric.key, if the directory has lost the key"
+    )
+    key.add_argument(
+        "--new-key",
+        action="store_true",
+        help="create a new key after loss of the old key: EVERY BLOCK BECOMES A MISS",
+    )
+    rebuild.add_argument(
+        "--fabric",
+        type=_fabric_argument,
+        metavar="ID",
+        help="id of the fabric, if the directory has drives of several fabrics",
+    )
+    rebuild.add_argument(
+        "--force",
+        action="store_true",
+        help="replace an existing record, with a backup beside the new record; with --etcd, add missing "
+        "records, and raise the incarnation of volumes erased according to the drives",
+    )
+    rebuild.add_argument(
+        "--dry-run", action="store_true", help="print findings and planned changes; write nothing"
+    )
+    add_views(actions)
+
+
+def _none_or_count(text: str) -> int:
+    return 0 if text == "0" else count_argument(text)
+
+
+def _fabric_argument(text: str) -> FabricId:
+    from ostraca_fabric.model.ids import FabricId
+
+    try:
+        fabric = bytes.fromhex(text)
+    except ValueError:
+        fabric = b""
+    if len(text) != _FABRIC_DIGITS or not fabric:
+        raise argparse.ArgumentTypeError(f"{text!r} is no fabric id: write {_FABRIC_DIGITS} hex digits")
+    return FabricId(fabric)
+
+
+def _place(options: argparse.Namespace) -> EtcdPlace:
+    """Return the location of etcd.
+
+    Raises UsageError, and ResourceError if an etcd client cannot run here.
+    """
+    from ostraca_cli.composition.etcd_options import EtcdPlace
+
+    given: dict[str, Any] = {name: value for _, name, value in etcd_options(options)}
+    if not given.get("endpoints"):
+        message = "the address of etcd is missing: give --etcd HOST:PORT"
+        raise UsageError(message)
+    check_client_of_etcd("the etcd client")
+    return EtcdPlace(**{**given, "endpoints": tuple(given["endpoints"])})
+
+
+def _create(options: argparse.Namespace) -> int:
+    from ostraca_cli.commands.fabric.create import Shape, create, created_lines
+    from ostraca_fabric.model.ids import DriveId
+
+    place = _place(options)
+    replaced = frozenset(map(DriveId, options.replace))
+    shape = Shape(options.enclosures, options.drives, options.capacity, options.segment, replaced)
+    print("\n".join(created_lines(create(place, options.files, shape), place)))
+    return 0
+
+
+def _rebuild_in_etcd(options: argparse.Namespace) -> int:
+    from ostraca_cli.commands.fabric.in_etcd import (
+        in_etcd_lines,
+        look_in_etcd,
+        raised_lines,
+        rebuild_in_etcd,
+        rebuilt_line,
+    )
+    from ostraca_cli.commands.fabric.rebuild import KeyOptions, found_lines, look
+
+    keys, directory = KeyOptions(options.key, is_new_allowed=options.new_key), options.files
+    if directory is None:
+        message = "the directory of the drives is missing: give --files DIR"
+        raise UsageError(message)
+    place, source = _place(options), keys.source(directory)
+    if options.dry_run:
+        found = look(directory.resolve(), options.fabric, is_of_up=False)
+        print("\n".join(found_lines(found, source)))
+        if found.contradictions or found.fabric is None:
+            return 1
+        contents = look_in_etcd(place, found.fabric)
+        print("\n".join(in_etcd_lines(contents, found, place, is_forced=options.force)))
+        return 0
+    done = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)
+    print("\n".join([*found_lines(done.found, source), *raised_lines(done.raised, done.found)]))
+    print(rebuilt_line(place))
+    return 0
+
+
+def _rebuild(options: argparse.Namespace) -> int:
+    if options.etcd or options.files:
+        return _rebuild_in_etcd(options)
+    from ostraca_cli.commands.fabric.rebuild import KeyOptions, found_lines, look, rebuild, start_line
+
+    keys = KeyOptions(options.key, is_new_allowed=options.new_key)
+    directory = options.dir or default_directory(os.environ)
+    if options.dry_run:
+        found = look(directory, options.fabric)
+        print("\n".join(found_lines(found, keys.source(directory))))
+        return 1 if found.contradictions else 0
+    found = rebuild(directory, keys, options.fabric, is_forced=options.force)
+    print("\n".join(found_lines(found, keys.source(directory))))
+    print(start_line(found))
+    return 0
+
+
+COMMAND = Command(
+    name="fabric",
+    summary="create, inspect or rebuild a fabric",
+    description=(
+        "Create a fabric in etcd, rebuild a lost fabric record from the drives, or inspect a fabric through\n"
+        "the admin service: see ACTION --help."
+    ),
+    example=(
+        "  $ ostraca fabric rebuild --dir /tmp/fabric\n"
+        "  fabric 5d2ac11b50c1b1f6f1fdb3a9e0a4d7e2\n"
+        "    enclosure-0/drive-0/0    512.0 MiB  2 volumes recorded\n"
+        "    ...\n"
+        "  Rebuilt. Start the fabric by: ostraca up --dir /tmp/fabric --enclosures 1 --drives 2 --capacity "
+        "1024MiB\n"
+    ),
+    add_options=_add_options,
+    run=run_action,
+)

@@ -1,0 +1,102 @@
+"""Options, settings and exit shared by the daemons of ``ostraca serve``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
+from ostraca_cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_cli.terminal.logs import add_log_options, flush_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+_Settings = TypeVar("_Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOption:
+    """Command-line option for a setting of a daemon."""
+
+    flag: str
+    name: str
+    """Name of the setting."""
+
+    metavar: str
+    """Name of the value in help texts; empty for a switch without a value."""
+
+    help: str
+    is_list: bool = False
+
+
+def add_daemon(
+    daemons: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    options: Sequence[DaemonOption],
+    *,
+    summary: str,
+    description: str,
+    epilog: str = "",
+) -> None:
+    """Add a daemon to ``ostraca serve``, with the options common to all daemons."""
+    parser = daemons.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for each in options:
+        if not each.metavar:
+            parser.add_argument(
+                each.flag, dest=each.name, help=each.help, action="store_const", const="true", default=""
+            )
+        elif each.is_list:
+            parser.add_argument(
+                each.flag, dest=each.name, metavar=each.metavar, help=each.help, action="append", default=[]
+            )
+        else:
+            parser.add_argument(each.flag, dest=each.name, metavar=each.metavar, help=each.help)
+    add_etcd_options(parser)
+    add_settings_options(parser)
+    add_log_options(parser)
+    parser.set_defaults(act=run)
+
+
+def load_settings(
+    options: argparse.Namespace,
+    known: Sequence[DaemonOption],
+    kind: type[_Settings],
+    *,
+    prefix: str,
+    ignored: Collection[str] = (),
+) -> _Settings | None:
+    """Return the settings of a daemon, or None after printing them for ``--print-settings``.
+
+    *ignored* are environment variables under *prefix* that are no settings. Raises SettingsError.
+    """
+    also = [(each.flag, each.name, value) for each in known if (value := getattr(options, each.name))]
+    also += [(flag, f"etcd.{name}", value) for flag, name, value in etcd_options(options)]
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
+    loaded = load(kind, replace(sources_of(options, also), environment=environment), prefix=prefix)
+    if not options.print_settings:
+        return loaded.settings
+    print(as_toml(loaded.settings, loaded.origins), end="")
+    return None
+
+
+def exit_process(code: int) -> NoReturn:
+    """End the process without the interpreter's shutdown.
+
+    The shutdown would close the loop and unmap memory in use by threads of grpc and NIXL. All state that
+    others depend on must be closed.
+    """
+    flush_log()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,74 @@
+"""Reload of files after changes or on SIGHUP.
+
+A reload applies a change as a whole. A bad file leaves everything unchanged, and the log reports each bad
+change once. Later polls try again, because the cause may lie outside the file, as a lack of descriptors does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.runtime.file_reload import identities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class FileReloader:
+    """Watcher of the files of one kind of secret."""
+
+    def __init__(self, name: str, files: Sequence[Path], use: Callable[[], None], *, look_s: float) -> None:
+        """Watch *files* and apply changes by *use*.
+
+        *use* reads and applies the files, or raises OstracaError without any change. The caller has called
+        *use* before: the present files count as applied.
+        """
+        self._name = name
+        self._files = tuple(files)
+        self._use = use
+        self._look_s = look_s
+        self._requested = asyncio.Event()
+        self._seen: object = identities(self._files)
+        """Identities of the files applied last; None while the present files are unusable."""
+
+        self._refused: object = None
+
+    def look_now(self) -> None:
+        """Reload the files even if unchanged; safe in a signal handler."""
+        self._requested.set()
+
+    async def run(self) -> None:
+        """Poll until cancelled: every ``look_s``, and after each ``look_now``."""
+        while True:
+            try:
+                async with asyncio.timeout(self._look_s):
+                    await self._requested.wait()
+            except TimeoutError:
+                self.look()
+            else:
+                self._requested.clear()
+                self.look(is_requested=True)
+
+    def look(self, *, is_requested: bool = False) -> bool:
+        """Reload changed files, or any if *is_requested*; return whether applied."""
+        found = identities(self._files)
+        if found == self._seen and not is_requested:
+            return False
+        self._seen = found
+        try:
+            self._use()
+        except OstracaError as error:
+            self._seen = None
+            if found != self._refused or is_requested:
+                log.error("Unusable change of %s, the previous content stays in use: %s", self._name, error)  # noqa: TRY400 (the sentence says it all)
+            self._refused = found
+            return False
+        self._refused = None
+        log.info("Reloaded %s", self._name)
+        return True

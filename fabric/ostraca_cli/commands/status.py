@@ -1,0 +1,198 @@
+"""``ostraca status``: status of every agent of a fabric, queried over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from ostraca_cli.command import Command
+from ostraca_cli.commands.agent_query import (
+    TOKEN_VARIABLE,
+    FabricStatus,
+    add_tls_options,
+    add_token_option,
+    chosen_files,
+    chosen_token,
+    query_agent,
+)
+from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError
+from ostraca_fabric.runtime.sentences import counted, named
+from ostraca_fabric.sockets.default_paths import (
+    agent_socket,
+    default_directory,
+    default_directory_words,
+    directory_argument,
+)
+
+if TYPE_CHECKING:
+    from ostraca_fabric.sockets.tls import TlsFiles
+    from ostraca_fabric.telemetry.status import AgentStatus
+
+_PIPE_COLUMNS = 10_000
+"""Width without a terminal: names stay whole for ``grep``, at any line length."""
+
+_WATCH_S = 1.0
+
+
+def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> None:
+    """Add the options for an agent's address, for ``chosen_address``.
+
+    The address is positional, or the value of *flag*.
+    """
+    where = parser.add_mutually_exclusive_group()
+    meaning = "any agent: unix:///path/to/socket, tcp://host:port or tls://host:port"
+    if flag:
+        where.add_argument(flag, dest="address", metavar="ADDRESS", help=meaning)
+    else:
+        where.add_argument("address", nargs="?", metavar="ADDRESS", help=meaning)
+    where.add_argument(
+        "--dir",
+        type=directory_argument,
+        help="directory of a fabric that `ostraca up` runs (default: "
+        f"{default_directory_words(os.environ)})".replace("%", "%%"),
+    )
+    add_tls_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_address_options(parser)
+    add_token_option(parser)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--watch", action="store_true", help="refresh every second, until Ctrl-C")
+
+
+def _run(options: argparse.Namespace) -> int:
+    address = chosen_address(options)
+    token, files = chosen_token(options), chosen_files(options)
+    if options.watch and not options.json:
+        _watch(address, token, files)
+    code = _show_once(address, token, files, is_json=options.json)
+    while options.watch:
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+        code = _show_once(address, token, files, is_json=True)
+    return code
+
+
+def chosen_address(options: argparse.Namespace) -> str:
+    """Return the address of an agent.
+
+    Raises ConnectError if no fabric runs in the directory, and UsageError if there is no default directory.
+    """
+    if options.address:
+        return str(options.address)
+    directory = options.dir or default_directory(os.environ)
+    where = agent_socket(directory, 0)
+    try:
+        # Connect, because a killed fabric leaves its socket file behind.
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.connect(str(where))
+    except PermissionError as error:
+        raise ConnectError(
+            f"user {os.getuid()} may not connect to {where}: run as the user of the fabric, or pass --dir "
+            "of your own fabric"
+        ) from error
+    except OSError as error:
+        raise ConnectError(
+            f"no fabric runs in {directory}: start one with `ostraca up --dir {directory}`, "
+            "or pass the address of an agent"
+        ) from error
+    return f"unix://{where}"
+
+
+async def ask_fabric(address: str, token: str = "", files: TlsFiles | None = None) -> FabricStatus:
+    """Query the agent at *address*, then every agent known to that agent.
+
+    Raises ConnectError if the first agent is gone.
+    """
+    first = await ask(address, token, files)
+    others = [(agent, where) for agent, where in first.agents if agent != first.agent]
+    answers = await asyncio.gather(*(ask(where, token, files) for _, where in others), return_exceptions=True)
+    agents, silent = [first], []
+    for (agent, where), answer in zip(others, answers, strict=True):
+        if isinstance(answer, AuthenticationError) and not token:
+            why = f"a fabric token is required: give --tokens FILE, or a token in {TOKEN_VARIABLE}"
+            silent.append((agent, where, why))
+        elif isinstance(answer, OstracaError | OSError):
+            silent.append((agent, where, str(answer)))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            agents.append(answer)
+    return FabricStatus(tuple(sorted(agents, key=lambda status: status.agent)), tuple(silent))
+
+
+async def ask(address: str, token: str = "", files: TlsFiles | None = None) -> AgentStatus:
+    """Return the status of an agent; raises ConnectError, TimeoutError or UsageError."""
+    from ostraca_fabric.telemetry.status import AgentStatus
+    from ostraca_fabric.wire.codec import read_body
+    from ostraca_fabric.wire.handshake import OPERATOR, hello_for
+    from ostraca_fabric.wire.messages import StatusDone, StatusRequest
+
+    hello = hello_for(OPERATOR, "", f"ostraca status:{os.getpid()}", token)
+    answer = await query_agent(address, hello, files, StatusRequest, StatusDone)
+    return read_body(answer.body, AgentStatus)
+
+
+def as_json(status: FabricStatus) -> str:
+    """Return JSON with ``agents`` as received, and the ``silent`` agents."""
+    import msgspec
+
+    silent = [{"agent": agent, "address": where, "why": why} for agent, where, why in status.silent]
+    return msgspec.json.format(msgspec.json.encode({"agents": status.agents, "silent": silent})).decode()
+
+
+def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: bool) -> int:
+    from ostraca_cli.commands.unavailable_view import unserved_shards
+
+    found = asyncio.run(ask_fabric(address, token, files))
+    if is_json:
+        print(as_json(found))
+    else:
+        from rich.console import Console
+
+        from ostraca_cli.commands.status_view import fabric_view
+
+        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(fabric_view(found))
+    for agent, where, why in found.silent:
+        sys.stderr.write(f"ostraca: {agent} at {where} does not answer: {why}\n")
+    overdue = [each.shard for each in unserved_shards(found) if each.is_overdue]
+    if overdue:
+        sys.stderr.write(
+            f"ostraca: {counted(len(overdue), 'shard')} not served by any agent: {named(overdue)}\n"
+        )
+    return 1 if found.silent or overdue else 0
+
+
+def _watch(address: str, token: str, files: TlsFiles | None) -> NoReturn:
+    """Refresh the status until KeyboardInterrupt; raises if the agent goes away."""
+    from rich.live import Live
+
+    from ostraca_cli.commands.status_view import fabric_view
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            live.update(fabric_view(asyncio.run(ask_fabric(address, token, files))), refresh=True)
+            time.sleep(_WATCH_S)
+
+
+COMMAND = Command(
+    name="status",
+    summary="show the state of a fabric, as seen by its agents",
+    description=(
+        "Query an agent, then all agents of the fabric: fill of shards, hits and misses, and the latest\n"
+        f"decision of each agent. Over TCP and TLS agents need a token: set {TOKEN_VARIABLE}."
+    ),
+    example=(
+        "  $ ostraca status --dir /tmp/fabric\n"
+        "  (tables of agents and shards)\n"
+        "  agent-0: serving 2 of 2 shards; no changes\n"
+    ),
+    add_options=_add_options,
+    run=_run,
+)

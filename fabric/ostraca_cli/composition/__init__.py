@@ -1,0 +1,1 @@
+"""Compose processes from components: the embedded fabric, transports, state directories."""

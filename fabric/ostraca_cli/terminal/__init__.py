@@ -1,0 +1,1 @@
+"""Write to terminals and logs, and parse sizes and durations."""

@@ -1,0 +1,1 @@
+"""Tools beside the daemons: benchmark, drive doctor, trace replay."""

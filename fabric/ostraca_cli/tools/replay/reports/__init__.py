@@ -1,0 +1,1 @@
+"""Report a replay: statistics, tables, plots."""

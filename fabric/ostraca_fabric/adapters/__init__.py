@@ -1,1 +1,0 @@
-"""Adapters: each does what a port promises with one library, or with none."""

@@ -1,0 +1,1 @@
+"""Membership and map of the fabric, in etcd or in memory."""

@@ -1,0 +1,269 @@
+"""Records beside the map in etcd: an implementation of ``ports.records.Records``, and enclosures' reports.
+
+An enclosure has one daemon, which reports under its own lease; the report is present while the daemon runs.
+The report of another start is kept, unless that start is known to have ended. Exports do not depend on
+reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Self
+
+from ostraca_fabric.errors import LeaseEndedError, MembershipError, NamesakeError
+from ostraca_fabric.membership.etcd.client.client import EtcdClient, delete, put, range_end
+from ostraca_fabric.membership.etcd.client.watch import Watch, entry_of
+from ostraca_fabric.membership.etcd.client.watch_events import Entry, EntryList
+from ostraca_fabric.membership.etcd.lease import EtcdLease, LeaseKeeper
+from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
+from ostraca_fabric.membership.etcd.schema.records import decode_at, decode_report, encode_report
+from ostraca_fabric.membership.etcd.store import EtcdStore, Read
+from ostraca_fabric.ports.records import ABSENT, Record, RecordLock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
+    from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
+    from ostraca_fabric.model.ids import EnclosureId, FabricId, StartId
+    from ostraca_fabric.model.inventory import EnclosureReport
+    from ostraca_fabric.policies.backoff import Dice
+    from ostraca_fabric.ports.records import RecordChange
+
+_PAGE = 512
+
+
+class EtcdRecords:
+    """Records of one fabric, for one process. Call ``close`` at the end."""
+
+    def __init__(
+        self, fabric: FabricId, settings: EtcdSettings, *, keys: EtcdKeys, dice: Dice, lease_ttl_s: float
+    ) -> None:
+        """Open the records.
+
+        Holds last *lease_ttl_s* after the last sign of life of this process.
+        """
+        self._keys = keys
+        self._client = EtcdClient(settings, dice=dice)
+        self._store = EtcdStore(self._client, keys, fabric)
+        self._keeper = LeaseKeeper(settings, dice=dice)
+        self._lease_ttl_s = lease_ttl_s
+        self._lease: EtcdLease | None = None
+        self._leasing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Return the records for use in a block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the records."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End every hold, and close all connections."""
+        if self._lease is not None:
+            with contextlib.suppress(MembershipError):  # then the lease runs out
+                await self._keeper.end(self._lease.number)
+        await asyncio.to_thread(self._keeper.close)
+        await self._client.close()
+
+    async def get(self, key: str) -> Record | None:
+        """As in the port."""
+        return (await self.get_many([key])).get(key)
+
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, Record]:
+        """As in the port."""
+        read = await self._store.read(*map(self._at, keys))
+        found = (read.entries.get(self._at(key)) for key in keys)
+        return {record.key: record for record in map(self._record, filter(None, found))}
+
+    async def below(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
+        """As in the port, but each page has its own revision."""
+        first = max(self._at(prefix), self._at(after) + b"\0" if after else b"")
+        end, found = range_end(self._at(prefix)), list[Record]()
+        while not limit or len(found) < limit:
+            wanted = min(_PAGE, limit - len(found)) if limit else _PAGE
+            answer = await self._client.range(first, end=end, limit=wanted)
+            found += [self._record(entry_of(kv)) for kv in answer.kvs]
+            if not answer.more or not answer.kvs:
+                break
+            first = answer.kvs[-1].key + b"\0"
+        return tuple(found)
+
+    async def write(self, changes: Sequence[RecordChange], *, unchanged: Mapping[str, int]) -> int | None:
+        """As in the port."""
+        read = await self._store.read(*map(self._at, unchanged))
+        if any(read.modified(self._at(key)) != revision for key, revision in unchanged.items()):
+            return None
+        return await self._done(read, changes, list(unchanged))
+
+    async def hold(self, key: str, value: bytes) -> RecordLock | None:
+        """As in the port."""
+        while True:
+            read = await self._store.read(self._at(key))
+            if self._at(key) in read.entries:
+                return None
+            lease = await self._own_lease()
+            try:
+                made = await self._store.write(
+                    read, [put(self._at(key), value, lease.number)], unchanged=[self._at(key)]
+                )
+            except LeaseEndedError:
+                continue
+            return None if made is None else RecordLock(key, made)
+
+    async def let_go(self, hold: RecordLock) -> None:
+        """As in the port."""
+        read = await self._store.read(self._at(hold.key))
+        if read.modified(self._at(hold.key)) == hold.revision:
+            await self._store.write(read, [delete(self._at(hold.key))], unchanged=[self._at(hold.key)])
+
+    async def changes(self, prefix: str) -> AsyncIterator[tuple[Record | str, ...]]:
+        """As in the port."""
+        watch = Watch(self._client, self._at(prefix))
+        async with aclosing(watch.run()) as told:
+            async for each in told:
+                entries = each.entries if isinstance(each, EntryList) else each.changes
+                yield tuple(
+                    self._record(entry) if isinstance(entry, Entry) else self._name(entry.key)
+                    for entry in entries
+                )
+
+    async def _done(
+        self, read: Read, changes: Sequence[RecordChange], unchanged: Sequence[str]
+    ) -> int | None:
+        operations = [
+            delete(self._at(change.key)) if change.value is None else put(self._at(change.key), change.value)
+            for change in changes
+        ]
+        return await self._store.write(read, operations, unchanged=map(self._at, unchanged))
+
+    async def _own_lease(self) -> EtcdLease:
+        async with self._leasing:
+            if self._lease is None or self._lease.is_lost:
+                self._lease = await self._keeper.begin(self._lease_ttl_s, lambda: None)
+            return self._lease
+
+    def _at(self, key: str) -> bytes:
+        return self._keys.record(key)
+
+    def _name(self, key: bytes) -> str:
+        return key[len(self._keys.prefix) :].decode()
+
+    def _record(self, entry: Entry) -> Record:
+        return Record(self._name(entry.key), entry.value, entry.modified)
+
+
+assert ABSENT == 0, "what etcd calls the revision of a key that is not there"
+
+
+log = logging.getLogger(__name__)
+
+
+class EtcdReports:
+    """Access of one process to the reports of a fabric.
+
+    Create with ``open``, then ``close``.
+    """
+
+    def __init__(
+        self, fabric: FabricId, settings: EtcdSettings, *, keys: EtcdKeys, dice: Dice, lease_ttl_s: float
+    ) -> None:
+        """Set all members; call ``open`` instead."""
+        self._keys = keys
+        self._ttl_s = lease_ttl_s
+        self._client = EtcdClient(settings, dice=dice)
+        self._store = EtcdStore(self._client, keys, fabric)
+        self._keeper = LeaseKeeper(settings, dice=dice)
+        self._lease: EtcdLease | None = None
+        self._ended: StartId | None = None
+        self._on_lost: Callable[[], None] = lambda: None
+
+    @classmethod
+    async def open(
+        cls,
+        fabric: FabricId,
+        settings: EtcdSettings,
+        *,
+        keys: EtcdKeys,
+        dice: Dice,
+        lease_ttl_s: float,
+    ) -> Self:
+        """Return the reports of the fabric at *keys*.
+
+        A report lives for *lease_ttl_s* after etcd last heard from the daemon. Raises StoreAwayError if etcd
+        is unreachable. Raises MembershipError, with the remedy, for an absent or different fabric.
+        """
+        self = cls(fabric, settings, keys=keys, dice=dice, lease_ttl_s=lease_ttl_s)
+        try:
+            await self._store.read()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    def succeed(self, ended: StartId | None, on_lost: Callable[[], None]) -> None:
+        """Replace the start *ended*, whose process is gone.
+
+        *on_lost* is called when a report is lost because etcd was silent too long.
+        """
+        self._ended, self._on_lost = ended, on_lost
+
+    async def put(self, report: EnclosureReport) -> None:
+        """Write a report in place of the previous one, under this process's lease.
+
+        Raises NamesakeError if another daemon has this enclosure's id, and MembershipError if etcd cannot be
+        asked.
+        """
+        key, value = self._keys.report(report.id), encode_report(report)
+        tries = self._store.tries(f"report of {report.id}")
+        while True:
+            read = await self._store.read(key)
+            lease = await self._own_lease()
+            known = read.entries.get(key)
+            if known is not None and (known.lease, known.value) == (lease.number, value):
+                return
+            if known is None or known.lease == lease.number:
+                with contextlib.suppress(LeaseEndedError):  # the next attempt begins a new lease
+                    if await self._store.write(read, [put(key, value, lease.number)], unchanged=[key]):
+                        return
+            else:
+                there = decode_at(key, known.value, decode_report)
+                if there.start not in (report.start, self._ended):
+                    raise NamesakeError(
+                        f"enclosure {report.id} has a daemon already, at "
+                        f"{', '.join(map(str, there.controllers))}: give each enclosure a separate id and "
+                        "state directory"
+                    )
+                await self._keeper.end(known.lease)
+            await tries.again()
+
+    async def find(self, enclosure: EnclosureId) -> EnclosureReport | None:
+        """Return the last report of an enclosure, or None while no daemon runs.
+
+        Raises MembershipError.
+        """
+        key = self._keys.report(enclosure)
+        value = (await self._store.read(key)).value(key)
+        return None if value is None else decode_at(key, value, decode_report)
+
+    async def close(self) -> None:
+        """End the lease with the report, if any, and all connections.
+
+        If etcd cannot be asked, the lease runs out.
+        """
+        if self._lease is not None:
+            try:
+                await self._keeper.end(self._lease.number)
+            except MembershipError as error:
+                log.warning("The report could not be removed, and ends with the lease: %s", error)
+        await asyncio.to_thread(self._keeper.close)
+        await self._client.close()
+
+    async def _own_lease(self) -> EtcdLease:
+        if self._lease is None or self._lease.is_lost:
+            self._lease = await self._keeper.begin(self._ttl_s, self._on_lost)
+        return self._lease

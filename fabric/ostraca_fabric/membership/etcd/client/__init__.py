@@ -1,0 +1,1 @@
+"""Call etcd over gRPC: channels, retries, watches, transactions."""

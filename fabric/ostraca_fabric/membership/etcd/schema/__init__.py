@@ -1,0 +1,1 @@
+"""Keys and records in etcd, and the fabric map built from them. Pure."""

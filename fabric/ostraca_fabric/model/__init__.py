@@ -1,0 +1,1 @@
+"""Value types of the fabric: blocks, chains, volumes, layouts, drives, map. Pure."""

@@ -1,0 +1,1 @@
+"""NIXL code shared by worker and agent: identity, runtime, resource checks."""

@@ -1,0 +1,1 @@
+"""Support code of any process: tasks, threads, memory, files, error texts."""

@@ -1,0 +1,65 @@
+"""Background tasks, held until their end; a crash is logged as a bug."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Background tasks of an owner, who must call ``finish`` or ``stop`` before its end."""
+
+    def __init__(self, name: str, *, on_crash: Callable[[], None] | None = None) -> None:
+        """Begin without tasks.
+
+        *name* identifies the owner in logs. *on_crash* is called after each crash.
+        """
+        self._name = name
+        self._on_crash = on_crash
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Count the tasks that have not ended."""
+        return len(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start and hold a task."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def finish(self, *, within_s: float | None = None) -> bool:
+        """Wait for all tasks, also those started meanwhile; tell whether all ended."""
+        loop = asyncio.get_running_loop()
+        until = None if within_s is None else loop.time() + within_s
+        while self._tasks:
+            left = None if until is None else until - loop.time()
+            if left is not None and left <= 0:
+                return False
+            await asyncio.wait(set(self._tasks), timeout=left)
+        return True
+
+    async def stop(self) -> None:
+        """Cancel all tasks and wait for their end.
+
+        Only for loops that wait, never for tasks that access memory.
+        """
+        for task in set(self._tasks):
+            task.cancel()
+        await self.finish()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of %s crashed; this is a bug in Ostraca", self._name, exc_info=task.exception())
+            if self._on_crash is not None:
+                self._on_crash()

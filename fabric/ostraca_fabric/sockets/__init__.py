@@ -1,0 +1,1 @@
+"""Non-blocking sockets: streams, TCP options, TLS."""

@@ -1,0 +1,1 @@
+"""Tables in arrays: digests, keys and slots, with loops in native code."""

@@ -1,0 +1,268 @@
+"""Digests of blocks: keys of the index, placement secrets, and tags over bytes.
+
+**Keys** are derived only by agents. A volume's secret is derived from the fabric key, and all else from the
+volume's secret. Without the fabric key, a key reveals no tokens and no tenant. A tenant cannot ask for
+another tenant's keys. A new incarnation of an erased volume shares no key with the old incarnation. Secrets
+never leave the agents; a worker needs none.
+
+**Tags** verify that received bytes are those of the stored block. A tag is the 128-bit XXH3 of a block's
+bytes. The seed is the block's identity: tenant, volume, layout digest, engine hash, rank, group and length.
+The SDK makes the tag from the caller's bytes before a put, and checks the tag against received bytes before
+delivery; agents check on the way. All inputs are public, so the SDK needs no secret.
+
+A tag protects against accidents:
+
+- bit rot, torn and lost writes
+- stale or reused memory and flash, and late transfers
+- swapped index entries
+- bytes of another block, tenant, volume, layout or length
+
+Each goes unnoticed with a probability of about 2**-64 (the seed's width) or less. A tag does **not** protect
+against chosen bytes or identities with a collision: XXH3 is not cryptographic. Any writer of a volume can
+write arbitrary bytes under a correct tag. Protection against others is the task of the connection's tenant,
+keys and encryption (architecture: trust).
+
+Algorithms: every derivation, seeds included, is BLAKE2b (RFC 7693, section 2.9) with a 16-byte
+personalisation from BLAKE2's parameter block, different for each purpose; derivations of secrets and keys are
+keyed. Fields of variable length are preceded by their length (u32, little-endian). So tenant ``a`` with
+volume ``bc`` and tenant ``ab`` with volume ``c`` have nothing in common. The tag is XXH3 128 bits as in the
+xxHash specification (doc/xxhash_spec.md of github.com/Cyan4973/xxHash), in canonical, big-endian form.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
+
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.ids import FabricId, TenantId
+from ostraca_fabric.model.volume import VolumeIdentity
+from ostraca_fabric.native import at, library
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer  # exists for type checkers only
+
+_PERSON_BYTES = 16
+_DIGEST_BYTES_MAX = 64
+
+
+def blake2b_rows(
+    prefix: bytes,
+    rows: bytes,
+    suffixes: NDArray[np.uint8] | bytes,
+    *,
+    count: int,
+    digest_bytes: int,
+    person: bytes,
+    key: bytes = b"",
+) -> NDArray[np.uint8]:
+    """Return BLAKE2b (RFC 7693) of *prefix*, row and suffix: shape (n, *digest_bytes*).
+
+    *rows* has *count* rows of equal length, back to back. *suffixes* has shape (n, suffix bytes), or is a
+    single suffix for all rows. *person* has up to 16 bytes and *key* up to 64, as in ``hashlib.blake2b``.
+    """
+    row_bytes, left_over = divmod(len(rows), count) if count else (0, len(rows))
+    assert not left_over, f"{len(rows)} bytes are not {count} rows"
+    assert len(person) <= _PERSON_BYTES, "a personalisation has at most 16 bytes"
+    assert len(key) <= _DIGEST_BYTES_MAX, "a key has at most 64 bytes"
+    assert 0 < digest_bytes <= _DIGEST_BYTES_MAX, "digests have 1 to 64 bytes"
+    if isinstance(suffixes, bytes):
+        suffix_bytes, suffix_step = len(suffixes), 0
+    else:
+        suffixes = np.ascontiguousarray(suffixes, np.uint8)
+        suffix_bytes = suffix_step = suffixes.shape[1]
+        assert len(suffixes) == count, "each row has a suffix"
+    digests = np.empty((count, digest_bytes), np.uint8)
+    library.ostraca_blake2b_rows(
+        key,
+        len(key),
+        person.ljust(_PERSON_BYTES, b"\0"),
+        prefix,
+        len(prefix),
+        rows,
+        row_bytes,
+        suffixes if isinstance(suffixes, bytes) else at(suffixes),
+        suffix_bytes,
+        suffix_step,
+        at(digests),
+        digest_bytes,
+        count,
+    )
+    return digests
+
+
+FABRIC_KEY_BYTES = 32
+SECRET_BYTES = 32
+KEY_BYTES = 16
+_RANK_AND_GROUP = struct.Struct("<II")
+
+
+def volume_secret(fabric_key: bytes, *, tenant: TenantId, name: str, incarnation: int) -> bytes:
+    """Return the 32-byte secret of one incarnation of a volume.
+
+    Raises UsageError unless the fabric key has 32 bytes.
+    """
+    if len(fabric_key) != FABRIC_KEY_BYTES:
+        raise UsageError(f"the fabric key has {len(fabric_key)} bytes: take {FABRIC_KEY_BYTES} random ones")
+    fields = [tenant.encode(), name.encode(), struct.pack("<Q", incarnation)]
+    message = b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    return blake2b(message, key=fabric_key, digest_size=SECRET_BYTES, person=b"ostraca-volume").digest()
+
+
+def fabric_key_check(fabric_key: bytes, fabric: FabricId) -> str:
+    """Return a check value for equality of fabric keys that reveals no key."""
+    return blake2b(fabric, key=fabric_key, digest_size=KEY_BYTES, person=b"ostraca-check").hexdigest()
+
+
+def placement_secret(secret: bytes) -> bytes:
+    """Return the 32-byte secret for the placement of a volume, shared by ranks and groups."""
+    return blake2b(key=secret, digest_size=SECRET_BYTES, person=b"ostraca-place").digest()
+
+
+def derive_keys(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
+    """Return the keys of all blocks of *spans*, in order: shape (n, 16).
+
+    A key is BLAKE2b-128 under the volume's secret over engine hash, rank and group (u32, little-endian).
+    """
+    made = [
+        blake2b_rows(
+            b"",
+            span.hashes,
+            _RANK_AND_GROUP.pack(span.rank, span.group),
+            count=len(span),
+            digest_bytes=KEY_BYTES,
+            person=b"ostraca-key",
+            key=secret,
+        )
+        for span in spans
+    ]
+    if len(made) == 1:
+        return made[0]
+    return np.concatenate(made) if made else np.empty((0, KEY_BYTES), np.uint8)
+
+
+TAG_BYTES = 16
+SEED_BYTES = 8
+
+
+def tag_seeds(
+    identity: VolumeIdentity, spans: Sequence[Span], lengths: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    """Return the seed of each block of *spans*, in order: shape (n,).
+
+    *lengths* are the blocks' lengths in bytes, shape (n,). A seed is BLAKE2b-64, read as little-endian, over
+    tenant, volume name, layout digest and engine hash, each preceded by its length. Rank, group and length
+    follow. All numbers are u32, little-endian. Raises UsageError unless each block has a length.
+    """
+    blocks = sum(len(span) for span in spans)
+    if lengths.shape != (blocks,):
+        raise UsageError(f"lengths of shape {lengths.shape} for {blocks} blocks: pass one for each")
+    fields = [identity.tenant.encode(), identity.name.encode(), identity.layout_digest]
+    volume = b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    seeds, first = np.empty((blocks, SEED_BYTES), np.uint8), 0
+    for span in spans:
+        last = first + len(span)
+        rest = np.empty((len(span), 3), "<u4")
+        rest[:, :2] = span.rank, span.group
+        rest[:, 2] = lengths[first:last]
+        seeds[first:last] = blake2b_rows(
+            volume + struct.pack("<I", span.hash_bytes),
+            span.hashes,
+            rest.view(np.uint8),
+            count=len(span),
+            digest_bytes=SEED_BYTES,
+            person=b"ostraca-tag",
+        )
+        first = last
+    return seeds.view("<u8").reshape(-1)
+
+
+def tag_of(view: ReadableBuffer, seed: int) -> bytes:
+    """Return the 16-byte tag of *view*, which must be C-contiguous. Releases the GIL."""
+    return xxh3_128_digest(view, seed)
+
+
+def matches(view: ReadableBuffer, seed: int, tag: ReadableBuffer) -> bool:
+    """Tell whether *view* has the bytes of *tag*, for the block of *seed*."""
+    return xxh3_128_digest(view, seed) == bytes(tag)
+
+
+def tags_of(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+) -> NDArray[np.uint8]:
+    """Return the tags of blocks in *memory*, a flat array: shape (n, 16).
+
+    Offsets, lengths and seeds have shape (n,). Releases the GIL. Raises ValueError if a block reaches outside
+    *memory*.
+    """
+    offsets, lengths, seeds = _columns(offsets, lengths, seeds)
+    tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
+    checked = library.ostraca_tags(
+        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+    return tags
+
+
+def are_good(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Tell for each block whether the bytes match the tag.
+
+    Arguments as in ``tags_of``, with *tags* of shape (n, 16).
+    """
+    offsets, lengths, seeds = _columns(offsets, lengths, seeds)
+    assert tags.shape == (len(offsets), TAG_BYTES), f"tags of shape {tags.shape} for {len(offsets)} blocks"
+    tags = np.ascontiguousarray(tags)
+    good = np.empty(len(offsets), np.bool_)
+    checked = library.ostraca_check(
+        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), at(good), len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+    return good
+
+
+def blank_rests(memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> None:
+    """Zero the rest of each block's last page, so that no foreign bytes reach flash."""
+    offsets, lengths, _ = _columns(offsets, lengths, np.zeros(len(offsets), np.uint64))
+    checked = library.ostraca_blank_rests(
+        at(memory), memory.nbytes, at(offsets), at(lengths), PAGE_BYTES, len(offsets)
+    )
+    _refuse_outside(checked, memory, offsets, lengths)
+
+
+def _columns(
+    offsets: NDArray[np.int64], lengths: NDArray[np.uint32], seeds: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint64]]:
+    """Return the columns in C layout."""
+    assert len(offsets) == len(lengths) == len(seeds), "a block has one offset, one length and one seed"
+    return (
+        np.ascontiguousarray(offsets, np.int64),
+        np.ascontiguousarray(lengths, np.uint32),
+        np.ascontiguousarray(seeds, np.uint64),
+    )
+
+
+def _refuse_outside(
+    checked: int, memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]
+) -> None:
+    if checked < len(offsets):
+        raise ValueError(
+            f"block {checked}, {lengths[checked]} bytes at {offsets[checked]}, reaches outside of "
+            f"{memory.nbytes} bytes of memory"
+        )

@@ -1,0 +1,200 @@
+"""Slots of a memory area: state of each slot, with several slot sizes in one area.
+
+Memory is cut into chunks. A slot lies within a chunk, at a multiple of its size from the chunk's start. Such
+a position is a *place*, free if all of its pages are free. So slots of several sizes may share a chunk. A
+slot takes from another size only the places overlapped by the slot: less than its own bytes plus two slots of
+that size. Chunks are filled per size while enough chunks exist.
+
+A slot is *free*, *taken*, *kept* or in *quarantine*. A kept slot is unused, and dropped when other callers
+need the memory. Quarantine is for a transfer not known to have ended. Only the end of the transfer ends the
+quarantine, never a timeout (architecture §6)::
+
+    free --take--> taken --quarantine(holder)--> quarantine
+      ^             |  |                             |
+      +----give-----+  +--keep--> kept --use--> taken
+      +----------------------drop--+                 |
+      +-----------------------settle(holder)---------+
+
+Pure bookkeeping: offsets only, without addresses or memory accesses. Not thread-safe; the caller holds the
+lock. An array has a state byte per page, and a batch of slots is a single call into C (``native/slots.c``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.native import at, library
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+_FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
+
+
+class _Pool(ctypes.Structure):
+    """``struct pool`` of ``native/slots.c``."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("cut_for", ctypes.c_void_p),
+        ("used", ctypes.c_void_p),
+        ("chunks", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+    )
+
+
+def slot_numbers(offsets: NDArray[np.int64], *, chunk_bytes: int, slot_bytes: int) -> NDArray[np.int32]:
+    """Return the numbers of slots at *offsets*, as if all had *slot_bytes*.
+
+    Slots are numbered chunk by chunk.
+    """
+    chunks, within = np.divmod(offsets, chunk_bytes)
+    numbers: NDArray[np.int64] = chunks * (chunk_bytes // slot_bytes) + within // slot_bytes
+    return numbers.astype(np.int32)
+
+
+class SlotPool:
+    """Slots of ``memory_bytes`` bytes. Sizes and offsets are multiples of 4096.
+
+    AssertionError, without a change, for broken invariants: giving, keeping or quarantining a slot not taken,
+    dropping a slot not kept, settling a holder without slots.
+    """
+
+    def __init__(self, memory_bytes: int, chunk_bytes: int) -> None:
+        assert chunk_bytes > 0
+        assert chunk_bytes % PAGE_BYTES == 0, f"chunks of {chunk_bytes} bytes are not whole pages"
+        assert memory_bytes > 0
+        assert memory_bytes % chunk_bytes == 0, f"{memory_bytes} bytes are not whole chunks of {chunk_bytes}"
+        self.memory_bytes = memory_bytes
+        self.chunk_bytes = chunk_bytes
+        self.taken_bytes = 0
+        self.kept_bytes = 0
+        self.quarantined_bytes = 0
+        chunks, width = memory_bytes // chunk_bytes, chunk_bytes // PAGE_BYTES
+        self._state = np.zeros((chunks, width), np.uint8)  # state per page
+        self._pages = np.zeros((chunks, width), np.int32)  # pages of the slot that begins with this page
+        self._cut_for = np.zeros(chunks, np.int64)  # pages of a slot; 0: the chunk has no slot in use
+        self._used = np.zeros(chunks, np.int64)  # pages not free
+        self._held: dict[Hashable, list[NDArray[np.int64]]] = {}
+        arrays = (self._state, self._pages, self._cut_for, self._used)
+        self._pool = _Pool(*(at(array) for array in arrays), chunks, width)
+        self._at_pool = ctypes.addressof(self._pool)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes outside all slots in use. A slot of a given size need not fit."""
+        return self.memory_bytes - self.taken_bytes - self.kept_bytes - self.quarantined_bytes
+
+    @property
+    def holders(self) -> frozenset[Hashable]:
+        """Holders of slots in quarantine."""
+        return frozenset(self._held)
+
+    def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
+        """Take *count* free slots and return their offsets, or None if too few are free.
+
+        Chunks first cut for this size are filled first, the fullest first, so that empty chunks stay free for
+        other sizes. Next are empty chunks, and last the remains of other sizes. Slots of a call are adjacent
+        as far as possible.
+        """
+        assert count >= 0
+        self._assert_size(slot_bytes)
+        offsets = np.empty(count, np.int64)
+        if not library.ostraca_slots_take(self._at_pool, slot_bytes, at(offsets), count):
+            return None
+        self.taken_bytes += count * slot_bytes
+        return offsets
+
+    def has_room(self, count: int, slot_bytes: int, *, if_taken_were_given: bool = False) -> bool:
+        """Tell whether *count* slots could be taken after dropping all kept slots.
+
+        With *if_taken_were_given*, taken slots count as free as well, so only quarantine limits the room.
+        """
+        self._assert_size(slot_bytes)
+        most = _TAKEN if if_taken_were_given else _KEPT
+        return int(library.ostraca_slots_fit(self._at_pool, slot_bytes, count, most)) >= count
+
+    def give(self, offsets: NDArray[np.int64]) -> None:
+        """Return taken slots, of any sizes."""
+        self.taken_bytes -= self._move(offsets, _TAKEN, _FREE)
+
+    def keep(self, offsets: NDArray[np.int64]) -> None:
+        """Allow taken slots to be dropped from now on."""
+        moved_bytes = self._move(offsets, _TAKEN, _KEPT)
+        self.taken_bytes -= moved_bytes
+        self.kept_bytes += moved_bytes
+
+    def use(self, offsets: NDArray[np.int64]) -> None:
+        """Take kept slots again, so that they are not dropped."""
+        moved_bytes = self._move(offsets, _KEPT, _TAKEN)
+        self.kept_bytes -= moved_bytes
+        self.taken_bytes += moved_bytes
+
+    def drop(self, offsets: NDArray[np.int64]) -> None:
+        """Free kept slots, of any sizes."""
+        self.kept_bytes -= self._move(offsets, _KEPT, _FREE)
+
+    def quarantine(self, holder: Hashable, offsets: NDArray[np.int64]) -> None:
+        """Withhold taken slots until *holder* is settled. A holder may get more slots later."""
+        moved_bytes = self._move(offsets, _TAKEN, _QUARANTINE)
+        self.taken_bytes -= moved_bytes
+        self.quarantined_bytes += moved_bytes
+        self._held.setdefault(holder, []).append(np.array(offsets, np.int64))
+
+    def settle(self, holder: Hashable) -> None:
+        """Free the slots of *holder*.
+
+        Call only once the holder's transfers are known to have ended.
+        """
+        assert holder in self._held, f"{holder!r} holds nothing in quarantine"
+        held = np.concatenate(self._held.pop(holder))
+        self.quarantined_bytes -= self._move(held, _QUARANTINE, _FREE)
+
+    def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32]:
+        """Return the numbers of slots of *slot_bytes*, as in the wire's ArenaOffer."""
+        return slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
+
+    def check(self) -> None:
+        """Assert that all counters and arrays agree."""
+        state, pages = self._state.ravel(), self._pages.ravel()
+        begins = np.flatnonzero(pages)
+        covered = np.concatenate(
+            [np.empty(0, np.int64), *(first + np.arange(pages[first]) for first in begins)]
+        )
+        assert np.array_equal(covered, np.flatnonzero(state)), "each page in use is one slot's"
+        assert np.array_equal(np.repeat(state[begins], pages[begins]), state[covered])
+        width = self._state.shape[1]
+        assert not (begins % width % pages[begins]).any()
+        assert (begins % width + pages[begins] <= width).all()
+        assert np.array_equal((self._state != _FREE).sum(axis=1), self._used)
+        assert np.array_equal(self._cut_for > 0, self._used > 0)
+        counted = np.bincount(state, minlength=_QUARANTINE + 1) * PAGE_BYTES
+        assert counted.tolist() == [
+            self.free_bytes,
+            self.kept_bytes,
+            self.taken_bytes,
+            self.quarantined_bytes,
+        ]
+        held = [offsets for parts in self._held.values() for offsets in parts]
+        quarantined = begins[state[begins] == _QUARANTINE] * PAGE_BYTES
+        assert np.array_equal(np.sort(np.concatenate([np.empty(0, np.int64), *held])), quarantined)
+
+    def _assert_size(self, slot_bytes: int) -> None:
+        assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
+        assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"
+
+    def _move(self, offsets: NDArray[np.int64], before: int, after: int) -> int:
+        """Move distinct slots from state *before* to state *after*; return their bytes."""
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        moved_bytes = int(library.ostraca_slots_move(self._at_pool, at(offsets), len(offsets), before, after))
+        assert moved_bytes >= 0, (
+            f"offset {offsets[-1 - moved_bytes]} is no slot in the state it must be in, or is named twice"
+        )
+        return moved_bytes

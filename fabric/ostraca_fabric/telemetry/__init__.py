@@ -1,0 +1,1 @@
+"""Description of a process: status, metrics, conditions, logs. Pure except for log writers."""

@@ -1,0 +1,164 @@
+"""Counters of outcomes, bytes and latencies, by kind of operation. Pure.
+
+``Tally`` counts at run time: a request costs a few numpy calls, regardless of the number of blocks.
+``OperationTally`` is a snapshot for status and metrics.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+
+LATENCY_BOUNDS_S: tuple[float, ...] = tuple(
+    float(f"{digit}e{exponent}") for exponent in range(-5, 2) for digit in (1, 2, 5)
+)[2:]
+"""Upper bounds of the latency buckets: 50 µs to 50 s in steps of 1, 2, 5. Slower requests have one more
+bucket."""
+
+STATES: dict[str, type[BlockState | PutState]] = {
+    "lookup": BlockState,
+    "get": BlockState,
+    "prefetch": BlockState,
+    "put": PutState,
+}
+"""All operations and the possible states of a block after each."""
+
+SHADOWS: dict[str, type[BlockState | PutState]] = {"shadow_lookup": BlockState, "shadow_get": BlockState}
+"""Operations in shadow mode, counted by would-be states of blocks."""
+
+_STATE_BITS = 3
+_CODES = 256 << _STATE_BITS
+
+
+class BlockCount(msgspec.Struct, frozen=True):
+    """Number of blocks with the same state and reason."""
+
+    state: str
+    reason: str
+    """Name of a Reason, or NONE. A reason unknown to this release is a number."""
+
+    blocks: int
+
+
+class OperationTally(msgspec.Struct, frozen=True):
+    """Counts of an operation since the process began to count."""
+
+    operation: str
+    blocks: tuple[BlockCount, ...] = ()
+    """Outcomes with at least one block."""
+
+    bytes: int = 0
+    """Bytes of the blocks delivered or stored."""
+
+    requests: int = 0
+    seconds: float = 0.0
+    """Total duration of all requests."""
+
+    buckets: tuple[int, ...] = ()
+    """Requests by duration: a count for each of ``LATENCY_BOUNDS_S``, and a count for the rest."""
+
+    def of(self, state: IntEnum, reason: Reason | None = None) -> int:
+        """Return the number of blocks with this state, and this reason if given."""
+        return sum(
+            count.blocks
+            for count in self.blocks
+            if count.state == state.name and (reason is None or count.reason == reason.name)
+        )
+
+    def latency_s(self, share: float) -> float:
+        """Return the bucket bound below which *share* of the requests ended; 0 without any.
+
+        Requests beyond the last bound count as infinitely long.
+        """
+        due = share * self.requests
+        for bound_s, ended in zip((*LATENCY_BOUNDS_S, float("inf")), np.cumsum(self.buckets), strict=False):
+            if 0 < due <= ended:
+                return bound_s
+        return 0.0
+
+
+class Tally:
+    """Running counts of an operation. Not thread-safe."""
+
+    def __init__(self, operation: str) -> None:
+        """Start at zero; *operation* is a key of ``STATES`` or ``SHADOWS``."""
+        self._operation = operation
+        self._states = (STATES | SHADOWS)[operation]
+        self._counts = np.zeros(_CODES, np.int64)
+        self._buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self._seconds = 0.0
+        self.bytes = 0
+
+    def count(self, states: NDArray[np.uint8], reasons: NDArray[np.uint8]) -> None:
+        """Count an outcome for each block; states are below 8."""
+        found = np.bincount((reasons.astype(np.intp) << _STATE_BITS) | states)
+        self._counts[: len(found)] += found
+
+    def timed(self, seconds: float) -> None:
+        """Count a request and its duration."""
+        self._buckets[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+        self._seconds += seconds
+
+    def of(self, state: IntEnum, reason: Reason | None = None) -> int:
+        """Return the number of blocks with this state, and this reason if given."""
+        by_reason = self._counts.reshape(-1, 1 << _STATE_BITS)[:, state]
+        return int(by_reason.sum() if reason is None else by_reason[reason])
+
+    def snapshot(self) -> OperationTally:
+        """Return the present counts."""
+        codes = np.flatnonzero(self._counts).tolist()
+        return OperationTally(
+            operation=self._operation,
+            blocks=tuple(self._block_count(code) for code in codes),
+            bytes=self.bytes,
+            requests=sum(self._buckets),
+            seconds=self._seconds,
+            buckets=tuple(self._buckets),
+        )
+
+    def _block_count(self, code: int) -> BlockCount:
+        state = name_of(self._states, code & ((1 << _STATE_BITS) - 1))
+        return BlockCount(state, name_of(Reason, code >> _STATE_BITS), int(self._counts[code]))
+
+
+def tally_text(states: bytes, reasons: bytes, known: type[BlockState | PutState]) -> str:
+    """Format outcomes for people: ``510 HIT, 2 MISS (1 NOT_FOUND, 1 DAMAGED)``.
+
+    *states* and *reasons* have a byte per block each.
+    """
+    pairs = np.frombuffer(states, np.uint8).astype(np.uint16) << 8 | np.frombuffer(reasons, np.uint8)
+    codes, counts = np.unique(pairs, return_counts=True)
+    return outcome_text(
+        BlockCount(name_of(known, code >> 8), name_of(Reason, code & 255), blocks)
+        for code, blocks in zip(codes.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def outcome_text(counts: Iterable[BlockCount]) -> str:
+    """Format outcomes for people like ``tally_text``, most frequent first."""
+    by_state: dict[str, list[BlockCount]] = {}
+    for count in sorted(counts, key=lambda each: -each.blocks):
+        by_state.setdefault(count.state, []).append(count)
+    totals = {state: sum(each.blocks for each in same) for state, same in by_state.items()}
+    words = []
+    for state in sorted(totals, key=lambda each: -totals[each]):
+        why = ", ".join(
+            f"{each.blocks} {each.reason}" for each in by_state[state] if each.reason != Reason.NONE.name
+        )
+        words.append(f"{totals[state]} {state}" + (f" ({why})" if why else ""))
+    return ", ".join(words) or "no blocks"
+
+
+def name_of(kind: type[IntEnum], code: int) -> str:
+    """Return the name of an outcome, or the number if unknown to this release."""
+    try:
+        return kind(code).name
+    except ValueError:  # a newer release's outcome
+        return str(code)

@@ -1,0 +1,6 @@
+"""Measures of the code base's structure and prose, each with a goal.
+
+Run ``python -m scripts.structure`` in the repository root. ``config`` holds goals, folders and exemptions;
+each other module measures one thing. The measures derive packages and modules from the tracked files and know
+no module by name.
+"""

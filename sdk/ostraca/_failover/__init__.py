@@ -1,0 +1,1 @@
+"""Keep a live session: health probes, failover, failback, transfer reconciliation."""

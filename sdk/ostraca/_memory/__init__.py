@@ -1,0 +1,1 @@
+"""Memory of a worker: arena, slots, host and device blocks, copy pool."""

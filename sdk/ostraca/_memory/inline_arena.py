@@ -1,0 +1,134 @@
+"""Arena end of the inline transport: bulk frames in, answers to Fetch out.
+
+Offsets and lengths from the agent are checked against the arena's bounds before any byte is read or written.
+Bytes land in *open* slots only. The worker opens the slots of a get before the request, and shuts each slot
+before reading it. Late or unrequested bytes are discarded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.ports.transport import INLINE
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.frames import Passage, bulk_frames
+from ostraca_fabric.wire.messages import ArenaOffer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.tables.slots import SlotPool
+    from ostraca_fabric.wire.frames import BulkFrame
+    from ostraca_fabric.wire.messages import Fetch
+
+_TRANSFER_MAX = (1 << 64) - 1
+
+
+class InlineArenaEnd:
+    """Inline offer of the memory behind *arena*, cut into *slots*.
+
+    Any thread may call ``open`` and ``shut`` while the connection's reader calls ``sink``.
+    """
+
+    name = INLINE
+    has_offer = True
+    needs_progress = False
+
+    def __init__(self, arena: memoryview | NDArray[np.uint8], slots: SlotPool) -> None:
+        assert slots.memory_bytes <= arena.nbytes
+        self._slots = slots
+        self._arena = np.frombuffer(arena, np.uint8, slots.memory_bytes)
+        self._offer = ArenaOffer(
+            transport=INLINE, arena_bytes=slots.memory_bytes, chunk_bytes=slots.chunk_bytes
+        )
+        self._open_bytes = np.zeros(slots.memory_bytes // PAGE_BYTES, np.uint32)
+        """Bytes that may land in a slot, by the slot's first page; 0 for a closed slot."""
+
+    def offer(self) -> ArenaOffer:
+        """Return the offer."""
+        return self._offer
+
+    def progress(self) -> None:
+        """Do nothing: reading the connection is the only progress."""
+
+    def prepare_renewal(self) -> None:
+        """Do nothing: a renewal needs no preparation."""
+
+    def renew(self) -> None:
+        """Do nothing: transfers of an earlier connection ended with it."""
+
+    def successor(self) -> InlineArenaEnd:
+        """Return another end without open slots."""
+        return InlineArenaEnd(self._arena, self._slots)
+
+    def cut_off(self) -> None:
+        """Close the end: no bytes land any more."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the arena: no bytes land any more."""
+        self._arena = np.empty(0, np.uint8)
+
+    def open(self, slots: NDArray[np.int64], slot_bytes: int) -> None:
+        """Allow bytes in these slots from now on."""
+        self._open_bytes[slots // PAGE_BYTES] = slot_bytes
+
+    def shut(self, slots: NDArray[np.int64]) -> None:
+        """Allow no bytes in these slots any more.
+
+        A frame with bytes arriving right now still lands.
+        """
+        self._open_bytes[slots // PAGE_BYTES] = 0
+
+    def shut_all(self) -> None:
+        """Allow no bytes anywhere, after the loss of the connection."""
+        self._open_bytes[:] = 0
+
+    def sink(
+        self,
+        transfer: int,  # noqa: ARG002 (places identify a worker's bytes)
+        places: NDArray[np.uint64],
+        lengths: NDArray[np.uint32],
+    ) -> Passage | None:
+        """Return the destination of a bulk frame: for each block, its open slot.
+
+        Returns None unless each place names another open slot with enough room. Implements ``Sink`` of
+        ``ostraca_fabric.wire.frames``.
+        """
+        if not self._holds(places, lengths):
+            return None
+        offsets = places.astype(np.int64)
+        pages, within = np.divmod(offsets, PAGE_BYTES)
+        if within.any() or (lengths > self._open_bytes[pages]).any() or len(np.unique(pages)) < len(pages):
+            return None
+        return Passage(self._arena, offsets, lengths)
+
+    def answer(self, fetch: Fetch) -> list[BulkFrame]:
+        """Return the bulk frames that answer *fetch*, in order.
+
+        Raises MalformedError for a request beyond the arena, or without a possible answer.
+        """
+        if not 0 <= fetch.transfer <= _TRANSFER_MAX:
+            raise MalformedError(f"a fetch for transfer {fetch.transfer}, a number without a bulk frame")
+        lengths = columns.u32(fetch.lengths, len(fetch.lengths) // columns.U32.itemsize)
+        slots = columns.u64(fetch.slots, len(lengths))
+        if not (lengths.all() and self._holds(slots, lengths)):
+            raise MalformedError(
+                f"a fetch of {len(lengths)} blocks with an empty block, or a block outside of the arena"
+            )
+        return bulk_frames(
+            fetch.transfer,
+            self._arena,
+            places=np.arange(len(lengths), dtype=columns.U64),
+            offsets=slots.astype(np.int64),
+            lengths=lengths,
+        )
+
+    def _holds(self, offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> bool:
+        """Tell whether all these bytes lie in the arena."""
+        size_bytes = self._arena.nbytes
+        return bool(((offsets <= size_bytes) & (lengths <= size_bytes - offsets)).all())

@@ -1,0 +1,299 @@
+"""Views of landed blocks and writable slots, without a copy to caller memory.
+
+Both are leases of arena memory. Use them as context managers, because the memory must be given back.
+Afterwards memoryviews raise ValueError on access, and arrays made from views must be gone. A lease dropped
+instead gives the slots back with the last view.
+
+Views are made on demand: blocks never accessed from Python cost nothing. No method takes a lock, so an
+exception of a signal handler leaves a lease unchanged.
+
+Callers never touch the arena's bookkeeping. A hold posts a request to the driver, and the driver gives the
+slots back, once per hold. Every view of a slot keeps the hold alive, and a dropped hold posts the same
+request. So slots come back even if an exception ends a call just before the return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ostraca_fabric.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from queue import SimpleQueue
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from ostraca.results import GetResult
+
+
+@dataclass(slots=True, eq=False)
+class HoldRelease:
+    """Request to the driver: give the slots back, unless done before."""
+
+    give: Callable[[], None]
+    dropped: weakref.ref[SlotHold] | None = None
+    """Posts this request when the hold is dropped."""
+
+
+class SlotHold:
+    """Slots of a caller. Any thread may release the slots; dropping the last reference does the same."""
+
+    def __init__(self, request: HoldRelease, post: Callable[[HoldRelease], None]) -> None:
+        """Release the slots by posting *request*."""
+        self.request = request
+        self._post = post
+
+    @classmethod
+    def nothing(cls) -> SlotHold:
+        """Return a hold of no slots."""
+        return cls(HoldRelease(lambda: None), lambda _: None)
+
+    def release(self) -> None:
+        """Ask for the slots to be given back. Never blocks; a second time does nothing."""
+        self._post(self.request)
+
+
+class SlotHolds:
+    """All live holds of a client. For the driver's thread alone."""
+
+    def __init__(self, post: Callable[[HoldRelease], None], queue: SimpleQueue[Any]) -> None:
+        """Begin with no hold.
+
+        *post* passes a request to the driver. *queue* is the driver's queue, for holds that were dropped.
+        """
+        self._post = post
+        self._queue = queue
+        self._requests: set[HoldRelease] = set()
+
+    def new(self, give: Callable[[], None]) -> SlotHold:
+        """Return a hold of slots that *give* gives back."""
+        request = HoldRelease(give)
+        hold = SlotHold(request, self._post)
+        # This callback is C from end to end, so no signal handler can raise inside. The dead reference is a
+        # second argument, which the queue takes for "block" and ignores.
+        request.dropped = weakref.ref(hold, partial(self._queue.put, request))
+        self._requests.add(request)  # a weak reference that is collected itself calls nothing
+        return hold
+
+    def give_back(self, request: HoldRelease) -> None:
+        """Carry out a request, once."""
+        if request in self._requests:
+            self._requests.remove(request)
+            request.give()
+
+    def pass_on(self, hold: SlotHold) -> None:
+        """Leave the slots of a hold to an operation."""
+        self._requests.discard(hold.request)
+
+
+class _Slot(np.ndarray):
+    """View of one slot.
+
+    Derived arrays keep the view alive, and the view keeps the slot's hold.
+    """
+
+    hold: SlotHold | None = None
+
+
+class SlotLoan:
+    """Slots lent to a caller, with the views made so far and their live owners.
+
+    Thread-safe. The arena's memory stays mapped until the revocation, even after the end of the client.
+    """
+
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        is_lent: NDArray[np.bool_],
+        hold: SlotHold,
+        *,
+        is_written: bool,
+    ) -> None:
+        """Lend the slots selected by *is_lent*, for writing or only for reading.
+
+        *hold* holds all slots at *offsets*, lent or not.
+        """
+        self.offsets = offsets
+        self.lengths = lengths
+        self._memory = memory
+        self._is_lent = is_lent
+        self._is_written = is_written
+        self._hold = hold
+        self._is_revoked = False
+        self._views: dict[int, memoryview] = {}
+        # A view's ``obj`` lives as long as any object over the slot: numpy and torch don't register their use
+        # with the view, but keep the object behind it.
+        self._owners: dict[int, weakref.ref[object]] = {}
+
+    @classmethod
+    def nothing(cls, count: int) -> Self:
+        """Build a loan with none of *count* slots."""
+        none = np.zeros(count, np.uint8)
+        return cls(
+            none,
+            none.astype(np.int64),
+            none.astype(np.uint32),
+            none.astype(np.bool_),
+            SlotHold.nothing(),
+            is_written=False,
+        )
+
+    @classmethod
+    def ended(cls, count: int) -> Self:
+        """Build a revoked loan of *count* slots."""
+        loan = cls.nothing(count)
+        loan.revoke()
+        return loan
+
+    def __len__(self) -> int:
+        """Count the slots, lent or not."""
+        return len(self.offsets)
+
+    def view(self, position: int) -> memoryview | None:
+        """Return the view of a slot, the same on each call; None if not lent.
+
+        Raises IndexError, and UsageError after ``revoke``.
+        """
+        position = range(len(self))[position]
+        self._check_lent()
+        if not self._is_lent[position]:
+            return None
+        found = self._views.get(position)
+        if found is None:
+            offset = int(self.offsets[position])
+            slot = self._memory[offset : offset + int(self.lengths[position])].view(_Slot)
+            slot.hold = self._hold
+            slot.flags.writeable = self._is_written
+            self._owners[position] = weakref.ref(slot)
+            made = slot.data
+            found = self._views.setdefault(position, made)
+            if found is not made:  # another thread made the view first
+                self._owners[position] = weakref.ref(found.obj)  # the slot of the listed view
+        self._check_lent()  # ``revoke`` may have passed by before this view was listed
+        return found
+
+    def _check_lent(self) -> None:
+        if self._is_revoked:
+            raise UsageError("the memory was released: get or lease the blocks again")
+
+    def revoke(self) -> SlotHold:
+        """Make the views unusable, make no more, and return the slots' hold.
+
+        Raises UsageError while an array or view derived from a view is alive: the slot can't be given back
+        then.
+        """
+        self._is_revoked = True
+        for view in list(self._views.values()):
+            # An export that forbids the release also keeps the owner alive, which is checked below.
+            with contextlib.suppress(BufferError):
+                view.release()
+        alive = [position for position, owner in list(self._owners.items()) if owner() is not None]
+        if alive:
+            raise UsageError(
+                f"an array, tensor or view still uses the slot of block {min(alive)}: drop the "
+                "derived objects, then release again"
+            )
+        self._memory = np.empty(0, np.uint8)
+        return self._hold
+
+
+class _LoanHolder:
+    """Base of context managers over a loan of slots, released at their end."""
+
+    def __init__(self, loan: SlotLoan) -> None:
+        """Hand out the slots of *loan*."""
+        self._loan = loan
+        self._is_released = False
+
+    def __len__(self) -> int:
+        """Count the slots, lent or not."""
+        return len(self._loan)
+
+    def __enter__(self) -> Self:
+        """Return the memory to the ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the slots, unless stored by a put.
+
+        If the block raised, memory still referenced by its frames goes when dropped.
+        """
+        if error is None:
+            self.release()
+            return
+        with contextlib.suppress(UsageError):
+            self.release()
+        self._loan = SlotLoan.ended(len(self))
+
+    def release(self) -> None:
+        """Give the slots back; repeated calls do nothing, nor does a call after a put.
+
+        Raises UsageError while arrays made from the memory are alive.
+        """
+        if not self._is_released:
+            self._loan.revoke().release()
+            self._is_released = True
+
+
+class BlockViews(_LoanHolder):
+    """Result of ``get_views``: ``result``, and a read-only view of each HIT.
+
+    Other blocks are None. The bytes stay unchanged until ``release`` or the end of the ``with`` block.
+    """
+
+    def __init__(self, result: GetResult, loan: SlotLoan) -> None:
+        super().__init__(loan)
+        self.result = result
+
+    def __getitem__(self, block: int) -> memoryview | None:
+        """Return a block's bytes, or None."""
+        return self._loan.view(block)
+
+    def __iter__(self) -> Iterator[memoryview | None]:
+        """Iterate over the blocks."""
+        return map(self._loan.view, range(len(self)))
+
+    def __repr__(self) -> str:
+        """Show the result."""
+        return f"<BlockViews: {self.result!r}{', released' if self._is_released else ''}>"
+
+
+class SlotLease(_LoanHolder):
+    """Slots to fill: a writable memoryview each.
+
+    Store them with ``Volume.put_slots``, which ends the lease, or release them.
+    """
+
+    def __getitem__(self, slot: int) -> memoryview:
+        """Return a slot's memory."""
+        view = self._loan.view(slot)
+        assert view is not None, "all slots are lent"
+        return view
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Iterate over the slots."""
+        return map(self.__getitem__, range(len(self)))
+
+    def end_for_put(self) -> tuple[SlotHold, NDArray[np.int64], NDArray[np.uint32]]:
+        """End the lease for a put; return the hold, the offsets and the lengths.
+
+        Raises UsageError if the lease is over, or if arrays made from its slots are alive.
+        """
+        if self._is_released:
+            raise UsageError("these slots were put or released already: take new ones with volume.slots()")
+        hold, loan = self._loan.revoke(), self._loan
+        self._is_released = True
+        self._loan = SlotLoan.ended(len(loan))
+        return hold, loan.offsets, loan.lengths

@@ -1,0 +1,319 @@
+"""Requests of an operation: division of its blocks, and each request from start to end.
+
+The runner of an operation calls ``start`` once, then ``on`` with every event, and executes the effects in
+order. The first ``Finish``, ``Reply`` or ``Reject`` is the end; exactly one occurs. ``Ticked`` must come no
+later than ``until_s``. Slots don't concern operations: the ledger processes the agent's final answer, even if
+the caller no longer waits.
+
+An operation without time left ends LATE for its caller and sends ``Cancel``; verified blocks of a get stay
+HITs. After the loss of the connection, an operation ends as MISS with reason DISCONNECTED. A put ends as LATE
+then, because the agent may still commit the blocks.
+
+A batch may be larger than a request: the agent limits blocks and frame length per connection, and the arena's
+slots are limited. A window is the part of a batch named in one request. Windows cover the batch in order,
+without gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostraca._protocol.events import (
+    BlockVerdict,
+    Cancelled,
+    Disconnected,
+    Finish,
+    Reject,
+    Reply,
+    Send,
+    Ticked,
+    Verified,
+    Verify,
+)
+from ostraca_fabric.errors import (
+    ConnectError,
+    LayoutMismatchError,
+    MalformedError,
+    RefusedError,
+    UnknownVolumeError,
+)
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.telemetry.outcome_counters import STATES
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.messages import (
+    SPANS_MAX,
+    Cancel,
+    Explained,
+    Failure,
+    Get,
+    GetDone,
+    GetProgress,
+    Lookup,
+    LookupDone,
+    Prefetch,
+    PrefetchDone,
+    Put,
+    PutDone,
+    StatusDone,
+    VolumeOpened,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ostraca._protocol.events import Effect, Event
+    from ostraca_fabric.model.chain import Chain
+    from ostraca_fabric.wire.messages import ConnectionLimits, Message
+
+NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "overloaded", "malformed"})
+"""Codes of ``Failure`` for requests whose transfers never began.
+
+``frame_too_long`` is excluded: the *answer* was too long, and may have named slots under transfers.
+"""
+
+# Comparing columns with an enum takes 4 us more.
+_GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
+
+_CODES: dict[type[BlockState | PutState], bytes] = {kind: bytes(kind) for kind in (BlockState, PutState)}
+
+_ANSWERS: dict[type[object], type[LookupDone | PrefetchDone | GetDone | PutDone]] = {
+    Lookup: LookupDone,
+    Prefetch: PrefetchDone,
+    Get: GetDone,
+    Put: PutDone,
+}
+
+CALLER_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage"})
+"""Codes of ``Failure`` to raise as errors: a retry changes nothing."""
+
+
+def refusal(failed: Failure) -> RefusedError:
+    """Return the error for a ``Failure``."""
+    kinds = {"unknown_volume": UnknownVolumeError, "layout_mismatch": LayoutMismatchError}
+    return kinds.get(failed.code, RefusedError)(failed.code, failed.message)
+
+
+class BlockOperation:
+    """Lookup, prefetch or put: a request with an outcome per block."""
+
+    def __init__(self, message: Lookup | Prefetch | Get | Put, *, until_s: float) -> None:
+        self.request = message.request
+        self.name = type(message).__name__.lower()
+        self.blocks = sum(len(span) for span in message.spans)
+        self._message = message
+        self._states = STATES[self.name]
+        self._until_s = until_s
+
+    def start(self, now_s: float) -> list[Effect]:
+        """Return the first effects.
+
+        The remaining time in the message was computed when the message was made.
+        """
+        if now_s >= self._until_s:
+            return [self._end(self._states.LATE, Reason.DEADLINE)]
+        return [Send(self._message)]
+
+    def on(self, event: Event, now_s: float) -> list[Effect]:
+        """Process an event; return the effects.
+
+        Raises MalformedError if the agent's answer does not fit the request.
+        """
+        match event:
+            case Ticked() if now_s < self._until_s:
+                return []
+            case Ticked() | Cancelled():
+                reason = Reason.CANCELLED if isinstance(event, Cancelled) else Reason.DEADLINE
+                return [Send(Cancel(self.request)), self._end(self._states.LATE, reason)]
+            case Disconnected():
+                lost = BlockState.MISS if self._states is BlockState else PutState.LATE
+                return [self._end(lost, Reason.DISCONNECTED)]
+            case Failure(code=code) if code in CALLER_CODES:
+                return [Reject(refusal(event))]
+            case Failure(code=code, message=message):
+                reason = Reason.OVERLOADED if code == "overloaded" else Reason.NONE
+                return [self._end(self._states.DECLINED, reason, f"{code}: {message}")]
+            case _:
+                return self._on_answer(event, now_s)
+
+    def _on_answer(self, event: Event, now_s: float) -> list[Effect]:  # noqa: ARG002 (a late answer counts too)
+        if not isinstance(event, _ANSWERS[type(self._message)]):
+            raise self._mismatch(event)
+        return [Finish(self._outcomes(event))]
+
+    def _end(self, state: int, reason: Reason, note: str = "") -> Finish:
+        return Finish(Outcomes.filled(self.blocks, state, reason, note))
+
+    def _outcomes(self, answer: LookupDone | PrefetchDone | GetDone | PutDone) -> Outcomes:
+        outcomes = Outcomes.read(answer.states, answer.reasons, self.blocks)
+        unknown = answer.states.translate(None, _CODES[self._states])
+        if unknown:
+            raise MalformedError(f"state {max(unknown)} in an answer: the agent speaks another version")
+        return outcomes
+
+    def _mismatch(self, event: Event) -> MalformedError:
+        return MalformedError(f"{type(event).__name__} is no answer to a {type(self._message).__name__}")
+
+
+class GetOperation(BlockOperation):
+    """Load of blocks into slots, with verification of each landed block.
+
+    Only a block ``Verified`` as good becomes a HIT: the agent's answer alone proves nothing.
+    """
+
+    def __init__(self, message: Get, *, until_s: float) -> None:
+        super().__init__(message, until_s=until_s)
+        self._landed = np.zeros(self.blocks, np.bool_)
+        self._good = np.zeros(self.blocks, np.bool_)
+        self._damaged = np.zeros(self.blocks, np.bool_)
+        self._answer: Outcomes | None = None
+
+    def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case GetProgress():
+                return self._on_landed(event.positions, event.tags, now_s)
+            case Verified():
+                found = columns.positions(event.positions, self.blocks)
+                verdicts = columns.u8(event.verdicts, len(found))
+                self._good[found[verdicts == _GOOD]] = True
+                self._damaged[found[verdicts == _DAMAGED]] = True
+                return [] if self._answer is None else [self._conclude(self._answer)]
+            case GetDone():
+                # Check the whole message before any part counts.
+                answer = self._outcomes(event)
+                columns.positions(event.unsettled, self.blocks)
+                self._answer = answer
+                return self._on_landed(event.positions, event.tags, now_s) or [self._conclude(answer)]
+            case _:
+                raise self._mismatch(event)
+
+    def _on_landed(self, positions: bytes, tag_column: bytes, now_s: float) -> list[Effect]:
+        found = columns.positions(positions, self.blocks)
+        tags = columns.rows16(tag_column, len(found))
+        is_new = ~self._landed[found]
+        self._landed[found] = True
+        if now_s >= self._until_s or not is_new.any():
+            return []
+        return [Verify(found[is_new].tobytes(), tags[is_new].tobytes())]
+
+    def _conclude(self, answer: Outcomes) -> Finish:
+        """Merge the agent's answer with the results of the verification."""
+        outcomes = answer.copy()
+        claimed = (outcomes.states == BlockState.HIT) & ~self._good
+        outcomes.set(claimed & ~self._landed, BlockState.MISS, Reason.TRANSFER_FAILED)
+        outcomes.set(claimed & self._landed, BlockState.LATE, Reason.DEADLINE)
+        return self._with_verdicts(outcomes)
+
+    def _end(self, state: int, reason: Reason, note: str = "") -> Finish:
+        """End without the agent's answer, keeping the verified blocks."""
+        return self._with_verdicts(Outcomes.filled(self.blocks, state, reason, note))
+
+    def _with_verdicts(self, outcomes: Outcomes) -> Finish:
+        outcomes.set(self._damaged, BlockState.MISS, Reason.DAMAGED)
+        outcomes.set(self._good, BlockState.HIT)
+        return Finish(outcomes)
+
+
+class Question:
+    """Question about no block in particular.
+
+    Ends with a Reply, or with a Reject and an error to raise.
+    """
+
+    def __init__(self, message: Message, *, request: int, until_s: float) -> None:
+        self.request = request
+        self._message = message
+        self._until_s = until_s
+
+    def start(self, now_s: float) -> list[Effect]:
+        """Return the first effects."""
+        return self.on(Ticked(), now_s) if now_s >= self._until_s else [Send(self._message)]
+
+    def on(self, event: Event, now_s: float) -> list[Effect]:
+        """Process an event; return the effects.
+
+        Raises MalformedError if the agent's answer does not fit.
+        """
+        question = type(self._message).__name__
+        match event:
+            case VolumeOpened() | StatusDone() | Explained():
+                return [Reply(event)]
+            case Failure():
+                return [Reject(refusal(event))]
+            case Disconnected():
+                return [Reject(ConnectError(f"the agent went away before it answered {question}; try again"))]
+            case Ticked():
+                if now_s < self._until_s:
+                    return []
+                return [
+                    Send(Cancel(self.request)),
+                    Reject(
+                        ConnectError(
+                            f"the agent did not answer {question} in time: check whether the agent is stopped"
+                        )
+                    ),
+                ]
+            case _:
+                raise MalformedError(f"{type(event).__name__} is no answer to a {question}")
+
+
+_MESSAGE_BYTES = 1024
+"""Bytes of a request besides blocks, with room to spare: ids, field names, the first stripe unit of each
+span.
+"""
+
+_COLUMN_BYTES = 4 + 8 + 16 + 5
+"""Bytes per block: length, slot, tag, and the count of a stripe unit with a single block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Blocks ``first`` to ``first + blocks`` of a batch, as slices of its chains."""
+
+    first: int
+    blocks: int
+    chains: tuple[Chain, ...]
+
+
+def blocks_per_request(limits: ConnectionLimits, hash_bytes: int) -> int:
+    """Return the number of blocks that always fit one request; at least 1.
+
+    In the worst case, each block has a stripe unit of its own.
+    """
+    per_block = 2 * hash_bytes + _COLUMN_BYTES
+    return max(1, min(limits.blocks_max, (limits.frame_bytes_max - _MESSAGE_BYTES) // per_block))
+
+
+def windows(chains: Sequence[Chain], blocks_max: int) -> Iterator[Window]:
+    """Cut chains, laid end to end, into windows.
+
+    A window has at most *blocks_max* blocks and SPANS_MAX chains.
+    """
+    part: list[Chain] = []
+    first, room = 0, blocks_max
+    for chain in chains:
+        begin = 0
+        while begin < len(chain):
+            taken = min(room, len(chain) - begin)
+            part.append(chain[begin : begin + taken])
+            begin, room = begin + taken, room - taken
+            if not room or len(part) == SPANS_MAX:
+                blocks = blocks_max - room
+                yield Window(first, blocks, tuple(part))
+                first, part, room = first + blocks, [], blocks_max
+    if part:
+        yield Window(first, blocks_max - room, tuple(part))
+
+
+def window_blocks(*, left: int, blocks_max: int, arena_slots: int, windows_inflight: int) -> int:
+    """Choose the number of blocks in the next request of a get.
+
+    If the arena can hold all remaining blocks, the request names all: the agent makes its own waves.
+    Otherwise the request names a share of the arena, so that one window is verified and copied while others
+    are under way.
+    """
+    share = arena_slots if left <= arena_slots else max(1, arena_slots // windows_inflight)
+    return min(left, blocks_max, share)

@@ -1,0 +1,140 @@
+"""Link: background connection to the fabric, in a thread of its own.
+
+An engine starts without a fabric and continues when one appears. After the volume is open, the client itself
+handles failover and reconnects.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+import ostraca
+from ostraca.connectors.vllm.settings import LOGGER
+from ostraca.connectors.vllm.shape import volume_name
+from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.runtime.threads import BackgroundTask
+
+if TYPE_CHECKING:
+    from ostraca.client import Client
+    from ostraca.connectors.vllm.settings import TierSettings
+    from ostraca.volume import Volume
+    from ostraca_fabric.model.volume import Layout
+
+log = logging.getLogger(LOGGER)
+
+_ATTEMPT_S = 5.0
+"""Longest attempt to connect, or to open the volume."""
+
+_NO_FABRIC = "no fabric yet, the engine goes on without"
+
+
+class FabricLink:
+    """Background connection. Thread-safe. ``close`` must be called."""
+
+    def __init__(self, settings: TierSettings, *, block_bytes: int, layout: Layout) -> None:
+        self._settings = settings
+        self._block_bytes = block_bytes
+        self._changing = threading.Lock()  # held while layout, volume, client or end change
+        self._layout = layout
+        self._volume: Volume | None = None
+        self._client: Client | None = None
+        self._last_logged = ""
+        self._task = BackgroundTask(
+            "link",
+            self._attempt,
+            is_needed=lambda: self._volume is None,
+            pauses_s=lambda: chain((0.0,), repeat(settings.connect_retry_s)),
+        )
+        self._start()
+
+    def volume(self) -> Volume | None:
+        """Return the open volume; None while not connected. Does not wait.
+
+        Methods ``submit_*`` of the volume never block.
+        """
+        if self._volume is None:
+            self._start()
+        return self._volume
+
+    @property
+    def client(self) -> Client | None:
+        """The client once connected: its operations outlive a change of volumes."""
+        return self._client
+
+    def switch_layout(self, layout: Layout) -> None:
+        """Open this layout's volume in place of the previous volume.
+
+        Does not wait.
+        """
+        with self._changing:
+            self._layout, self._volume = layout, None
+        self._start()
+
+    def close(self) -> None:
+        """End the connection; operations under way end as DISCONNECTED."""
+        with self._changing:
+            self._task.close()
+            self._volume = None
+        if self._client is not None:
+            self._client.close()
+
+    def _start(self) -> None:
+        if not self._task.start():
+            self._log_once(f"{_NO_FABRIC}: the process can start no more threads", logging.WARNING)
+
+    def _attempt(self) -> None:
+        """Open the volume of the layout, and log the result.
+
+        Opens the next layout's volume at once if the layout changes meanwhile.
+        """
+        is_current = False
+        while not is_current:
+            layout = self._layout
+            try:
+                volume = self._open(layout)
+            except Exception as error:  # noqa: BLE001 (otherwise no attempt would follow in the engine's life)
+                cause = str(error) if isinstance(error, OstracaError) else f"{type(error).__name__}: {error}"
+                if not self._task.is_closed:
+                    self._log_once(f"{_NO_FABRIC}: {cause}", logging.WARNING)
+                return
+            with self._changing:
+                is_current = layout == self._layout or self._task.is_closed
+                if is_current and not self._task.is_closed:
+                    self._volume = volume
+            self._log_once(f"uses {volume!r} by {self._client!r}", logging.INFO)
+
+    def _open(self, layout: Layout) -> Volume:
+        """Open the layout's volume, connecting first if necessary.
+
+        Raises OstracaError.
+        """
+        client = self._client
+        if client is None:
+            client = ostraca.connect(
+                self._settings.agents or None,
+                tenant=self._settings.tenant,
+                settings=self._settings.client(),
+                timeout_s=_ATTEMPT_S,
+            )
+            with self._changing:
+                self._client = client
+                is_closed = self._task.is_closed
+            if is_closed:  # ``close`` has not seen this client
+                client.close()
+        return client.volume(
+            volume_name(self._settings.volume, layout),
+            layout,
+            block_bytes=self._block_bytes,
+            create=True,
+            break_even_tokens=self._settings.break_even_tokens,
+            timeout_s=_ATTEMPT_S,
+        )
+
+    def _log_once(self, words: str, level: int) -> None:
+        """Log a sentence once, not on every attempt."""
+        if words != self._last_logged:
+            self._last_logged = words
+            log.log(level, "Ostraca tier: %s", words)

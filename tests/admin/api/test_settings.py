@@ -1,0 +1,96 @@
+"""Settings of all agents at the admin service and by ``ostraca settings``."""
+
+from __future__ import annotations
+
+from tests.admin.cli.commands import Commands
+from tests.admin.service import AdminService
+
+from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.overrides import LiveSettings, LogLevel, decode
+
+PATH = "/v1/settings"
+UNSET = {
+    "key_ttl_s": 900.0,
+    "log_level": None,
+    "requests_max": None,
+    "deadline_max_s": None,
+    "placement_ttl_s": None,
+    "scrub": None,
+}
+
+
+def kept(service: AdminService) -> LiveSettings | None:
+    """Return the settings sent to agents."""
+    found = service.do(service.records.get(record_keys.live()))
+    return None if found is None else decode(found.value, LiveSettings)
+
+
+def test_settings_are_set_all_at_once_with_an_audit_entry(service: AdminService) -> None:
+    first = service.ask("GET", PATH, role="viewer")
+    assert (first.body, first.headers["ETag"]) == (UNSET, '"0"')
+    form = {"log_level": "debug", "requests_max": 64, "scrub": False, "deadline_max_s": 30}
+    put = service.ask("PUT", PATH, form, headers={"If-Match": '"0"'})
+    assert (put.status, put.body) == (200, {**UNSET, **form})
+    set_now = LiveSettings(log_level=LogLevel.DEBUG, requests_max=64, deadline_max_s=30.0, scrub=False)
+    assert kept(service) == set_now
+    ruled = service.do(service.records.get(record_keys.overrides_marker()))
+    assert ruled is not None
+    again = service.ask("PUT", PATH, form)
+    assert (again.status, again.headers["ETag"]) == (200, put.headers["ETag"])
+    assert service.do(service.records.get(record_keys.overrides_marker())) == ruled, "nothing was written"
+    late = service.ask("PUT", PATH, {}, headers={"If-Match": '"0"'})
+    assert (late.status, kept(service)) == (412, set_now)
+    (entry,) = service.ask("GET", "/v1/audit").body["items"]
+    assert (entry["who"], entry["action"], entry["subject"]) == ("alice", f"PUT {PATH}", "settings")
+    assert '"requests_max":64' in entry["detail"]
+    assert service.ask("PUT", PATH, {}).body == UNSET
+    assert kept(service) == LiveSettings()
+
+
+def test_only_admins_set_them_and_only_what_can_be_meant(service: AdminService) -> None:
+    for role, status in (("", 401), ("viewer", 403), ("operator", 403)):
+        assert service.ask("PUT", PATH, {}, role=role).status == status
+    for form in (
+        {"colour": "blue"},
+        {"log_level": "loud"},
+        {"requests_max": 0},
+        {"requests_max": True},
+        {"deadline_max_s": 0},
+        {"deadline_max_s": 1e10},
+        {"placement_ttl_s": "long"},
+        {"scrub": 1},
+    ):
+        assert service.ask("PUT", PATH, form).status == 422, form
+    assert service.ask("PUT", PATH, b'{"deadline_max_s": NaN}').status == 422
+    assert kept(service) is None
+
+
+def test_settings_are_set_and_taken_back_by_command(service: AdminService, ostraca: Commands) -> None:
+    ran = ostraca("settings", "set", "log_level=debug", "scrub=off", "deadline_max_s=2.5")
+    assert (ran.code, ran.err) == (0, "")
+    assert kept(service) == LiveSettings(log_level=LogLevel.DEBUG, deadline_max_s=2.5, scrub=False)
+    assert ostraca("settings", "set", "requests_max=9").code == 0, "what was set before stays"
+    shown = [line.split(maxsplit=1) for line in ostraca("settings", "show").out.splitlines()]
+    etag = shown[-1][1].strip()
+    assert [each[1].strip() for each in shown[:-1]] == [
+        *("900.0", "debug", "9", "2.5", "unset", "False"),
+    ]
+    unset = ostraca("settings", "unset", "log_level", "requests_max", "--json", "--if-match", etag)
+    assert unset.json == {**UNSET, "scrub": False, "deadline_max_s": 2.5}
+    late = ostraca("settings", "unset", "scrub", "--if-match", etag)
+    assert (late.code, "then decide" in late.err) == (3, True)
+    assert ostraca("settings", "set", "colour=blue").code == 2
+    assert ostraca("settings", "set", "log_level").code == 2
+    ostraca.become("operator")
+    assert ostraca("settings", "unset", "scrub").code == 1
+    assert kept(service) == LiveSettings(deadline_max_s=2.5, scrub=False)
+
+
+def test_the_longest_time_that_keys_ever_lived_is_kept_for_erasures(service: AdminService) -> None:
+    """An agent that is cut off may go by what was ruled before."""
+    for seconds, longest in ((1800, 1800), (60, 1800), (None, 1800), (2000, 2000)):
+        assert service.ask("PUT", "/v1/settings", {"key_ttl_s": seconds}).status == 200
+        kept = service.do(service.records.get(record_keys.live()))
+        assert kept is not None
+        live = decode(kept.value, LiveSettings)
+        assert (live.key_ttl_s, live.key_ttl_longest_s) == (seconds or 900, longest)

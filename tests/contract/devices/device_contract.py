@@ -1,0 +1,92 @@
+"""What every adapter of ``ostraca._memory.device_port`` does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ostraca._memory.device_port import DevicePart, Devices
+
+PART_BYTES = 1 << 16
+
+
+class DeviceContract:
+    """Inherit it, and say how memory of a device is made and read."""
+
+    @pytest.fixture
+    def devices(self) -> Devices:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def arena(self) -> NDArray[np.uint8]:
+        return np.zeros(1 << 20, np.uint8)
+
+    def made(self, content: NDArray[np.uint8]) -> object:
+        """Return device memory that holds this, with its strides."""
+        raise NotImplementedError
+
+    def read(self, memory: object) -> NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def part(self, devices: Devices, memory: object) -> DevicePart:
+        part = devices.look(memory)
+        assert part is not None
+        return part
+
+    def test_memory_of_the_host_is_none_of_its(self, devices: Devices) -> None:
+        for value in (bytearray(8), np.zeros(8), [1], None, "text"):
+            assert devices.look(value) is None
+
+    def test_what_is_copied_to_a_device_and_back_is_the_same(
+        self, devices: Devices, arena: NDArray[np.uint8]
+    ) -> None:
+        content = np.random.default_rng(1).integers(0, 255, PART_BYTES, np.uint8)
+        memory = self.made(np.zeros(PART_BYTES, np.uint8))
+        part = self.part(devices, memory)
+        assert part.payload_bytes == PART_BYTES
+        devices.pin(arena)
+        devices.pin(arena)
+        copies = devices.copies([part.device])
+        arena[100 : 100 + PART_BYTES] = content
+        copies.to_device(part, arena[100 : 100 + PART_BYTES])
+        assert copies.wait()
+        assert np.array_equal(self.read(memory), content)
+        copies.from_device(part, arena[-PART_BYTES:])
+        assert copies.wait()
+        assert np.array_equal(arena[-PART_BYTES:], content)
+        assert devices.close()
+
+    def test_strided_memory_is_copied_in_c_order_and_nothing_beside_it_is_touched(
+        self, devices: Devices, arena: NDArray[np.uint8]
+    ) -> None:
+        pool = np.zeros((4, 6, 8), np.uint8)
+        memory = self.made(pool)
+        part = self.part(devices, memory[1:3, ::2, 3:6])  # type: ignore[index]  # as numpy is indexed
+        assert (part.shape, part.payload_bytes) == ((2, 3, 3), 18)
+        devices.pin(arena)
+        copies = devices.copies([part.device])
+        arena[7:25] = np.arange(1, 19)
+        copies.to_device(part, arena[7:25])
+        assert copies.wait()
+        pool[1:3, ::2, 3:6] = np.arange(1, 19).reshape(2, 3, 3)
+        assert np.array_equal(self.read(memory), pool)
+        copies.from_device(part, arena[31:49])
+        assert copies.wait()
+        assert arena[31:49].tolist() == list(range(1, 19))
+        assert devices.close()
+
+    def test_rows_are_parts_of_one_memory(self, devices: Devices, arena: NDArray[np.uint8]) -> None:
+        memory = self.made(np.arange(24, dtype=np.uint8).reshape(3, 2, 4))
+        rows = devices.rows(self.part(devices, memory))
+        assert [(row.shape, row.payload_bytes) for row in rows] == [((2, 4), 8)] * 3
+        devices.pin(arena)
+        copies = devices.copies([rows[0].device])
+        for number, row in enumerate(rows):
+            copies.from_device(row, arena[8 * number : 8 * number + 8])
+        assert copies.wait()
+        assert arena[:24].tolist() == list(range(24))
+        assert devices.close()
+
+    def test_nothing_has_to_be_closed_that_was_never_used(self, devices: Devices) -> None:
+        assert devices.close()

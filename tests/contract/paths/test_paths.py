@@ -1,0 +1,119 @@
+"""Every adapter of paths passes the same contract; then what is each one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.contract.paths.paths_contract import HOST, NGUIDS, NQN, PathsContract, Shelf, live
+from tests.contract.paths.shelves import HOST_ID, FileShelf, NvmeShelf
+
+from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
+from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
+from ostraca_dpu_agent.adapters.nvme_of.target_paths import TargetPaths
+from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.target import Target, TargetTransport
+from ostraca_fabric.ports.paths import PathError, Paths, Stage
+
+
+class TestNvmePathsOverTcp(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> NvmeShelf:
+        return NvmeShelf(tmp_path)
+
+
+class TestNvmePathsOverRdma(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> NvmeShelf:
+        return NvmeShelf(tmp_path, TargetTransport.RDMA)
+
+
+class AnyFileShelf:
+    """An enclosure on files for hosts that have paths of both kinds."""
+
+    def __init__(self, shelf: FileShelf) -> None:
+        self._shelf = shelf
+        self.controllers = shelf.controllers
+        self.allow, self.leave = shelf.allow, shelf.leave
+        self.come_back, self.add_path = shelf.come_back, shelf.add_path
+
+    def paths(self, host: str) -> Paths:
+        return TargetPaths(files=self._shelf.paths(host), nvme=NvmePaths(host, HOST_ID))
+
+
+class AnyNvmeShelf:
+    """An enclosure over NVMe-oF for hosts that have paths of both kinds."""
+
+    def __init__(self, shelf: NvmeShelf) -> None:
+        self._shelf = shelf
+        self.controllers = shelf.controllers
+        self.allow, self.leave = shelf.allow, shelf.leave
+        self.come_back, self.add_path = shelf.come_back, shelf.add_path
+
+    def paths(self, host: str) -> Paths:
+        return TargetPaths(files=FilePaths(host), nvme=self._shelf.paths(host))
+
+
+class TestTargetPathsOnFiles(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> Shelf:
+        return AnyFileShelf(FileShelf(tmp_path))
+
+
+class TestTargetPathsOverNvme(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> Shelf:
+        return AnyNvmeShelf(NvmeShelf(tmp_path))
+
+
+class TestFilePaths(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> FileShelf:
+        return FileShelf(tmp_path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FileShelf:
+    return FileShelf(tmp_path)
+
+
+def only(shelf: FileShelf) -> Target:
+    return Target(NQN, shelf.controllers[:1])
+
+
+async def test_damaged_exports_name_their_file_and_are_nobodys(files: FileShelf) -> None:
+    paths = FilePaths(HOST)
+    await paths.connect(only(files), "")
+    files.exports.write_text("{}")
+    for ask in (paths.connect(only(files), ""), paths.namespaces(only(files))):
+        with pytest.raises(PathError, match=EXPORTS_FILE) as caught:
+            await ask
+        assert caught.value.stage is Stage.IDENTIFY
+    assert live(await paths.states(only(files))) == [False]
+
+
+async def test_a_directory_that_cannot_be_read_is_not_reached(files: FileShelf) -> None:
+    files.exports.unlink()
+    files.exports.mkdir()
+    with pytest.raises(PathError, match="directory") as caught:
+        await FilePaths(HOST).connect(only(files), "")
+    assert caught.value.stage is Stage.REACH
+
+
+async def test_a_directory_that_is_another_enclosures_by_now_has_none_of_its_drives(files: FileShelf) -> None:
+    paths = FilePaths(HOST)
+    await paths.connect(only(files), "")
+    write_exports(files.exports.parent, FileExports(f"{NQN}-b", files.drives))
+    assert await paths.namespaces(only(files)) == ()
+    assert live(await paths.states(only(files))) == [False]
+
+
+async def test_a_drive_whose_file_is_gone_is_left_out(files: FileShelf) -> None:
+    files.drives[NGUIDS[0]].unlink()
+    assert [each.nguid for each in await FilePaths(HOST).connect(only(files), "")] == [NGUIDS[1]]
+
+
+def test_a_host_needs_a_qualified_name() -> None:
+    with pytest.raises(UsageError, match="qualified name"):
+        FilePaths("host-1")

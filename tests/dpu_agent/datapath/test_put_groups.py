@@ -1,0 +1,120 @@
+"""A group of a put: waves that cross and are written one behind the other, and are committed together."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.support.agent.assembly import (
+    SETTINGS,
+    SLOT_BYTES,
+    assembled,
+    get_states,
+    put_states,
+    reasons_of,
+    unsettled_of,
+    until,
+)
+
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+
+SOON_S = 0.1
+GROUPED = replace(
+    SETTINGS, flow=replace(SETTINGS.flow, wave_bytes=SLOT_BYTES, put_group_bytes=4 * SLOT_BYTES)
+)
+
+
+async def test_waves_of_a_group_are_written_one_by_one_and_committed_together() -> None:
+    async with assembled(GROUPED) as fabric:
+        worker, ring = fabric.worker(), fabric.shard.core.ring
+        await fabric.put(worker, [9])
+        await fabric.recorded()
+        await until(
+            lambda: ring.opening is None and not ring.wants_opening
+        )  # so that nothing else is written
+        before = fabric.shard.core.counters.summary_writes
+        worker.arena.moved.clear()
+        fabric.drive.asked.clear()
+        assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
+        assert len(worker.arena.moved) == 4
+        assert fabric.drive.asked == ["write"] * 5
+        assert fabric.shard.core.counters.summary_writes == before + 1
+        assert get_states(await fabric.get(fabric.worker(), range(4))) == [BlockState.HIT] * 4
+        await fabric.at_rest()
+
+
+async def test_a_damaged_block_of_one_wave_keeps_no_other_from_being_stored() -> None:
+    async with assembled(GROUPED) as fabric:
+        worker = fabric.worker()
+        message = fabric.put_message(worker, range(4))
+        worker.arena.bytes[2 * SLOT_BYTES] ^= 1
+        done = await fabric.data_path.put(worker, fabric.volume, message)
+        assert reasons_of(done) == [Reason.NONE, Reason.NONE, Reason.DAMAGED, Reason.NONE]
+        await until(lambda: fabric.shard.core.counts().reservations == 0)
+        assert get_states(await fabric.get(fabric.worker(), [0, 1, 3])) == [BlockState.HIT] * 3
+        await fabric.at_rest()
+
+
+async def test_a_write_that_fails_for_one_wave_declines_its_blocks_alone() -> None:
+    async with assembled(GROUPED) as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        (first,) = (segment for segment in fabric.shard.core.ring.ready)
+        begin = fabric.shard.core.geometry.data_offset(first.number)
+        fabric.drive.fail_writes(begin + SLOT_BYTES, SLOT_BYTES)
+        done = await fabric.put(worker, range(4))
+        assert put_states(done) == [PutState.COMMITTED, PutState.DECLINED, *[PutState.COMMITTED] * 2]
+        assert reasons_of(done)[1] == Reason.DRIVE_ERROR
+        await fabric.at_rest()
+
+
+async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_to_waves_under_way() -> None:
+    async with assembled(GROUPED) as fabric:
+        worker, staging = fabric.worker(), fabric.context.staging
+        worker.arena.is_held = True
+        putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
+        await until(lambda: len(worker.arena.held) == 4)
+        worker.arena.held.pop(0)()
+        done = await putting
+        assert put_states(done) == [PutState.LATE] * 4
+        assert unsettled_of(done) == [1, 2, 3]
+        assert staging.quarantined_bytes == 4 * SLOT_BYTES
+        assert worker.settled == [], "three waves may land yet"
+        worker.arena.let_go()
+        await fabric.at_rest()
+        assert worker.settled == [done.request]
+        assert fabric.shard.core.counts().blocks_committed == 1
+
+
+async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
+    async with assembled(GROUPED) as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        worker.arena.fails = True
+        assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
+        await until(lambda: fabric.shard.core.counts().reservations == 0)
+        await fabric.at_rest()
+        assert fabric.context.staging.held_bytes == 0
+
+
+async def test_memory_of_a_group_is_in_use_until_its_last_transfer_has_ended_also_where_a_check_crashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled(GROUPED) as fabric:
+        worker, staging = fabric.worker(), fabric.context.staging
+        worker.arena.is_held = True
+
+        async def crash(_check: object) -> NDArray[np.bool_]:
+            raise AssertionError("a bug")
+
+        monkeypatch.setattr(fabric.context, "run_check", crash)
+        putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
+        await until(lambda: len(worker.arena.held) == 4)
+        worker.arena.held.pop(0)()
+        assert put_states(await putting) == [PutState.LATE] * 4
+        assert staging.held_bytes == 4 * SLOT_BYTES, "three waves may land yet"
+        worker.arena.let_go()
+        await until(lambda: staging.held_bytes == 0)

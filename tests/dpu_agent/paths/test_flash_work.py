@@ -1,0 +1,123 @@
+"""What an agent does with drives for an operator, and to which drives it does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.admin.agents import Agent, made_agent
+from tests.admin.shelf import Shelf
+
+from ostraca_dpu_agent.paths.contents import format_drive
+from ostraca_fabric.errors import FormatError, RefusedError
+from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
+from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, PlacementEpoch, drive_id
+from ostraca_fabric.ports.paths import Namespace
+from ostraca_fabric.wire.flash_work import (
+    Content,
+    DiscoverDrives,
+    DiscoveredDrives,
+    FlashRequest,
+    Format,
+    FormatResult,
+    Probe,
+    ProbeResult,
+    TargetText,
+)
+
+FOREIGN = b"\0" * 512 + b"EFI PART"
+ONE, OTHER = "1" * 32, "2" * 32
+SHELF = EnclosureId("shelf")
+
+
+class Host:
+    def __init__(self, directory: Path) -> None:
+        self.map = FabricMap(FabricId(bytes(16)), 1, PlacementEpoch(1))
+        self.shelf = Shelf(directory / SHELF, SHELF, drives=0)
+        self.target = TargetText(self.shelf.nqn, (self.shelf.controller,))
+        self.agent: Agent = made_agent(AgentId("agent-0"), lambda: self.map)
+
+    async def ask(self, ask: FlashRequest) -> object:
+        return await self.agent.flash.answer(msgspec.msgpack.encode(ask), 20.0)
+
+    async def format(self, nguid: str, *, format_id: str = ONE, **more: object) -> FormatResult:
+        ask = Format(self.target, nguid, SHELF, "drive-0", format_id, segment_bytes=1 << 20)
+        answer = await self.ask(msgspec.structs.replace(ask, **more))
+        assert isinstance(answer, FormatResult)
+        return answer
+
+    def take_in(self, nguid: str, name: str) -> None:
+        """Let a drive be in the map."""
+        record = DriveRecord(drive_id(SHELF, name), nguid=nguid)
+        self.map = replace(self.map, enclosures={SHELF: EnclosureRecord(SHELF, (record,), ())})
+
+    def begin_of(self, nguid: str) -> bytes:
+        with self.shelf.drives[nguid].open("rb") as file:
+            return file.read(2 << 20)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+async def test_blank_drive_is_formatted_idempotently(host: Host) -> None:
+    nguid = host.shelf.plug_in()
+    made = await host.format(nguid)
+    assert (made.trouble, made.shard) == ("", "shelf/drive-0/0")
+    before = host.begin_of(nguid)
+    assert await host.format(nguid) == made
+    assert host.begin_of(nguid) == before
+    looked = await host.ask(DiscoverDrives(host.target))
+    assert isinstance(looked, DiscoveredDrives)
+    assert [(drive.content, drive.format_id) for drive in looked.drives] == [(Content.OURS, ONE)]
+
+
+async def test_contents_are_kept_unless_their_kind_may_be_replaced(host: Host) -> None:
+    nguid = host.shelf.plug_in(FOREIGN)
+    before = host.begin_of(nguid)
+    assert "a partition table" in (await host.format(nguid)).trouble
+    assert "a partition table" in (await host.format(nguid, replaces=(Content.BLANK, Content.OTHER))).trouble
+    assert host.begin_of(nguid) == before
+    assert (await host.format(nguid, replaces=(Content.FOREIGN,))).trouble == ""
+    assert "holds shard shelf/drive-0/0" in (await host.format(nguid, format_id=OTHER)).trouble
+
+
+async def test_drive_of_the_map_is_never_formatted(host: Host) -> None:
+    nguid = host.shelf.plug_in()
+    host.take_in(nguid, "drive-7")
+    before = host.begin_of(nguid)
+    assert "is part of the map" in (await host.format(nguid, replaces=tuple(Content)[:4])).trouble
+    with pytest.raises(RefusedError, match="is part of the map"):
+        await host.ask(Probe(host.target, nguid, 0.01, writes=True))
+    assert host.begin_of(nguid) == before
+
+
+async def test_drive_added_to_the_map_meanwhile_is_not_formatted(host: Host) -> None:
+    nguid = host.shelf.plug_in()
+    namespace = Namespace(nguid, str(host.shelf.drives[nguid]), 64 << 20, 4096)
+    with pytest.raises(FormatError, match="meanwhile"):
+        format_drive(
+            namespace,
+            host.map.fabric,
+            drive_id(SHELF, "drive-0"),
+            bytes(16),
+            replaces=frozenset({Content.BLANK}),
+            segment_bytes=1 << 20,
+            may_begin=lambda: False,
+        )
+    assert not any(host.begin_of(nguid))
+
+
+async def test_write_test_requires_a_formatted_drive(host: Host) -> None:
+    nguid = host.shelf.plug_in()
+    answer = await host.ask(Probe(host.target, nguid, 0.01, writes=True))
+    assert isinstance(answer, ProbeResult)
+    assert "not formatted for this fabric" in answer.trouble
+    assert not any(host.begin_of(nguid))
+    await host.format(nguid)
+    measured = await host.ask(Probe(host.target, nguid, 0.05, writes=True))
+    assert isinstance(measured, ProbeResult)
+    assert (measured.trouble, measured.write_bytes_s > 0, measured.read_bytes_s > 0) == ("", True, True)

@@ -1,0 +1,216 @@
+"""The I/O loop, alone with one end of a pair of sockets: what it sends, when, and where what comes lands."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import ssl
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.fabric.connection.bulk import bulk_frame
+from tests.sdk.connection.tls_front import HOST
+
+from ostraca._connection.io_loop import IoLoop
+from ostraca._connection.stream import ByteStream
+from ostraca._connection.tls_stream import TlsStream
+from ostraca._memory.inline_arena import InlineArenaEnd
+from ostraca_fabric.sockets.tls import Tls, TlsFiles
+from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.wire.frames import BulkFrame, FrameReader, bulk_frames, encode
+from ostraca_fabric.wire.messages import Pong
+
+
+def streams(tls: Tls | None) -> tuple[ByteStream, socket.socket]:
+    """Return a stream and the other end of its connection, in the clear or over TLS."""
+    ours, theirs = socket.socketpair()
+    if tls is None:
+        return ByteStream(ours), theirs
+    connect: Future[ssl.SSLSocket] = Future()
+    there = threading.Thread(
+        target=lambda: connect.set_result(tls.listening.wrap_socket(theirs, server_side=True))
+    )
+    there.start()
+    stream = TlsStream.connect(ours, tls, HOST, until_s=time.monotonic() + 10)
+    there.join()
+    return stream, connect.result()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest) -> Tls | None:
+    if request.param == "plain":
+        return None
+    files: TlsFiles = request.getfixturevalue("agent_files")
+    return Tls(files)
+
+
+class LoopScene:
+    """An I/O loop over one end of a pair of sockets."""
+
+    def __init__(
+        self,
+        tls: Tls | None,
+        *,
+        behind: bytes = b"",
+        sent: bytes = b"",
+        unsent_bytes_max: int = 100_000,
+        silent_at_s: float | None = None,
+    ) -> None:
+        stream, self.theirs = streams(tls)
+        self.memory = bytearray(4096)
+        self.end = InlineArenaEnd(memoryview(self.memory), SlotPool(4096, 4096))
+        self.reader = FrameReader(self.end.sink, frame_bytes_max=1000, scratch_bytes=2048)
+        self.reader.buffer()[: len(behind)] = behind
+        for _ in self.reader.received(len(behind)):
+            break  # as the handshake does with the Welcome
+        self.heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.loop = IoLoop(
+            stream,
+            self.reader,
+            self.end,
+            on_message=self.heard.put,
+            on_loss=self.lost.put,
+            pace_s=lambda: None,
+            silent_at_s=lambda: silent_at_s,
+            unsent_bytes_max=unsent_bytes_max,
+        )
+        self.theirs.sendall(sent)
+        self.loop.start()
+
+    def landed(self) -> bool:
+        """Tell whether all but the last byte of the memory's one slot has come."""
+        return self.reader.landing is not None and self.reader.landing.left_bytes == 1
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.theirs.close()
+
+
+def test_what_comes_right_behind_the_welcome_is_heard_at_once(tls: Tls | None) -> None:
+    scene = LoopScene(tls, behind=bytes(encode(Pong(1)) + encode(Pong(2))))
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    scene.close()
+
+
+def test_what_had_come_is_heard_before_an_agent_counts_as_silent(tls: Tls | None) -> None:
+    """Who reads may have stood still meanwhile."""
+    scene = LoopScene(tls, sent=bytes(encode(Pong(2))), silent_at_s=0.0)
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    assert scene.lost.get(timeout=5).startswith("the agent is silent")
+    assert scene.loop.is_silent
+    scene.close()
+
+
+def test_an_agent_that_asks_and_does_not_read_is_given_up(tls: Tls | None) -> None:
+    scene = LoopScene(tls)
+    piece = bytes(4096)
+    until_s = time.monotonic() + 10
+    while scene.lost.empty() and time.monotonic() < until_s:
+        scene.loop.send([piece] * 100)
+    assert scene.lost.get(timeout=5) == "the agent does not read its messages"
+    scene.close()
+
+
+def frames_of(memory: NDArray[np.uint8], blocks: int) -> list[BulkFrame]:
+    length = len(memory) // blocks
+    return bulk_frames(
+        3,
+        memory,
+        places=np.arange(blocks, dtype=np.uint64),
+        offsets=np.arange(blocks) * length,
+        lengths=np.full(blocks, length, np.uint32),
+    )
+
+
+def test_an_agent_that_fetches_and_does_not_read_is_given_up(tls: Tls | None) -> None:
+    scene = LoopScene(tls)
+    memory = np.zeros(1000, np.uint8)
+    until_s = time.monotonic() + 10
+    while scene.lost.empty() and time.monotonic() < until_s:
+        scene.loop.send_bulk(frames_of(memory, 1000))
+    assert scene.lost.get(timeout=5) == "the agent does not read its messages"
+    scene.close()
+
+
+def test_what_an_agent_does_not_read_yet_waits_without_a_copy_and_messages_get_in_between(
+    tls: Tls | None,
+) -> None:
+    scene = LoopScene(tls)
+    memory = np.random.default_rng(1).integers(0, 256, 16 << 20, np.uint8)
+    frames = frames_of(memory, 64)
+    scene.loop.send_bulk(frames)
+    assert scene.loop._outbox.held_bytes < 10_000, "and not 16 MiB"
+    scene.loop.send([encode(Pong(7))])
+    rows = memory.reshape(4, -1)
+    wanted = [frames[0].header, rows[0].tobytes(), bytes(encode(Pong(7)))]
+    for frame, row in zip(frames[1:], rows[1:], strict=True):
+        wanted += [frame.header, row.tobytes()]
+    with scene.theirs.makefile("rb") as stream:
+        assert stream.read(sum(map(len, wanted))) == b"".join(wanted), "in another order"
+    scene.close()
+
+
+def test_a_frame_that_stays_half_way_keeps_nobody_from_sending_or_leading(tls: Tls | None) -> None:
+    scene = LoopScene(tls)
+    scene.end.open(np.array([0]), 4096)
+    whole = bulk_frame(1, (0, b"x" * 4096))
+    scene.theirs.sendall(whole[:-1])
+    scene.loop.lead(scene.landed, until_s=time.monotonic() + 10)
+    scene.loop.send([encode(Pong(1))])
+    assert scene.theirs.recv(100) == bytes(encode(Pong(1)))
+    until_s = time.monotonic() + 0.05
+    assert scene.loop.lead(lambda: False, until_s=until_s)
+    assert until_s <= time.monotonic() < until_s + 5
+    scene.theirs.sendall(whole[-1:] + bytes(encode(Pong(2))))
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    assert bytes(scene.memory) == b"x" * 4096
+    scene.close()
+
+
+def test_a_slot_that_is_shut_in_mid_frame_takes_the_rest_of_that_frame_and_no_other(tls: Tls | None) -> None:
+    scene = LoopScene(tls)
+    scene.end.open(np.array([0]), 4096)
+    scene.theirs.sendall(bulk_frame(1, (0, b"x" * 4096))[:-1])
+    scene.loop.lead(scene.landed, until_s=time.monotonic() + 10)
+    scene.end.shut(np.array([0]))
+    scene.theirs.sendall(b"y" + bulk_frame(1, (0, b"z" * 4096)) + bytes(encode(Pong(2))))
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    assert bytes(scene.memory) == b"x" * 4095 + b"y"
+    scene.close()
+
+
+def test_after_the_connection_is_lost_in_mid_frame_nothing_lands(tls: Tls | None) -> None:
+    scene = LoopScene(tls)
+    scene.end.open(np.array([0]), 4096)
+    scene.theirs.sendall(bulk_frame(1, (0, b"x" * 4096))[:-1])
+    scene.loop.lead(scene.landed, until_s=time.monotonic() + 10)
+    scene.loop.stop()
+    assert scene.lost.get(timeout=5) == "closed here"
+    assert scene.reader.landing is None
+    assert bytes(scene.memory) == b"x" * 4095 + b"\0"
+    scene.close()
+
+
+def test_more_than_one_turn_takes_is_read_to_its_end(tls: Tls | None) -> None:
+    """Over TLS all of it may have left the socket in the first turn."""
+    scene = LoopScene(tls)
+    scene.end.open(np.array([0]), 4096)
+    frames = b"".join(bulk_frame(1, (0, bytes([number]) * 4096)) for number in range(40))
+    scene.theirs.sendall(frames + bytes(encode(Pong(2))))
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(2))[5:])
+    assert bytes(scene.memory) == bytes([39]) * 4096
+    scene.close()
+
+
+def test_one_frame_that_the_socket_does_not_take_at_once_is_sent_to_its_end(tls: Tls | None) -> None:
+    scene = LoopScene(tls, unsent_bytes_max=4 << 20)
+    frame = np.random.default_rng(1).bytes(2 << 20)
+    scene.loop.send([frame])
+    with scene.theirs.makefile("rb") as stream:
+        assert stream.read(len(frame)) == frame
+    scene.close()

@@ -1,0 +1,35 @@
+"""Detection of vLLM's block hashes with a seed for each process."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostraca.connectors.vllm.shape import VARIABLE, hash_seed_problem
+
+
+@pytest.mark.parametrize(
+    ("version", "hash_bytes", "seed", "differs"),
+    [
+        ("0.28.3", 32, None, True),
+        ("0.28.3", 32, "random", True),
+        ("0.28.3", 32, "", True),
+        ("0.28.3", 32, "0", False),
+        ("0.28.3.dev1+gabc", 32, "42", False),
+        ("0.28.3.dev1+gabc", 32, None, True),
+        ("0.29.0", 32, None, False),
+        ("0.33.1", 32, "random", False),
+        ("0.33.1", 16, None, True),
+        ("0.33.1", 16, "7", False),
+        ("1.0.0", 32, None, False),
+        ("dev", 32, None, False),
+        ("", 16, "random", True),
+    ],
+)
+def test_a_random_seed_is_told_where_hashes_depend_on_it(
+    version: str, hash_bytes: int, seed: str | None, *, differs: bool
+) -> None:
+    why = hash_seed_problem(version, hash_bytes, {} if seed is None else {VARIABLE: seed})
+    assert bool(why) == differs
+    if differs:
+        assert f"{VARIABLE} is {repr(seed) if seed else 'not set'}" in why
+        assert f"Set {VARIABLE} to the same number" in why

@@ -1,0 +1,112 @@
+"""What a history is played on, and what may go wrong in it: drawn before it begins."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, ENCLOSURES, HARSH
+from tests.simulation.fabric.world.blocks import VOLUMES
+from tests.simulation.fabric.world.process import REQUESTS_MAX, Lateness
+from tests.simulation.fabric.world.world import STRIKES, Setup
+from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.simulated_membership import StoreFaults
+from tests.support.simulated.simulated_transport import TransferFaults
+
+from ostraca_fabric.wire.messages import WIRE_VERSION
+
+STRIKES_IN_CALM = ("store_goes_down", "agent_ends")
+"""What need not end a calm."""
+
+_CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
+"""Of histories: those in which these things go wrong."""
+
+_CLOSE, _TOO_LATE = 0.3, 0.1
+"""Of histories: those in which writes land just in time, and too late."""
+
+_CHAINED = 0.5
+"""Of a volume's blocks: those that are in chains."""
+
+
+def drawn_setup(dice: random.Random) -> Setup:
+    """Draw what a history is played on."""
+    setup = Setup(
+        hosts=dice.choice([2, 2, 3]),
+        enclosures=dice.choice([1, 1, 2]),
+        drives=dice.choice([1, 2]),
+        segments=dice.choice([3, 4, 6]),
+        numbers=dice.choice([36, 72, 144]),
+        volumes=VOLUMES,
+        chained=_CHAINED,
+        blocks=dice.choice([(1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (8, 16, 32)]),
+        drive_faults=DriveFaults(
+            stalls=dice.choice([0.0, 0.0, 0.02]),
+            stall_s=0.8,
+            late=dice.choice([0.0, 0.5, 1.0]),
+            late_s=4.0,
+            service_s=dice.choice([0.0001, 0.001, 0.003]),
+        ),
+        transfer_faults=TransferFaults(
+            failures=dice.choice([0.0, 0.0, 0.05]),
+            stalls=dice.choice([0.0, 0.0, 0.05]),
+            late=dice.choice([0.0, 0.5, 1.0]),
+        ),
+        lies=dice.choice([0.0, 0.0, 0.0, 0.05]),
+        has_cache=dice.random() < 0.5,
+        drift=dice.choice([0.0, 0.001]),
+        reach=StoreFaults(
+            twice=dice.choice([0.0, 0.0, 0.2]),
+            lost_requests=dice.choice([0.0, 0.0, 0.05]),
+            lost_answers=dice.choice([0.0, 0.0, 0.05]),
+            late_requests=dice.choice([0.0, 0.0, 0.05]),
+        ),
+        inline=dice.choice([0.0, 0.0, 0.5]),
+        wires=dice.choice([(WIRE_VERSION,), (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 7)]),
+        told=dice.choice([1.0, 0.5]),
+        silence=dice.choice([0.0, 0.5]),
+        strikes=drawn_strikes(dice),
+        requests_max=dice.choice([*[REQUESTS_MAX] * 8, 2, 6]),
+    )
+    roll = dice.random()
+    if roll < _CLOSE:
+        return close(setup, dice)
+    return too_late(setup) if roll < _CLOSE + _TOO_LATE else setup
+
+
+def close(setup: Setup, dice: random.Random) -> Setup:
+    """Let what owners wait for a write be next to no more than how late it may be.
+
+    It stands still for ``pause_max_s`` twice at most, before it is submitted and once it is decided on, and
+    its drive delays it; ``late_write_s`` has half a second more.
+    """
+    pause_s, late_s = dice.choice([1.0, 3.0, 8.0]), dice.choice([1.0, 8.0])
+    faults = replace(
+        setup.drive_faults,
+        service_s=dice.choice([0.003, 0.06]),
+        late_from_s=0.8 * late_s,
+        late_s=late_s,
+        late=1.0,
+    )
+    lateness = Lateness(
+        hold_s=dice.choice([0.5, 2.0]),
+        pause_max_s=pause_s,
+        late_write_s=2 * pause_s + faults.stall_s + late_s + 0.5,
+        adopt_every_s=dice.choice([10.0, 60.0]),
+    )
+    strikes = tuple(name for name in setup.strikes if name != "drive_is_slow")  # slower than that
+    return replace(setup, drive_faults=faults, lateness=lateness, strikes=strikes)
+
+
+def too_late(setup: Setup) -> Setup:
+    """Let writes land later than owners wait for them."""
+    faults = replace(setup.drive_faults, service_s=0.06, late=1.0, late_s=40.0)
+    lateness = Lateness(hold_s=2.0, late_write_s=5.0, pause_max_s=4.0)
+    return replace(setup, drive_faults=faults, lateness=lateness, expects_all=False)
+
+
+def drawn_strikes(dice: random.Random) -> tuple[str, ...]:
+    """Draw what may go wrong in a history: in some nothing but that the store is down, and gets go on."""
+    if dice.random() < _CALM:
+        return STRIKES_IN_CALM
+    kinds = ((_WITH_BAD_DRIVES, BAD_DRIVES), (_WITH_ENCLOSURES, ENCLOSURES), (_WITH_HARSH, HARSH))
+    return (*STRIKES, *(name for chance, names in kinds if dice.random() < chance for name in names))

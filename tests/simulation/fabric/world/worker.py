@@ -1,0 +1,397 @@
+"""A worker: the SDK's pure core and ledger, on one virtual loop over the agents' real wire.
+
+It keeps to the agent of its own host while that answers, and goes to another one when it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.simulation.fabric.world import blocks
+from tests.simulation.fabric.world.blocks import Blocks, Version
+from tests.simulation.fabric.world.inline import InlineEnd
+from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
+from tests.simulation.shard.model import ViolationError
+from tests.support.simulated.simulated_transport import SimulatedArenaEnd, SimulatedPlane
+
+from ostraca._protocol.events import BlockVerdict, Disconnected, Event, Finish, Send, Ticked, Verified, Verify
+from ostraca._protocol.ledger import Ledger
+from ostraca._protocol.operations import (
+    NOT_STARTED_CODES,
+    BlockOperation,
+    GetOperation,
+)
+from ostraca_fabric.connection import ClientConnection, Network
+from ostraca_fabric.errors import ConnectError, RefusedError
+from ostraca_fabric.model.outcome import Ack
+from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
+from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.handshake import LEAVING
+from ostraca_fabric.wire.messages import (
+    WIRE_VERSION,
+    WIRE_VERSION_OLDEST,
+    Cancel,
+    Failure,
+    Fetch,
+    Get,
+    GetDone,
+    GetProgress,
+    Hello,
+    Leaving,
+    Lookup,
+    Put,
+    PutDone,
+    Settled,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric.world.blocks import Volume
+
+    from ostraca._protocol.events import Effect
+    from ostraca_fabric.connection.client import Answer, Aside, Request
+    from ostraca_fabric.model.chain import Span
+    from ostraca_fabric.model.ids import TenantId
+
+MIB = 1 << 20
+SLOT_BYTES = blocks.BLOCK_BYTES
+_ARENA_BYTES = 4 * MIB
+
+Handed = dict[int, bytes]
+
+
+def token_of(tenant: TenantId) -> str:
+    """Return what a tenant's workers show."""
+    return f"token of {tenant}"
+
+
+@dataclass
+class Ended:
+    """How an operation ended for its caller: one state and reason for each block."""
+
+    states: list[int]
+    reasons: list[int]
+    handed: Handed
+    agent: str
+
+
+class Worker:
+    """One process of one tenant, with that one's volumes open.
+
+    All methods are called in it, each with blocks of one volume.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        addresses: list[str],
+        *,
+        tenant: TenantId,
+        its: Blocks,
+        network: Network,
+        plane: SimulatedPlane,
+        dice: random.Random,
+        is_inline: bool = False,
+        wire_newest: int = WIRE_VERSION,
+        is_told: bool = True,
+    ) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.is_told = is_told and len(addresses) > 1
+        """Whether agents that are about to end tell it."""
+
+        self._blocks = its
+        client = dice.randbytes(16)
+        self._memory = bytearray(_ARENA_BYTES)
+        slots = SlotPool(_ARENA_BYTES, MIB)
+        self._inline = InlineEnd(self._memory, slots) if is_inline else None
+        """Where blocks cross in frames of the connection."""
+
+        self.arena = self._inline or self._planed(plane)
+        self.ledger = Ledger(slots, quarantine_bytes_max=_ARENA_BYTES // 2)
+        self.violations: list[str] = []
+        self._holders: dict[int, int] = {}
+        """By slot: the request that used it last."""
+
+        self._mail: dict[int, asyncio.Queue[Event]] = {}
+        self._requests = 0
+        self._asking: set[asyncio.Task[None]] = set()
+        self._links = Links(
+            Hello(
+                version_oldest=WIRE_VERSION_OLDEST,
+                version_newest=wire_newest,
+                role="worker",
+                tenant=tenant,
+                token=token_of(tenant),
+                name=name,
+                client=client,
+                features=(LEAVING,) if self.is_told else (),
+            ),
+            addresses,
+            [volume for volume in its.volumes if volume.tenant == tenant],
+            network=network,
+            arena=self.arena,
+            ledger=self.ledger,
+            on_aside=self._on_aside,
+            spawn=self._spawn,
+            next_request=self._next_request,
+        )
+
+    @property
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _planed(self, plane: SimulatedPlane) -> SimulatedArenaEnd:
+        """Return an arena on the data plane, of which every landing is watched."""
+        arena = SimulatedArenaEnd(plane, memoryview(self._memory), chunk_bytes=MIB)
+        arena.on_submitted, arena.on_landing = self._holder_of, self._landing
+        return arena
+
+    # --------------------------------------------------------------------------------------- operations
+
+    async def get(self, numbers: list[int], deadline_s: float) -> Ended:
+        until_s = self._now_s + deadline_s
+        link = await self._links.linked(until_s)
+        slots = None if link is None else self._taken(len(numbers))
+        if link is None or slots is None:
+            return self._declined(numbers)
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
+        request = self._next_request()
+        message = Get(
+            request,
+            link.handles[volume],
+            until_s - self._now_s,
+            spans,
+            lengths.astype(columns.U32).tobytes(),
+            slots.astype(columns.U64).tobytes(),
+            SLOT_BYTES,
+        )
+        handed = dict[int, bytes]()
+        if self._inline is not None:
+            self._inline.open(slots, SLOT_BYTES)
+
+        def verify(wanted: Verify) -> Verified:
+            found = columns.positions(wanted.positions, len(numbers))
+            tags = columns.rows16(wanted.tags, len(found))
+            good = are_good(self.arena.array, slots[found], lengths[found], seeds[found], tags)
+            verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
+            for row in found[good].tolist():
+                at = int(slots[row])
+                handed[numbers[row]] = bytes(self._memory[at : at + int(lengths[row])])
+            return Verified(wanted.positions, verdicts.tobytes())
+
+        end = await self._operate(link, GetOperation(message, until_s=until_s), until_s, slots, verify)
+        return self._ended(link, end, handed)
+
+    async def put(self, versions: list[Version], deadline_s: float, ack: Ack) -> Ended:
+        until_s = self._now_s + deadline_s
+        numbers = [version.number for version in versions]
+        link = await self._links.linked(until_s)
+        slots = None if link is None else self._taken(len(numbers))
+        if link is None or slots is None:
+            return self._declined(numbers)
+        for version, at in zip(versions, slots.tolist(), strict=True):
+            data = version.data
+            self.arena.array[at : at + len(data)] = data
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
+        request = self._next_request()
+        message = Put(
+            request,
+            link.handles[volume],
+            until_s - self._now_s,
+            int(ack),
+            spans,
+            lengths.astype(columns.U32).tobytes(),
+            tags_of(self.arena.array, slots, lengths, seeds).tobytes(),
+            slots.astype(columns.U64).tobytes(),
+            SLOT_BYTES,
+        )
+        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots, None)
+        return self._ended(link, end, {})
+
+    async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
+        until_s = self._now_s + deadline_s
+        link = await self._links.linked(until_s)
+        if link is None:
+            return self._declined(numbers)
+        request = self._next_request()
+        volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
+        message = Lookup(request, link.handles[volume], until_s - self._now_s, spans, pin_s)
+        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, None, None)
+        return self._ended(link, end, {})
+
+    def _lengths_and_seeds(
+        self, volume: Volume, numbers: list[int], spans: tuple[Span, ...]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+        lengths = self._blocks.lengths(numbers)
+        return lengths, tag_seeds(volume.identity, spans, lengths)
+
+    def _declined(self, numbers: list[int]) -> Ended:
+        return Ended([-1] * len(numbers), [-1] * len(numbers), {}, "")
+
+    def _ended(self, link: Link, end: Outcomes, handed: Handed) -> Ended:
+        return Ended(end.states.tolist(), end.reasons.tolist(), handed, link.agent)
+
+    async def _operate(
+        self,
+        link: Link,
+        operation: BlockOperation,
+        until_s: float,
+        slots: NDArray[np.int64] | None,
+        verify: Callable[[Verify], Verified] | None,
+    ) -> Outcomes:
+        request = operation.request
+        mail = self._mail[request] = asyncio.Queue()
+        todo, is_heard = deque(operation.start(self._now_s)), False
+        is_sent = isinstance(todo[0], Send)
+        if slots is not None and is_sent:
+            self.ledger.add(request, slots, agent=link.agent, start_id=link.start_id)
+        try:
+            while True:
+                while todo:
+                    effect = todo.popleft()
+                    if isinstance(effect, Finish):
+                        self._links.count(is_heard=is_heard)
+                        return effect.outcomes
+                    if isinstance(effect, Verify):
+                        assert verify is not None, "only gets have anything verified"
+                        todo.extendleft(reversed(operation.on(verify(effect), self._now_s)))
+                    else:
+                        self._do(link, request, effect)
+                event = await self._next(mail, until_s)
+                is_heard = is_heard or not isinstance(event, Ticked | Disconnected)
+                todo.extend(operation.on(event, self._now_s))
+        finally:
+            del self._mail[request]
+            if slots is not None:
+                self._shut(slots)
+            if slots is not None and is_sent:
+                self.ledger.leave(request)
+            elif slots is not None:
+                self.ledger.give(slots)
+
+    def _do(self, link: Link, request: int, effect: Effect) -> None:
+        match effect:
+            case Send(message=Cancel() as cancel):
+                if link.connection.is_open:
+                    link.connection.send(cancel)
+            case Send(message=message):
+                link.under_way += 1
+                self._spawn(self._asked(link, request, message))  # type: ignore[arg-type]  # of blocks
+            case _:
+                raise ViolationError(f"an operation on blocks wants {effect}")
+
+    async def _next(self, mail: asyncio.Queue[Event], until_s: float) -> Event:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await mail.get()
+        except TimeoutError:
+            return Ticked()
+
+    async def _asked(self, link: Link, request: int, message: Request) -> None:
+        """Wait for the final answer, however long that takes: slots hang on it."""
+        try:
+            answer = await self._answer(link, message)
+        except RefusedError:  # as many are under way as the agent takes: nothing was sent
+            self.ledger.answer(request, np.empty(0, np.uint32))
+            self._deliver(request, Disconnected())
+            return
+        except (ConnectError, TimeoutError):
+            self._links.lost(link)
+            self._deliver(request, Disconnected())
+            return
+        slots = self.ledger.slots(request)
+        self._shut(slots)
+        if isinstance(answer, GetDone | PutDone):
+            unsettled = (
+                columns.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
+            )
+        elif isinstance(answer, Failure) and answer.code in NOT_STARTED_CODES:
+            unsettled = np.empty(0, np.uint32)
+        else:
+            unsettled = np.arange(len(slots), dtype=np.uint32)
+        self.ledger.answer(request, unsettled)
+        self._deliver(request, answer)  # type: ignore[arg-type]  # an agent's answer to a worker
+
+    async def _answer(self, link: Link, message: Request) -> Answer:
+        try:
+            return await link.connection.ask(message, FOREVER_S)
+        finally:
+            link.under_way -= 1
+
+    def _deliver(self, request: int, event: Event) -> None:
+        mail = self._mail.get(request)
+        if mail is not None:
+            mail.put_nowait(event)
+
+    def _shut(self, slots: NDArray[np.int64]) -> None:
+        """Let nothing land in these slots any more, where that is ours to decide."""
+        if self._inline is not None:
+            self._inline.shut(slots)
+
+    def _on_aside(self, made: list[ClientConnection], aside: Aside) -> None:
+        match aside:
+            case GetProgress():
+                slots = self.ledger.slots(aside.request)
+                if len(slots):
+                    self._shut(slots[columns.positions(aside.positions, len(slots))])
+                self._deliver(aside.request, aside)
+            case Fetch() if self._inline is not None and made:
+                self._inline.answer(made[0], aside)
+            case Settled(request=request):
+                self.ledger.settle(request)
+            case Leaving() if self.is_told:
+                self._links.leaving(made)
+            case _:
+                self.violations.append(f"worker {self.name} was sent {type(aside).__name__}")
+
+    @property
+    def linked_to(self) -> tuple[str, bytes] | None:
+        """The agent that it keeps to, and the start of it that it talked to last; None where it will dial."""
+        return self._links.linked_to
+
+    def _spawn(self, asking: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(asking)
+        self._asking.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.violations.append(f"worker {self.name} crashed: {task.exception()!r}")
+
+    # ------------------------------------------------------------------------------------------- slots
+
+    def _next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _taken(self, count: int) -> NDArray[np.int64] | None:
+        if not self.ledger.is_open:
+            return None
+        slots = self.ledger.take(count, SLOT_BYTES)
+        if slots is not None:
+            for at in slots.tolist():
+                self._holders[at] = self._requests + 1
+        return slots
+
+    def _holder_of(self, at: int) -> int:
+        return self._holders.get(at, 0)
+
+    def _landing(self, at: int, held_by: object) -> None:
+        """Check a landing block: its slot must belong to the operation it was sent for."""
+        if held_by != self._holders.get(at, 0):
+            self.violations.append(
+                f"worker {self.name}: what request {held_by} asked for landed in slot {at} of request "
+                f"{self._holders.get(at)}"
+            )

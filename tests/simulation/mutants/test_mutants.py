@@ -1,0 +1,26 @@
+"""Some of ``make mutants``: those that are found at once."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.mutants.mutants import MUTANTS, all_hunted
+
+SOON = (
+    "no tag is checked at the reader",
+    "tags are made by the agent",
+    "slots are used again without quarantine",
+    "pins are ignored",
+    "the last commit wins, not the first",
+    "a late write is not waited for before its grant is retired",
+    "blocks are placed by revision",
+    "volumes are known by their names alone",
+)
+
+
+@pytest.mark.timeout(120)
+def test_mistakes_made_on_purpose_are_found() -> None:
+    assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not all(found)} == set()
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
