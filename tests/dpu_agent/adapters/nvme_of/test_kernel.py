@@ -9,6 +9,7 @@ import threading
 import time
 import tty
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,12 +187,10 @@ def _children() -> list[int]:
     """Return this process's children that run a request."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            try:
-                is_request = b"nvme_request" in Path(f"/proc/{child}/cmdline").read_bytes()
-            except OSError:
-                continue
-            found += [int(child)] if is_request else []
+        with suppress(OSError):  # a thread may end before it is asked for its children, a child before it is named
+            for child in (task / "children").read_text().split():
+                if b"nvme_request" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
     return found
 
 
