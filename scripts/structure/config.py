@@ -46,4 +46,7 @@ MESSAGE_WORDS_MIN: Final = 5
 """Words of a string literal for a reader; shorter literals are names and formats."""
 
 DOCS_WORDS_MAX: Final = 55_000
+GENERATED_MARK: Final = "<!-- From here on made by"
+"""The start of the comment above the tables that a command writes to the end of a page."""
+
 README_WORDS_MAX: Final = 900

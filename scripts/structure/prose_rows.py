@@ -10,6 +10,7 @@ from scripts.structure.config import (
     DENSITY_MAX,
     DOCS_WORDS_MAX,
     FILE_DENSITY_MAX,
+    GENERATED_MARK,
     LONG_SENTENCES_MAX,
     OPENERS_MAX,
     README_WORDS_MAX,
@@ -22,14 +23,17 @@ from scripts.structure.texts import docstrings, messages, other_texts
 
 
 def docs_rows(documents: Sequence[Source]) -> list[Row]:
-    """Measure all tracked Markdown files, and the words of ``docs/`` and the README."""
-    lengths = {document.path: len(document.text.split()) for document in documents}
+    """Measure all tracked Markdown files, and the words of ``docs/`` and the README.
+
+    Tables that a command writes to the end of a page do not count: they repeat texts of the code.
+    """
+    lengths = {document.path: len(document.text.split(GENERATED_MARK)[0].split()) for document in documents}
     docs = {path: words for path, words in lengths.items() if path.parts[0] == "docs"}
     longest = sorted(docs.items(), key=lambda item: -item[1])
     return [
         *prose_rows("docs", counts_of(documents, lambda document: document.text)),
         limited(
-            "words in docs/",
+            "words in docs/, written by hand",
             sum(docs.values()),
             DOCS_WORDS_MAX,
             [f"{words:6} {path}" for path, words in longest],

@@ -187,7 +187,9 @@ def _children() -> list[int]:
     """Return this process's children that run a request."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread may end before it is asked for its children, a child before it is named
+        with suppress(
+            OSError
+        ):  # a thread may end before it is asked for its children, a child before it is named
             for child in (task / "children").read_text().split():
                 if b"nvme_request" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.append(int(child))
