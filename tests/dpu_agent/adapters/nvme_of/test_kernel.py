@@ -185,14 +185,15 @@ async def test_other_device_has_no_namespaces(tmp_path: Path) -> None:
 
 def _children() -> list[int]:
     """Return this process's children that run a request."""
-    found = []
+    found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
-        with suppress(
-            OSError
-        ):  # a thread may end before it is asked for its children, a child before it is named
-            for child in (task / "children").read_text().split():
-                if b"nvme_request" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+        with suppress(OSError):  # a thread may end before its children are read, and so may a child
+            children = (task / "children").read_text().split()
+            found += [
+                int(child)
+                for child in children
+                if b"nvme_request" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
     return found
 
 
