@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,38 +28,29 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
 from ostraca_dpu_agent.lifecycle import Lifecycle, tenant_statuses
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
+from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_dpu_agent.server.admission import RequestAdmission, flash_shares
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
+from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.shards.reports import shard_status
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.volumes import Incarnations, Volumes
-from ostraca_fabric.connection import SOCKETS, serve
+from ostraca_fabric.connection import SOCKETS, Network, Server, serve
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.model.fabric_map import AgentRecord
-from ostraca_fabric.model.ids import ID_BYTES, StartId
-from ostraca_fabric.model.overrides import Switch
+from ostraca_fabric.model.fabric_map import AgentRecord, Claim, DriveRecord, FabricMap
+from ostraca_fabric.model.ids import ID_BYTES, AgentId, DriveId, EnclosureId, ShardId, StartId
+from ostraca_fabric.model.overrides import Overrides, Switch
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.owners import AgentNetwork
+from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
-from ostraca_fabric.wire.handshake import LEAVING, PLACING, AgentHandshake
+from ostraca_fabric.wire.handshake import LEAVING, PLACING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ostraca_dpu_agent.paths.manager import PathManager
-    from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_fabric.connection import Network, Server
-    from ostraca_fabric.model.fabric_map import Claim, DriveRecord, FabricMap
-    from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, ShardId
-    from ostraca_fabric.model.overrides import Overrides
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.owners import AgentNetwork
-    from ostraca_fabric.ports.transport import Transport
-    from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
 

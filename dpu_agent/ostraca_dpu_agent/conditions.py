@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.runtime.sentences import counted, named
 from ostraca_fabric.telemetry.conditions import READY, Observation
+from ostraca_fabric.telemetry.status import AgentStatus, MembershipStatus, OwnershipStatus
 from ostraca_fabric.telemetry.unavailable import UNOWNED_S, Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ostraca_fabric.telemetry.status import AgentStatus, MembershipStatus, OwnershipStatus
 
 
 class AgentPhase(Enum):

@@ -7,18 +7,14 @@ another tenant's request, such as an eviction, carries no label.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.explain import EVENTS_MAX, BlockEvent, EventKind
 from ostraca_fabric.telemetry.labels import LABEL_CHARS_MAX, current_label
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 _NO_STATE = 255
 _STATES = {

@@ -7,12 +7,14 @@ up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ostraca_dpu_agent.conditions import AgentPhase, observe
-from ostraca_fabric.model.ids import TenantId
+from ostraca_dpu_agent.datapath.staging.staging import Staging
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.conditions import Conditions
 from ostraca_fabric.telemetry.log_lines import lost_lines
@@ -24,13 +26,6 @@ from ostraca_fabric.telemetry.status import (
     MembershipStatus,
     TenantStatus,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ostraca_dpu_agent.datapath.staging.staging import Staging
-    from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_fabric.model.ids import AgentId
 
 
 class Lifecycle:

@@ -16,9 +16,12 @@ import asyncio
 import logging
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
@@ -30,25 +33,17 @@ from ostraca_fabric.errors import (
     UsageError,
     WrongStoreError,
 )
+from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.model.fabric_map import check_blocks_fit
-from ostraca_fabric.model.ids import checked_name
+from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.model.volume import VolumeIdentity, VolumeRecord
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import placement_secret, volume_secret
 from ostraca_fabric.telemetry.log_lines import LogDedup
+from ostraca_fabric.wire.messages import OpenVolume
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import TenantId
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.wire.messages import OpenVolume
-
-    _Incarnation = tuple[TenantId, str, int]
+_Incarnation = tuple[TenantId, str, int]
 
 
 log = logging.getLogger(__name__)

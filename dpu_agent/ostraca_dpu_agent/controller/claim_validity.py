@@ -14,19 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.model.fabric_map import AgentRecord
+from ostraca_fabric.model.ids import ShardId
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.telemetry.log_lines import LogDedup
 from ostraca_fabric.telemetry.status import ClaimCounters, MembershipStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_dpu_agent.shards.shard import OwnedShard
-    from ostraca_fabric.model.fabric_map import AgentRecord
-    from ostraca_fabric.model.ids import ShardId
-    from ostraca_fabric.ports.membership import Membership
 
 log = logging.getLogger(__name__)
 

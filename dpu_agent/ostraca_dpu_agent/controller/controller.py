@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from ostraca_dpu_agent.controller.drive_attachments import DriveAttachments, DriveOpener
 from ostraca_dpu_agent.controller.handover_backoff import HandoverBackoff
@@ -25,28 +26,24 @@ from ostraca_dpu_agent.controller.plan import (
     ReleaseClaim,
     RestartShard,
     Serve,
+    Step,
     Stop,
     plan,
     rejoin_wait_s,
 )
 from ostraca_dpu_agent.controller.served_shards import ServedShards
 from ostraca_dpu_agent.controller.unavailable import find_unavailable
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.drive_health import DriveCondition
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError, OstracaError, StoreAwayError, WrongStoreError
+from ostraca_fabric.model.fabric_map import AgentRecord, FabricMap
+from ostraca_fabric.model.ids import DriveId, ShardId
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.log_lines import LogDedup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ostraca_dpu_agent.controller.plan import Step
-    from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_dpu_agent.shards.service import OwnerService
-    from ostraca_fabric.drives.guarded_drive import GuardedDrive
-    from ostraca_fabric.model.fabric_map import AgentRecord, FabricMap
-    from ostraca_fabric.model.ids import DriveId, ShardId
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.telemetry.unavailable import Unavailable
+from ostraca_fabric.telemetry.unavailable import Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.controller.recovery import read_superblock
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import DriveError, FormatError, OstracaError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from ostraca_fabric.drives.guarded_drive import GuardedDrive
-    from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap, ShardRecord
-    from ostraca_fabric.model.ids import AgentId, DriveId
+from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap, ShardRecord
+from ostraca_fabric.model.ids import AgentId, DriveId
 
 log = logging.getLogger(__name__)
 

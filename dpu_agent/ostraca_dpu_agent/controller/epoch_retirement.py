@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ostraca_dpu_agent.controller.placement_epochs import end_times, epochs_due, retiring_agent
 from ostraca_fabric.errors import ConnectError, MembershipError
-from ostraca_fabric.model.ids import PlacementEpoch, ShardId
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.wire.messages import RingProgressAnswer, RingProgressQuery
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.owners import Owners
 
 log = logging.getLogger(__name__)
 

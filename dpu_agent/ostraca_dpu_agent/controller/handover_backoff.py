@@ -9,11 +9,9 @@ joins, restarts or leaves, or when an agent takes a shard.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId, ShardId, StartId
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId, ShardId, StartId
 
 _FIRST_S = 60.0
 _LONGEST_S = 3600.0

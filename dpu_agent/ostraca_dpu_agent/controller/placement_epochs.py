@@ -7,17 +7,12 @@ decides, to avoid queries from all agents to all agents.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ostraca_fabric.model.ids import ShardId
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
 from ostraca_fabric.policies.placement import ranked_agents
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId, PlacementEpoch
 
 _DUTY = ShardId("placement")
 """Ranked like a shard: rendezvous hashing prefers one agent."""

@@ -13,23 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_fabric.model.ids import drive_of
+from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap, ShardRecord
+from ostraca_fabric.model.ids import AgentId, DriveId, ShardId, StartId, drive_of
 from ostraca_fabric.policies.placement import agent_draws
 from ostraca_fabric.runtime.sentences import counted, named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap, ShardRecord
-    from ostraca_fabric.model.ids import AgentId, DriveId, ShardId, StartId
 
 FAIR_SHARE_MAX = 1.25
 """Limit of an agent's shards before a handover, as a multiple of the even share. A handover costs a recovery;

@@ -10,30 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
-from ostraca_fabric.flash.recovery import PLACES_FIRST, places_wanted, recover
-from ostraca_fabric.flash.superblock import decode_superblock
+from ostraca_fabric.flash.recovery import (
+    PLACES_FIRST,
+    RecoveredAreas,
+    RecoveredSegment,
+    places_wanted,
+    recover,
+)
+from ostraca_fabric.flash.superblock import Superblock, decode_superblock
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.model.fabric_map import ShardRecord
+from ostraca_fabric.model.ids import FabricId
+from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
-    from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.model.fabric_map import ShardRecord
-    from ostraca_fabric.model.ids import FabricId
-    from ostraca_fabric.ports.drive import Drive
-
 
 log = logging.getLogger(__name__)
 

@@ -12,27 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ostraca_dpu_agent.controller.recovery import read_slices
+from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.core.grants import AHEAD_MAX
+from ostraca_dpu_agent.shards.shard import OwnedShard
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import DriveError, MembershipError, StoreAwayError, WrongStoreError
-from ostraca_fabric.model.fabric_map import Claim
+from ostraca_fabric.flash.superblock import Superblock
+from ostraca_fabric.model.fabric_map import Claim, Grant
+from ostraca_fabric.model.ids import AgentId, OwnerEpoch, StartId
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import ClaimResult, Membership
 from ostraca_fabric.telemetry.log_lines import LogDedup
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-    from typing import Any
-
-    from ostraca_dpu_agent.settings import OwnerSettings
-    from ostraca_dpu_agent.shards.shard import OwnedShard
-    from ostraca_fabric.drives.guarded_drive import GuardedDrive
-    from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.model.fabric_map import Grant
-    from ostraca_fabric.model.ids import AgentId, OwnerEpoch, StartId
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.membership import ClaimResult, Membership
 
 log = logging.getLogger(__name__)
 

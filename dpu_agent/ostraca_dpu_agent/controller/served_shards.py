@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.controller.claim_validity import ClaimValidity
+from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
 from ostraca_dpu_agent.controller.recovery import read_superblock
 from ostraca_dpu_agent.controller.served_shard import ServedShard
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError, OstracaError, StoreAwayError, WrongStoreError
-from ostraca_fabric.model.ids import OwnerEpoch
+from ostraca_fabric.flash.superblock import Superblock
+from ostraca_fabric.model.fabric_map import AgentRecord, FabricMap, ShardRecord
+from ostraca_fabric.model.ids import DriveId, OwnerEpoch, ShardId
+from ostraca_fabric.ports.membership import ClaimResult, Membership
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.runtime.tasks import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
-    from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_dpu_agent.shards.service import OwnerService
-    from ostraca_fabric.drives.guarded_drive import GuardedDrive
-    from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.model.fabric_map import AgentRecord, FabricMap, ShardRecord
-    from ostraca_fabric.model.ids import DriveId, ShardId
-    from ostraca_fabric.ports.membership import ClaimResult, Membership
 
 log = logging.getLogger(__name__)
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from ostraca_fabric.model.ids import drive_of
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import DriveId, ShardId, drive_of
 from ostraca_fabric.telemetry.unavailable import TOLD_MAX, Unavailable, UnownedShard, UnusedDrive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import DriveId, ShardId
 
 
 def find_unavailable(

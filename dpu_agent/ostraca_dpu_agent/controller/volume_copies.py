@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.controller.recovery import read_superblock
+from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.shards.volume_copy import VolumeCopy
 from ostraca_fabric.errors import MembershipError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ostraca_dpu_agent.shards.service import OwnerService
-    from ostraca_fabric.model.ids import DriveId, ShardId
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.model.ids import DriveId, ShardId
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import Membership
 
 log = logging.getLogger(__name__)
 

@@ -19,23 +19,18 @@ only in a queue's speed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from math import exp2
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.telemetry.status import EstimateCounters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.location.routing import BlockLocations
-    from ostraca_fabric.model.ids import DriveId
-
 
 _MIB: Final = 1 << 20
 

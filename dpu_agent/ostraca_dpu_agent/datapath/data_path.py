@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.queries import explain, look_up
+from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext, WorkerConnection
 from ostraca_dpu_agent.datapath.shadow import Shadows
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import RefusedError
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.policies.fair_sharing import may_take
 from ostraca_fabric.policies.hit_watch import HitWatches, unhit_sentence
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockPlacements
 from ostraca_fabric.telemetry.outcome_counters import STATES, tally_text
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
 from ostraca_fabric.wire.columns import Outcomes
-from ostraca_fabric.wire.messages import GetDone, LookupDone, PrefetchDone, PutDone
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext, WorkerConnection
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import AgentId, TenantId
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.wire.messages import (
-        Explain,
-        Explained,
-        Get,
-        Lookup,
-        Prefetch,
-        PrefetchFor,
-        Put,
-    )
+from ostraca_fabric.wire.messages import (
+    Explain,
+    Explained,
+    Get,
+    GetDone,
+    Lookup,
+    LookupDone,
+    Prefetch,
+    PrefetchDone,
+    PrefetchFor,
+    Put,
+    PutDone,
+)
 
 _T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
 

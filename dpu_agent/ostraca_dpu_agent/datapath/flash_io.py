@@ -11,27 +11,22 @@ I/Os. The memory of such I/Os stays leased until their end.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ostraca_dpu_agent.datapath.admission import LatencyEstimator, LoadQueue
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.model.extent import Pieces, whole_pages
+from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.tables.digests import are_good
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.admission import LatencyEstimator, LoadQueue
-    from ostraca_dpu_agent.datapath.location.routing import BlockLocations
-    from ostraca_dpu_agent.datapath.staging.leases import StagingLease
-    from ostraca_dpu_agent.datapath.staging.staging import Staging
-    from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.ports.drive import Drive
 
 DriveQueue = tuple["DriveId", "deque[NDArray[np.intp]]"]
 """Pending waves of a request from or to a drive."""

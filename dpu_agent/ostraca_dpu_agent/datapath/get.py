@@ -8,32 +8,37 @@ settled.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import GetAdmission
-from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves, interleave_drives, waves_of_one_size
+from ostraca_dpu_agent.datapath.flash_io import (
+    DriveQueue,
+    WaveIO,
+    cut_into_waves,
+    interleave_drives,
+    waves_of_one_size,
+)
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
-from ostraca_dpu_agent.datapath.request import TransferRun, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.request import (
+    Deadline,
+    RequestContext,
+    TransferRun,
+    WorkerConnection,
+    cache_offer,
+    wait_for_all,
+)
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_dpu_agent.volumes import ServedVolume
+from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.flash_io import DriveQueue
-    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext, WorkerConnection
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.ids import DriveId
-
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""

@@ -8,31 +8,30 @@ that cancels is answered at once; the other agent continues until the deadline.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves
-from ostraca_dpu_agent.datapath.request import RequestBlocks, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_dpu_agent.datapath.request import (
+    Deadline,
+    Holder,
+    RequestBlocks,
+    RequestContext,
+    cache_offer,
+    wait_for_all,
+)
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.extent import rounded_up
-from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.wire.columns import Outcomes
-from ostraca_fabric.wire.messages import Failure, PrefetchDone, PrefetchFor
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.location.routing import BlockLocations
-    from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.ports.owners import Owners
-    from ostraca_fabric.wire.messages import Prefetch
-
+from ostraca_fabric.wire.messages import Failure, Prefetch, PrefetchDone, PrefetchFor
 
 log = logging.getLogger(__name__)
 

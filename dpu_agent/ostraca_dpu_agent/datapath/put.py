@@ -16,32 +16,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves, interleave_drives
-from ostraca_dpu_agent.datapath.request import TransferRun, cache_offer, wait_for_all
+from ostraca_dpu_agent.datapath.flash_io import DriveQueue, WaveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.request import (
+    Deadline,
+    RequestContext,
+    TransferRun,
+    WorkerConnection,
+    cache_offer,
+    wait_for_all,
+)
 from ostraca_dpu_agent.datapath.space import Space, is_too_short
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Pieces, whole_pages
+from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.tables.digests import are_good, blank_rests
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import Put, PutDone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.flash_io import DriveQueue
-    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext, WorkerConnection
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.ids import DriveId
-
 
 _EXISTS_SHARE = 0.25
 """Largest share of a put's remaining time to wait for a search for existing blocks."""

@@ -6,25 +6,19 @@ pins. With a pin, a block without a pin is a miss, even if the block is cached.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import numpy as np
 
+from ostraca_dpu_agent.datapath.request import Deadline, RequestContext
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError
-from ostraca_fabric.model.ids import enclosure_of
+from ostraca_fabric.model.ids import AgentId, ShardId, enclosure_of
 from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation, OwnerView
 from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.messages import Explained, Inspect, Inspected, LookupDone
-
-if TYPE_CHECKING:
-    from ostraca_dpu_agent.datapath.request import Deadline, RequestContext
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.ids import AgentId, ShardId
-    from ostraca_fabric.model.overrides import Switch
-    from ostraca_fabric.wire.messages import Explain, Lookup
+from ostraca_fabric.wire.messages import Explain, Explained, Inspect, Inspected, Lookup, LookupDone
 
 _HIT, _NONE = int(BlockState.HIT), int(Reason.NONE)  # numpy takes three times as long with enum members
 

@@ -9,53 +9,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator
-from ostraca_dpu_agent.datapath.flash_io import Loader
+from ostraca_dpu_agent.datapath.flash_io import Loader, WaveIO
 from ostraca_dpu_agent.datapath.location.locator import Locator
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import WaitingPuts
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease, WaitingPuts
+from ostraca_dpu_agent.datapath.staging.staging import Staging
+from ostraca_dpu_agent.events import EventRing
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.volumes import ServedVolume
+from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.ports.transport import Wave
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.owners import Owners
+from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Wave
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.outcome_counters import SHADOWS, STATES, OperationTally, Tally
-from ostraca_fabric.telemetry.status import AgentCounters
+from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.columns import Outcomes
-from ostraca_fabric.wire.messages import Damage, Settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from enum import IntEnum
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.flash_io import WaveIO
-    from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
-    from ostraca_dpu_agent.datapath.staging.leases import StagingLease
-    from ostraca_dpu_agent.datapath.staging.staging import Staging
-    from ostraca_dpu_agent.events import EventRing
-    from ostraca_dpu_agent.settings import AgentSettings
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.owners import Owners
-    from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd
-    from ostraca_fabric.telemetry.status import EstimateCounters, PrefetchCounters
-    from ostraca_fabric.wire.messages import Get, GetProgress, Put
-
+from ostraca_fabric.wire.messages import Damage, Get, GetProgress, Put, Settled
 
 _TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
 

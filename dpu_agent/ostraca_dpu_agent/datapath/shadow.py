@@ -8,22 +8,18 @@ moved. All else is as usual: admission, use of the DRAM cache, and memory held f
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.queries import look_up
+from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.wire.messages import Get, Lookup
+from ostraca_fabric.wire.messages import Get, Lookup
 
 
 class Shadows:

@@ -8,17 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.location.routing import BlockSource, group_by_drive, restrict
+from ostraca_dpu_agent.datapath.location.routing import (
+    BlockSource,
+    Routes,
+    ShardPart,
+    group_by_drive,
+    restrict,
+)
+from ostraca_dpu_agent.datapath.request import RequestBlocks
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
-from ostraca_fabric.model.chain import DEPTH_UNKNOWN
-from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
+from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.columns import distinct
 from ostraca_fabric.wire.messages import (
@@ -29,24 +39,12 @@ from ostraca_fabric.wire.messages import (
     Reserved,
     ShardCommit,
     ShardRelease,
+    ShardReservations,
     ShardWants,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.location.routing import Routes, ShardPart
-    from ostraca_dpu_agent.datapath.request import RequestBlocks
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.ports.owners import Owners
-    from ostraca_fabric.wire.messages import ShardReservations
-
-    Positions = NDArray[np.intp]
-    End = Callable[[Positions, PutState | NDArray[np.uint8], Reason | NDArray[np.uint8]], None]
+Positions = NDArray[np.intp]
+End = Callable[[Positions, PutState | NDArray[np.uint8], Reason | NDArray[np.uint8]], None]
 
 
 log = logging.getLogger(__name__)

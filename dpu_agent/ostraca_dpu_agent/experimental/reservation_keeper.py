@@ -13,19 +13,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.ports.reservations import ReservationCommand
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-
-    from ostraca_dpu_agent.paths.manager import PathManager
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, FabricId
-    from ostraca_fabric.ports.reservations import HostReservations, ReservationReport
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, FabricId
+from ostraca_fabric.ports.reservations import HostReservations, ReservationCommand, ReservationReport
 
 log = logging.getLogger(__name__)
 

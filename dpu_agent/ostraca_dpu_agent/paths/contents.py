@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
@@ -18,22 +18,17 @@ from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import (
     CopyState,
     Superblock,
+    SuperblockCopy,
     chosen_copy,
     encode_superblock,
     examine_superblock,
     is_blank,
 )
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.model.ids import enclosure_of, shard_id
+from ostraca_fabric.model.fabric_map import ShardRecord
+from ostraca_fabric.model.ids import DriveId, FabricId, enclosure_of, shard_id
+from ostraca_fabric.ports.paths import Namespace
 from ostraca_fabric.wire.flash_work import Content, DiscoveredDrive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ostraca_fabric.flash.superblock import SuperblockCopy
-    from ostraca_fabric.model.fabric_map import ShardRecord
-    from ostraca_fabric.model.ids import DriveId, FabricId
-    from ostraca_fabric.ports.paths import Namespace
 
 _EDGE_BYTES = MIB
 _PARTS_BETWEEN = 64

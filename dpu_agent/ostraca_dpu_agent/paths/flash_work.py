@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from ostraca_dpu_agent.paths.contents import format_drive, inspect_drive
+from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_dpu_agent.paths.probe import measure_drive
 from ostraca_fabric.drives.file_drive import FileDrive
 from ostraca_fabric.errors import OstracaError, RefusedError, UsageError
+from ostraca_fabric.model.fabric_map import FabricMap
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, drive_id
 from ostraca_fabric.model.target import Target, parse_controller
-from ostraca_fabric.ports.paths import PathError
+from ostraca_fabric.ports.paths import Namespace, PathError
 from ostraca_fabric.wire.flash_work import (
     BUSY,
     Content,
@@ -29,16 +32,9 @@ from ostraca_fabric.wire.flash_work import (
     FormatResult,
     Probe,
     ProbeResult,
+    TargetText,
     read_ask,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ostraca_dpu_agent.paths.manager import PathManager
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.ports.paths import Namespace
-    from ostraca_fabric.wire.flash_work import TargetText
 
 log = logging.getLogger(__name__)
 

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.ports.paths import PathError
+from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap
+from ostraca_fabric.model.ids import EnclosureId
+from ostraca_fabric.model.target import Target
+from ostraca_fabric.ports.paths import Namespace, PathError, Paths, PathState
+from ostraca_fabric.ports.reservations import HostReservations
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.status import EnclosurePathStatus, PathStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap
-    from ostraca_fabric.model.ids import EnclosureId
-    from ostraca_fabric.model.target import Target
-    from ostraca_fabric.ports.paths import Namespace, Paths, PathState
-    from ostraca_fabric.ports.reservations import HostReservations
 
 log = logging.getLogger(__name__)
 

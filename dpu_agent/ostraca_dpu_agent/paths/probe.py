@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.wire.flash_work import ProbeResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.ports.drive import Drive
 
 _AT_ONCE = 4
 _SHORT_READS_MAX = 2000

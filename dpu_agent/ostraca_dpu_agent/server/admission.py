@@ -8,13 +8,21 @@ nothing is left.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ostraca_dpu_agent.datapath.request import DataPathCounters
+from ostraca_dpu_agent.volumes import Incarnations, ServedVolume
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.model.overrides import Switch
+from ostraca_fabric.model.overrides import Overrides, Switch
 from ostraca_fabric.policies.rate_limit import RateLimit
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.wire import columns
 from ostraca_fabric.wire.messages import (
     Get,
@@ -28,21 +36,8 @@ from ostraca_fabric.wire.messages import (
     PutDone,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from enum import IntEnum
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.request import DataPathCounters
-    from ostraca_dpu_agent.volumes import Incarnations, ServedVolume
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId, TenantId
-    from ostraca_fabric.model.overrides import Overrides
-    from ostraca_fabric.ports.membership import Membership
-
-    Request = Get | Put | Lookup | Prefetch | PrefetchFor
-    Answer = GetDone | PutDone | LookupDone | PrefetchDone
+Request = Get | Put | Lookup | Prefetch | PrefetchFor
+Answer = GetDone | PutDone | LookupDone | PrefetchDone
 
 
 _Request = TypeVar("_Request", Get, Put, Lookup, Prefetch, PrefetchFor)

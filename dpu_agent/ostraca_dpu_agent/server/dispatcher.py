@@ -12,17 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from ostraca_dpu_agent.datapath.data_path import DataPath
+from ostraca_dpu_agent.paths.flash_work import FlashWorker
+from ostraca_dpu_agent.server.admission import RequestAdmission
+from ostraca_dpu_agent.settings import RequestSettings
+from ostraca_dpu_agent.shards.service import OwnerService
+from ostraca_dpu_agent.volumes import ServedVolume, Volumes
+from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import TenantId
+from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Transport, Wave
 from ostraca_fabric.telemetry.labels import label_of, labelled, worker_name
+from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.messages import (
+    AgentAnswer,
+    AgentRequest,
+    AnswerToAgent,
+    AnswerToOperator,
     Commit,
     EndSession,
     Explain,
@@ -30,54 +44,35 @@ from ostraca_fabric.wire.messages import (
     FlashWork,
     FlashWorkResult,
     Get,
+    GetProgress,
+    Hello,
     Inspect,
     Lookup,
     OpenVolume,
+    OperatorRequest,
+    OwnerNotice,
     PastSettled,
     PlacementAnswer,
     PlacementQuery,
     Prefetch,
+    PrefetchDone,
     PrefetchFor,
     Put,
     Reserve,
     Resolve,
     RingProgressQuery,
+    Settled,
     SettlePast,
     StatusDone,
     StatusRequest,
     VolumeOpened,
+    WorkerNotice,
+    WorkerRequest,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from ostraca_dpu_agent.datapath.data_path import DataPath
-    from ostraca_dpu_agent.paths.flash_work import FlashWorker
-    from ostraca_dpu_agent.server.admission import RequestAdmission
-    from ostraca_dpu_agent.settings import RequestSettings
-    from ostraca_dpu_agent.shards.service import OwnerService
-    from ostraca_dpu_agent.volumes import ServedVolume, Volumes
-    from ostraca_fabric.connection import ServerConnection
-    from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Transport, Wave
-    from ostraca_fabric.telemetry.status import AgentStatus
-    from ostraca_fabric.wire.messages import (
-        AgentAnswer,
-        AgentRequest,
-        AnswerToAgent,
-        AnswerToOperator,
-        GetProgress,
-        Hello,
-        OperatorRequest,
-        OwnerNotice,
-        PrefetchDone,
-        Settled,
-        WorkerNotice,
-        WorkerRequest,
-    )
-
-    Request = WorkerRequest | AgentRequest | OperatorRequest
-    Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
-    BlockRequest = Lookup | Get | Put | Prefetch
+Request = WorkerRequest | AgentRequest | OperatorRequest
+Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
+BlockRequest = Lookup | Get | Put | Prefetch
 
 
 log = logging.getLogger(__name__)

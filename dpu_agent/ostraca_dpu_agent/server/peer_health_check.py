@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.wire.messages import RingProgressQuery
-
-if TYPE_CHECKING:
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.owners import Owners
 
 _APART_S = 5.0
 """A wrong token is refused by all agents, so the first answer shows it soon enough."""

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error
-from ostraca_fabric.drives.file_exports import EXPORTS_FILE, read_exports
+from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FoundExports, read_exports
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.model.target import check_nqn
+from ostraca_fabric.model.target import Controller, Target, check_nqn
 from ostraca_fabric.ports.paths import Namespace, PathError, PathState, Stage
-
-if TYPE_CHECKING:
-    from ostraca_fabric.drives.file_exports import FoundExports
-    from ostraca_fabric.model.target import Controller, Target
 
 
 class FilePaths:

@@ -18,21 +18,21 @@ import re
 import socket
 import uuid
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
-from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError, LinuxKernel
+from ostraca_dpu_agent.adapters.nvme_of.kernel import Kernel, KernelError, LinuxKernel
 from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error, refusal
-from ostraca_dpu_agent.adapters.nvme_of.sysfs import NvmeSysfs, canonical, is_address, leads_to
+from ostraca_dpu_agent.adapters.nvme_of.sysfs import (
+    FoundController,
+    NvmeSysfs,
+    canonical,
+    is_address,
+    leads_to,
+)
 from ostraca_dpu_agent.adapters.nvme_of.timeouts import PathSettings, excessive_delay
 from ostraca_dpu_agent.adapters.nvme_of.unfinished_attempts import ConnectionAttempt, UnfinishedAttempts
 from ostraca_fabric.errors import UsageError, shown
-from ostraca_fabric.model.target import check_nqn
+from ostraca_fabric.model.target import Controller, Target, check_nqn
 from ostraca_fabric.ports.paths import Namespace, PathError, PathState, Stage
-
-if TYPE_CHECKING:
-    from ostraca_dpu_agent.adapters.nvme_of.kernel import Kernel
-    from ostraca_dpu_agent.adapters.nvme_of.sysfs import FoundController
-    from ostraca_fabric.model.target import Controller, Target
 
 _SECRET = re.compile(r"DHHC-1:0[0-3]:[A-Za-z0-9+/]+=*:\Z")
 """Format from the NVMe TCP transport and base specifications, "Secret Representation". The kernel logs

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ostraca_fabric.model.target import TargetTransport
+from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError
+from ostraca_fabric.model.target import Controller, TargetTransport
 from ostraca_fabric.ports.paths import PathError, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError
-    from ostraca_fabric.model.target import Controller
 
 _NOT_ALLOWED = ("is not allowed, hostnqn", "Connect Invalid Data Parameter, hostnqn")
 _ANOTHER = ("Connect Invalid Data Parameter, subsysnqn",)

@@ -9,7 +9,6 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.nvme_of.timeouts import (
     ADMIN_TIMEOUT_DEFAULT_S,
@@ -17,10 +16,8 @@ from ostraca_dpu_agent.adapters.nvme_of.timeouts import (
     KEEP_ALIVE_DEFAULT_S,
     RETRIES_DEFAULT,
 )
+from ostraca_fabric.model.target import Controller
 from ostraca_fabric.ports.paths import Namespace
-
-if TYPE_CHECKING:
-    from ostraca_fabric.model.target import Controller
 
 _CONTROLLER = re.compile(r"nvme[0-9]+\Z")
 _HEAD = re.compile(r"nvme[0-9]+n[0-9]+\Z")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ostraca_fabric.model.target import Target
-    from ostraca_fabric.ports.paths import Namespace, Paths, PathState
+from ostraca_fabric.model.target import Target
+from ostraca_fabric.ports.paths import Namespace, Paths, PathState
 
 
 class TargetPaths:

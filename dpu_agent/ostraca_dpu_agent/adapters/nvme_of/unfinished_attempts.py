@@ -10,15 +10,11 @@ attempts wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.nvme_of.refusals import AttemptState
-from ostraca_dpu_agent.adapters.nvme_of.sysfs import leads_to
+from ostraca_dpu_agent.adapters.nvme_of.sysfs import Connecting, NvmeSysfs, leads_to
+from ostraca_fabric.model.target import Controller
 from ostraca_fabric.ports.paths import PathError
-
-if TYPE_CHECKING:
-    from ostraca_dpu_agent.adapters.nvme_of.sysfs import Connecting, NvmeSysfs
-    from ostraca_fabric.model.target import Controller
 
 
 @dataclass(frozen=True, slots=True)

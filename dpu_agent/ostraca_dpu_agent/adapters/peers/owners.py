@@ -10,32 +10,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, cast
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
 
 import msgspec
 
 from ostraca_dpu_agent.adapters.peers.peer_link import PeerLink, PeerSettings
 from ostraca_dpu_agent.adapters.peers.peer_request import release_of
-from ostraca_fabric.connection import SOCKETS, connect
+from ostraca_fabric.connection import SOCKETS, ClientConnection, ConnectionSettings, Network, connect
+from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.ports.owners import AgentService, PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.labels import current_label
+from ostraca_fabric.telemetry.status import PeerStatus
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
 from ostraca_fabric.wire.handshake import AGENT, hello_for
-from ostraca_fabric.wire.messages import Failure
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Coroutine
-
-    from ostraca_fabric.connection import ClientConnection, ConnectionSettings, Network
-    from ostraca_fabric.connection.client import Answer
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.ports.owners import AgentService, PendingAnswer
-    from ostraca_fabric.telemetry.status import PeerStatus
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Message, OwnerNotice
+from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Failure, Message, OwnerNotice
 
 
 class NetworkOwners:

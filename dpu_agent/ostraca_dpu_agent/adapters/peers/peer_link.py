@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_dpu_agent.adapters.peers.peer_request import PeerRequest, Slots, release_of, timeout_error
+from ostraca_fabric.connection import ClientConnection
+from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.errors import (
     AuthenticationError,
     ConnectError,
@@ -29,23 +32,15 @@ from ostraca_fabric.errors import (
     OstracaError,
     RefusedError,
 )
+from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.policies.circuit_breaker import Breaker, BreakerSettings
+from ostraca_fabric.ports.owners import PendingAnswer
+from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.status import AskCounters, PeerStatus
-from ostraca_fabric.wire.messages import Failure, Ping
+from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Failure, OwnerNotice, Ping
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable
-
-    from ostraca_fabric.connection import ClientConnection
-    from ostraca_fabric.connection.client import Answer
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.ports.owners import PendingAnswer
-    from ostraca_fabric.runtime.tasks import Tasks
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
-
-    Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
+Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
 
 log = logging.getLogger(__name__)
 

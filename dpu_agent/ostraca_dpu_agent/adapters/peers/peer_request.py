@@ -8,12 +8,18 @@ its pins and reservations would otherwise last until their timeouts.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Generator
+from typing import Any, Protocol, cast
 
 import msgspec
 
+from ostraca_fabric.connection import ClientConnection
+from ostraca_fabric.connection.client import Answer
+from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.telemetry.labels import current_label
 from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnswerToAgent,
     Inspect,
     Message,
     Release,
@@ -24,15 +30,6 @@ from ostraca_fabric.wire.messages import (
     ShardRelease,
     ShardReservations,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from typing import Any
-
-    from ostraca_fabric.connection import ClientConnection
-    from ostraca_fabric.connection.client import Answer
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent
 
 _SLACK_S = 0.001
 """Possible earliness of a loop's timers."""

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostraca_fabric.errors import FrameTooLongError
-from ostraca_fabric.ports.transport import INLINE, Direction, TransferEnd, check_offer
+from ostraca_fabric.ports.transport import INLINE, BulkChannel, Direction, TransferEnd, Wave, check_offer
 from ostraca_fabric.wire.columns import U32, U64
-from ostraca_fabric.wire.messages import Fetch
-
-if TYPE_CHECKING:
-    from ostraca_fabric.ports.transport import BulkChannel, Wave
-    from ostraca_fabric.wire.messages import ArenaOffer
+from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 
 class InlineTransport:

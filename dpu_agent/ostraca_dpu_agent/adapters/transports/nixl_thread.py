@@ -19,24 +19,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_fabric.nixl.runtime import TransferState
-from ostraca_fabric.ports.transport import Direction
+from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
+from ostraca_fabric.ports.transport import Direction, Wave
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.slots import slot_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer
-    from ostraca_fabric.ports.transport import Wave
 
 T = TypeVar("T")
 

@@ -26,26 +26,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlSlots, NixlThread, transfer_of
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.nixl.runtime import NAME, NixlAgent, Registration, TransferState, unique_name, unsealed
-from ostraca_fabric.ports.transport import Direction, TransferEnd, Wave, check_offer
+from ostraca_fabric.nixl.runtime import (
+    NAME,
+    NixlAgent,
+    Registration,
+    Transfer,
+    TransferState,
+    unique_name,
+    unsealed,
+)
+from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, Wave, check_offer
 from ostraca_fabric.runtime.memory import HUGE_PAGE_BYTES, HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_fabric.nixl.runtime import Transfer
-    from ostraca_fabric.ports.transport import BulkChannel
-    from ostraca_fabric.wire.messages import ArenaOffer
+from ostraca_fabric.wire.messages import ArenaOffer
 
 T = TypeVar("T")
 

@@ -12,34 +12,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.location.routing import BlockLocations, BlockSource, restrict
+from ostraca_dpu_agent.datapath.location.routing import (
+    BlockLocations,
+    BlockSource,
+    PartsByOwner,
+    Routes,
+    ShardPart,
+    restrict,
+)
+from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
-from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.owners import Owners, PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.messages import Release, Resolve, Resolved, SessionEnded, ShardKeys, ShardRelease
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.location.routing import PartsByOwner, Routes, ShardPart
-    from ostraca_dpu_agent.volumes import ServedVolume
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.owners import Owners, PendingAnswer
-    from ostraca_fabric.wire.messages import AnswerToAgent, ShardExtents
-
+from ostraca_fabric.wire.messages import (
+    AnswerToAgent,
+    Release,
+    Resolve,
+    Resolved,
+    SessionEnded,
+    ShardExtents,
+    ShardKeys,
+    ShardRelease,
+)
 
 log = logging.getLogger(__name__)
 

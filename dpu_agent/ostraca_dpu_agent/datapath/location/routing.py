@@ -16,29 +16,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_fabric.model.fabric_map import PlacementRecord, weights_of
-from ostraca_fabric.model.ids import enclosure_of
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.fabric_map import (
+    EnclosureRecord,
+    FabricMap,
+    PlacementRecord,
+    ShardRecord,
+    weights_of,
+)
+from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId, enclosure_of
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.placement import NOWHERE, Placement
 from ostraca_fabric.telemetry.explain import EpochPlacement
 from ostraca_fabric.wire import columns
+from ostraca_fabric.wire.messages import ShardRelease
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
-    from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId
-    from ostraca_fabric.wire.messages import ShardRelease
-
-    PartsByOwner = dict[AgentId, list["ShardPart"]]
+PartsByOwner = dict[AgentId, list["ShardPart"]]
 
 
 _NO_POSITIONS = np.empty(0, np.intp)

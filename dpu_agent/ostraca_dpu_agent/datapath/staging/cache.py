@@ -11,11 +11,12 @@ within a tenant. A tenant's new blocks evict its own blocks, or those of a tenan
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.policies.fair_sharing import plan_evictions
@@ -23,12 +24,6 @@ from ostraca_fabric.tables.digests import KEY_BYTES, TAG_BYTES
 from ostraca_fabric.tables.key_table import KeyTable
 from ostraca_fabric.tables.segmented_lru import PARTS_MAX, SegmentedLru
 from ostraca_fabric.telemetry.status import PrefetchCounters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping
-
-    from numpy.typing import NDArray
-
 
 _ROWS_AT_FIRST = 1024
 

@@ -11,25 +11,22 @@ earlier requests of others.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.fair_sharing import is_guaranteed, may_take
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Collection, Hashable, Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.model.ids import TenantId
 
 _arrivals = count()
 

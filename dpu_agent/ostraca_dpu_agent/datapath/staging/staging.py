@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.staging.cache import BlockCache
+from ostraca_dpu_agent.datapath.staging.cache import BlockCache, CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import (
     LeaseRefusal,
     Purpose,
@@ -35,16 +37,9 @@ from ostraca_dpu_agent.datapath.staging.leases import (
     WaitQueue,
     subtract,
 )
+from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from numpy.typing import NDArray
-
-    from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-    from ostraca_dpu_agent.settings import MemorySettings
 
 NO_ROWS = np.empty(0, np.int64)
 
