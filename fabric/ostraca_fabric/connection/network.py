@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.runtime.os_errors import explained
@@ -27,10 +28,6 @@ from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.tls import Tls, in_words
 from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
 from ostraca_fabric.wire.handshake import PeerCertificate
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
 

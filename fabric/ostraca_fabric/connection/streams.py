@@ -12,17 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
 from ostraca_fabric.sockets.stream import ByteSender, CopyingSender, SocketSender, be_watchful, receive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_fabric.wire.frames import FrameReader, Passage
+from ostraca_fabric.wire.frames import FrameReader, Passage
 
 _ASKED_MAX = 3
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.model.target import check_nguid
 from ostraca_fabric.runtime.atomic_files import sync_directory, write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 EXPORTS_FILE = "exports.json"
 _VERSION = 1

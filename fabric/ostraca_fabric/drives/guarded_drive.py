@@ -14,21 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.drives.drive_health import DriveCondition, DriveHealth, HealthSettings, IoKind
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.telemetry.status import DriveStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.ports.drive import Drive
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,12 @@ format time. Between the superblock's copy and segment 0 lie two copies of the v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MIB = 1 << 20
 SUPERBLOCK_COPIES = 2

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tables.key_table import first_of_each
 from ostraca_fabric.wire.columns import KEY_BYTES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CHUNK_ROWS = 8
 BUCKET_SLOTS = 16

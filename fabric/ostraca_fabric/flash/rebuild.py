@@ -8,19 +8,14 @@ rebuilt: shard owners find the highest epoch on flash during recovery, and claim
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ostraca_fabric.flash.volume_records import VolumesState, newest_copy
+from ostraca_fabric.flash.superblock import Superblock
+from ostraca_fabric.flash.volume_records import VolumesCopy, VolumesState, newest_copy
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.flash.volume_records import VolumesCopy
-    from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId, TenantId
-    from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId, TenantId
+from ostraca_fabric.model.volume import VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,15 @@ not this module, decide whether an extent holds the named block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
+from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
 from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
+from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.extent import Generation, generation_parts
 from ostraca_fabric.model.ids import OwnerEpoch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.flash.geometry import Geometry
-    from ostraca_fabric.flash.superblock import Superblock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
+from ostraca_fabric.flash.superblock import ShardIdentity
 from ostraca_fabric.model.extent import PAGE_BYTES, Generation
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.flash.superblock import ShardIdentity
-    from ostraca_fabric.model.ids import OwnerEpoch
+from ostraca_fabric.model.ids import OwnerEpoch
 
 SUMMARY_MAGIC = int.from_bytes(b"OSTRsumm", "little")
 SUMMARY_VERSION = 1

@@ -9,23 +9,19 @@ summary pages are.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
+from ostraca_fabric.flash.superblock import ShardIdentity, Superblock
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.model.ids import OwnerEpoch, TenantId, checked_name
 from ostraca_fabric.model.volume import Layout, VolumeRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ostraca_fabric.flash.superblock import ShardIdentity, Superblock
 
 MAGIC = b"OSTRvols"
 VERSION = 1

@@ -5,19 +5,20 @@ Every store of the port applies these rules, whatever the storage.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import ChangedError, PlacementBusyError
-from ostraca_fabric.model.fabric_map import EARLIER_PLACEMENTS_MAX, Claim, Grant, PlacementRecord, weights_of
-from ostraca_fabric.model.ids import ID_BYTES, AgentId, OwnerEpoch, PlacementEpoch, StartId
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.model.ids import EnclosureId
-    from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.model.fabric_map import (
+    EARLIER_PLACEMENTS_MAX,
+    Claim,
+    EnclosureRecord,
+    Grant,
+    PlacementRecord,
+    weights_of,
+)
+from ostraca_fabric.model.ids import ID_BYTES, AgentId, EnclosureId, OwnerEpoch, PlacementEpoch, StartId
+from ostraca_fabric.ports.records import RecordLock
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,14 @@ the length of the chain in a request. Neither does the *depth*, the number of ea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import HASH_BYTES_MAX, HASH_BYTES_MIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STRIPE_UNIT_BLOCKS = 32
 RANK_MAX = (1 << 32) - 1

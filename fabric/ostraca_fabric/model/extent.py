@@ -8,12 +8,10 @@ means "never written".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
 """Unit of addresses and alignment on flash: summary pages, extents and I/O are multiples of a page."""

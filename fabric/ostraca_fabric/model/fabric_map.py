@@ -6,28 +6,23 @@ blocks. Grants are not in the map: only a shard's owner and its successor read g
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import BlocksTooLargeError
-from ostraca_fabric.model.volume import BLOCK_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ostraca_fabric.model.ids import (
-        AgentId,
-        DriveId,
-        EnclosureId,
-        FabricId,
-        OwnerEpoch,
-        PlacementEpoch,
-        ShardId,
-        StartId,
-    )
-    from ostraca_fabric.model.target import Target
-    from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.model.ids import (
+    AgentId,
+    DriveId,
+    EnclosureId,
+    FabricId,
+    OwnerEpoch,
+    PlacementEpoch,
+    ShardId,
+    StartId,
+)
+from ostraca_fabric.model.target import Target
+from ostraca_fabric.model.volume import BLOCK_BYTES_MAX, VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)

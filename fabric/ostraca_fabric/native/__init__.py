@@ -14,12 +14,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import addressof, c_char, c_double, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from numpy.typing import NDArray
 from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C module
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FILE_NAME = "libostraca.so"
 

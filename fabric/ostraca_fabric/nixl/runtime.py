@@ -21,16 +21,14 @@ import os
 import secrets
 import threading
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NewType
+from typing import Any, NewType
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import NotInstalledError, TransportError, shown
 from ostraca_fabric.nixl.room import check_room, rdma_devices
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")
 

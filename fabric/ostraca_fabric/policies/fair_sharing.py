@@ -16,10 +16,8 @@ proportional to the number of parts, times the digits of their size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 _Member = TypeVar("_Member")
 

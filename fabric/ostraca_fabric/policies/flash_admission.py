@@ -26,17 +26,15 @@ touch: 0.63 % excess writes, and no other harm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.tables.digests import KEY_BYTES
 from ostraca_fabric.tables.key_table import first_of_each
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["DEPTH_ANY", "DEPTH_UNKNOWN", "FlashAdmission"]
 

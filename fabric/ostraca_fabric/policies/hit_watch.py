@@ -8,12 +8,9 @@ the watch for good. A put of an existing block ends it too, because two writers 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
 
 UNHIT_BLOCKS = 32
 """Blocks put, and requested since, before a volume is reported: a stripe unit. A first prompt causes

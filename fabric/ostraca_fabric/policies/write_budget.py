@@ -14,12 +14,10 @@ original ``WriteBudget``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from typing import Self
 
 from ostraca_fabric.policies.endurance import DAY_S, EnduranceSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class WriteBudget:

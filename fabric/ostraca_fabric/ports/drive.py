@@ -7,17 +7,15 @@ caller's deadline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+import numpy as np
+from numpy.typing import NDArray
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.model.extent import Pieces
-    from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.model.ids import DriveId
 
 
 class Drive(Protocol):

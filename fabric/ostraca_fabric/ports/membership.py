@@ -13,25 +13,23 @@ No clock is compared through the store.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-
-    from ostraca_fabric.model.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, Grant
-    from ostraca_fabric.model.ids import (
-        AgentId,
-        EnclosureId,
-        OwnerEpoch,
-        PlacementEpoch,
-        ShardId,
-        StartId,
-        TenantId,
-    )
-    from ostraca_fabric.model.overrides import Overrides
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.model.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, Grant
+from ostraca_fabric.model.ids import (
+    AgentId,
+    EnclosureId,
+    OwnerEpoch,
+    PlacementEpoch,
+    ShardId,
+    StartId,
+    TenantId,
+)
+from ostraca_fabric.model.overrides import Overrides
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.records import RecordLock
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,13 @@ process, so that a remote shard owner behaves the same.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Generator
-
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.telemetry.status import PeerStatus
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.telemetry.status import PeerStatus
+from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 
 class SentRequest(Protocol):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostraca_fabric.errors import OstracaError
-
-if TYPE_CHECKING:
-    from ostraca_fabric.model.target import Controller, Target
+from ostraca_fabric.model.target import Controller, Target
 
 
 class Stage(Enum):

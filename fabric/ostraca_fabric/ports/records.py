@@ -10,11 +10,9 @@ hold over.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
 
 ABSENT = 0
 """Revision of an absent record."""

@@ -8,12 +8,10 @@ queue.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 WRITE_EXCLUSIVE_ALL_REGISTRANTS = 5
 """NVMe base specification, "Reservation Types"."""

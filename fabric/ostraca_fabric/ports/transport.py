@@ -7,22 +7,17 @@ ever settles a transfer.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.wire.messages import ArenaOffer, Message
-
+from ostraca_fabric.wire.messages import ArenaOffer, Message
 
 INLINE = "inline"
 """Transport over the control connection alone. The name is defined here, because a worker loads no agent

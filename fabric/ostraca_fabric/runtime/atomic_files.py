@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from pathlib import Path
+from typing import IO
 
 PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from ostraca_fabric.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

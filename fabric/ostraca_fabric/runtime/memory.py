@@ -25,19 +25,15 @@ import contextlib
 import ctypes
 import mmap
 import resource
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
 
 HUGE_PAGE_BYTES = 2 << 20
 

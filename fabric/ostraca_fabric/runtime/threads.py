@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 _Result = TypeVar("_Result")
 

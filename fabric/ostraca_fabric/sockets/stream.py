@@ -13,16 +13,12 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostraca_fabric.native import at, library
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ostraca_fabric.wire.frames import BulkFrame, FrameReader, Passage
+from ostraca_fabric.wire.frames import BulkFrame, FrameReader, Passage
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 

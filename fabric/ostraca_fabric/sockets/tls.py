@@ -9,16 +9,13 @@ connections use the current files, or the previous files if the current are unus
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.runtime.file_reload import ReloadedFiles
 from ostraca_fabric.runtime.os_errors import explained
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _ROUND_TRIPS = 3
 """Maximum of a handshake: TLS 1.3 takes two."""

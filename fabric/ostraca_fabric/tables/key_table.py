@@ -6,15 +6,11 @@ places per row. Not thread-safe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tables.digests import KEY_BYTES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class KeyTable:

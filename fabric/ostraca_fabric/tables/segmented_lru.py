@@ -15,15 +15,11 @@ Pure bookkeeping: a call handles many rows, in time proportional to their number
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 OUTSIDE, HELD, PROBATION, PROTECTED = range(4)
 PARTS_MAX = 1 << 16

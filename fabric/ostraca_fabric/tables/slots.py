@@ -22,17 +22,13 @@ lock. An array has a state byte per page, and a batch of slots is a single call 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from numpy.typing import NDArray
 
 _FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
 

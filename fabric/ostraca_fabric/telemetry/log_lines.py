@@ -20,12 +20,8 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.runtime.threads import show_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WAITING_BYTES_MAX = 1 << 20
 """Most bytes in the queue: some thousand lines, so that a reader may pause for a moment."""

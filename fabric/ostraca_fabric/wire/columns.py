@@ -6,18 +6,16 @@ meets a short column.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.outcome import Reason
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Rows = slice | NDArray[np.bool_] | NDArray[np.integer]
-    "Some of the blocks: a slice, a mask or positions."
+Rows = slice | NDArray[np.bool_] | NDArray[np.integer]
+"Some of the blocks: a slice, a mask or positions."
 
 U8: np.dtype[np.uint8] = np.dtype("u1")
 U32: np.dtype[np.uint32] = np.dtype("<u4")

@@ -10,28 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ostraca_fabric.errors import LeaseEndedError, MembershipError, NamesakeError
 from ostraca_fabric.membership.etcd.client.client import EtcdClient, delete, put, range_end
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.client.watch import Watch, entry_of
 from ostraca_fabric.membership.etcd.client.watch_events import Entry, EntryList
 from ostraca_fabric.membership.etcd.lease import EtcdLease, LeaseKeeper
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.records import decode_at, decode_report, encode_report
 from ostraca_fabric.membership.etcd.store import EtcdStore, Read
-from ostraca_fabric.ports.records import ABSENT, Record, RecordLock
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
-    from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
-    from ostraca_fabric.model.ids import EnclosureId, FabricId, StartId
-    from ostraca_fabric.model.inventory import EnclosureReport
-    from ostraca_fabric.policies.backoff import Dice
-    from ostraca_fabric.ports.records import RecordChange
+from ostraca_fabric.model.ids import EnclosureId, FabricId, StartId
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.policies.backoff import Dice
+from ostraca_fabric.ports.records import ABSENT, Record, RecordChange, RecordLock
 
 _PAGE = 512
 

@@ -7,23 +7,19 @@ import heapq
 import itertools
 import logging
 import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import MembershipError, StoreAwayError
+from ostraca_fabric.membership.etcd.client.client import EtcdClient
 from ostraca_fabric.membership.etcd.client.watch import Watch
 from ostraca_fabric.membership.etcd.client.watch_events import EntryList
+from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.view import RollbackDetection, View
+from ostraca_fabric.membership.etcd.store import EtcdStore
+from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.log_lines import LogDedup
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from ostraca_fabric.membership.etcd.client.client import EtcdClient
-    from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
-    from ostraca_fabric.membership.etcd.store import EtcdStore
-    from ostraca_fabric.model.ids import FabricId
 
 log = logging.getLogger(__name__)
 

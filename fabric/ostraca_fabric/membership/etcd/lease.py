@@ -31,21 +31,16 @@ import math
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from ostraca_fabric.errors import MembershipError, StoreAwayError
-from ostraca_fabric.membership.etcd.client.client import EtcdClient
+from ostraca_fabric.membership.etcd.client.client import EtcdClient, ShutdownBudget
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
+from ostraca_fabric.policies.backoff import Dice
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.telemetry.log_lines import LogDedup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from concurrent.futures import Future
-    from typing import Any
-
-    from ostraca_fabric.membership.etcd.client.client import ShutdownBudget
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
-    from ostraca_fabric.policies.backoff import Dice
 
 log = logging.getLogger(__name__)
 

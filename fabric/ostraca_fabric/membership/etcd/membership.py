@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Self, TypeVar
 
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
 from ostraca_fabric.membership.etcd.client.client import EtcdClient, delete, put
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.follower import Follower
 from ostraca_fabric.membership.etcd.lease import EtcdLease, LeaseKeeper
 from ostraca_fabric.membership.etcd.schema import records
@@ -27,30 +29,22 @@ from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.view import FIRST_PLACEMENT, View
 from ostraca_fabric.membership.etcd.store import EtcdStore, Read
 from ostraca_fabric.membership.rules import Placements, ShardGrants, check_lock, enclosures_after
-from ostraca_fabric.model.fabric_map import Claim, check_blocks_fit
-from ostraca_fabric.model.overrides import OVERRIDES_MARKER
-from ostraca_fabric.model.volume import check_erasable
+from ostraca_fabric.model.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, check_blocks_fit
+from ostraca_fabric.model.ids import (
+    AgentId,
+    EnclosureId,
+    FabricId,
+    OwnerEpoch,
+    PlacementEpoch,
+    ShardId,
+    StartId,
+    TenantId,
+)
+from ostraca_fabric.model.overrides import OVERRIDES_MARKER, Overrides
+from ostraca_fabric.model.volume import VolumeRecord, check_erasable
+from ostraca_fabric.policies.backoff import Dice
 from ostraca_fabric.ports.membership import ClaimResult
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
-    from ostraca_fabric.model.fabric_map import AgentRecord, EnclosureRecord, FabricMap
-    from ostraca_fabric.model.ids import (
-        AgentId,
-        EnclosureId,
-        FabricId,
-        OwnerEpoch,
-        PlacementEpoch,
-        ShardId,
-        StartId,
-        TenantId,
-    )
-    from ostraca_fabric.model.overrides import Overrides
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.policies.backoff import Dice
-    from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.ports.records import RecordLock
 
 _Seen = TypeVar("_Seen")
 

@@ -24,9 +24,11 @@ whole shard, and higher incarnations of volumes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 from ostraca_fabric.errors import ChangedError, MembershipError, WrongStoreError
+from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
 from ostraca_fabric.membership.etcd.client.client import (
     EtcdClient,
     delete,
@@ -36,7 +38,9 @@ from ostraca_fabric.membership.etcd.client.client import (
     put,
     range_end,
 )
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.client.watch import entry_of
+from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.records import (
     decode_at,
     decode_rebuild,
@@ -51,19 +55,11 @@ from ostraca_fabric.membership.etcd.schema.records import (
 from ostraca_fabric.membership.etcd.schema.view import FIRST_PLACEMENT
 from ostraca_fabric.membership.etcd.store import EtcdStore, Read, Tries, check_none_below, none_above
 from ostraca_fabric.membership.rules import GRANTS_LOST, Placements
-from ostraca_fabric.model.fabric_map import check_blocks_fit
+from ostraca_fabric.model.fabric_map import EnclosureRecord, check_blocks_fit
+from ostraca_fabric.model.ids import FabricId, ShardId, StartId
 from ostraca_fabric.model.overrides import OVERRIDES_MARKER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
-    from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.model.ids import FabricId, ShardId, StartId
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.policies.backoff import Dice
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.policies.backoff import Dice
 
 
 class Rebuilding:

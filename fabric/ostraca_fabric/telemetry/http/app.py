@@ -5,15 +5,12 @@ No request body is read, and no state is kept between requests. This module can 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
 from ostraca_fabric.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"

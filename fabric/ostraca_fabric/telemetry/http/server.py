@@ -10,25 +10,20 @@ threads. Connections are limited in number and time. Beyond ``connections_max``,
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import uvicorn
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostraca_fabric.connection.network import listen, real_address
 from ostraca_fabric.runtime.threads import show_name
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from uvicorn._types import ASGI3Application
-
-    from ostraca_fabric.telemetry.http.app import HttpSettings
-    from ostraca_fabric.wire.address import TcpAddress
+from ostraca_fabric.telemetry.http.app import HttpSettings
+from ostraca_fabric.wire.address import TcpAddress
 
 _LAST_WORDS_S = 1.0
 """Time for sending a pending answer after the connection's time limit."""

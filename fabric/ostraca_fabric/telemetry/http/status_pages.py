@@ -10,21 +10,16 @@ Pages are rendered on the server's thread. The daemon's event loop computes the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ostraca_fabric.telemetry.conditions import is_ready
-from ostraca_fabric.telemetry.http.app import OK, UNAVAILABLE, HttpPage, text_page
+from ostraca_fabric.telemetry.conditions import Condition, is_ready
+from ostraca_fabric.telemetry.http.app import OK, UNAVAILABLE, HttpPage, HttpSettings, text_page
+from ostraca_fabric.telemetry.metric import Sample
 from ostraca_fabric.telemetry.openmetrics import CONTENT_TYPE, render
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from ostraca_fabric.telemetry.conditions import Condition
-    from ostraca_fabric.telemetry.http.app import HttpSettings
-    from ostraca_fabric.telemetry.metric import Sample
 
 
 class DaemonStatus(Protocol):

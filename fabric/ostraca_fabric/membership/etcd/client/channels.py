@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from ostraca_fabric.errors import MembershipError, UsageError
 from ostraca_fabric.membership.etcd.client.faults import is_time_out
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls
 from ostraca_fabric.runtime.file_reload import ReloadedFiles
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls
 
 log = logging.getLogger(__name__)
 

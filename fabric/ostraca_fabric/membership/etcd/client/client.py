@@ -14,24 +14,19 @@ A client belongs to the event loop of its first use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from ostraca_fabric.errors import FormatError, LeaseEndedError, MembershipError, StoreAwayError
 from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
 from ostraca_fabric.membership.etcd.client.channels import Channels
 from ostraca_fabric.membership.etcd.client.faults import Remedy, in_words, remedy
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdUser
 from ostraca_fabric.policies.backoff import Backoff, Dice
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from google.protobuf.message import Message
-
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdUser
 
 _Answer = TypeVar("_Answer", bound="Message")
 _Given = TypeVar("_Given")

@@ -21,22 +21,19 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import AsyncGenerator
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
 from ostraca_fabric.membership.etcd.client.client import WATCH, EtcdClient, range_end
 from ostraca_fabric.membership.etcd.client.faults import in_words
 from ostraca_fabric.membership.etcd.client.watch_events import DeletedEntry, Entry, EntryChanges, EntryList
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from google.protobuf.message import Message
-
-    _WatchCall: TypeAlias = grpc.aio.StreamStreamCall[Message, rpc.WatchResponse]
+_WatchCall: TypeAlias = grpc.aio.StreamStreamCall[Message, rpc.WatchResponse]
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,13 @@ versions. Binary ids are in hexadecimal.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
 from ostraca_fabric.errors import MembershipError, UsageError, shown
+from ostraca_fabric.membership.etcd.client.watch_events import Entry
 from ostraca_fabric.membership.rules import ShardGrants
 from ostraca_fabric.model.fabric_map import (
     AgentRecord,
@@ -38,11 +40,6 @@ from ostraca_fabric.model.ids import (
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.model.target import Target, parse_controller
 from ostraca_fabric.model.volume import Layout, VolumeRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ostraca_fabric.membership.etcd.client.watch_events import Entry
 
 VERSION = 1
 """Newest version of records read by this release, and the version written."""

@@ -15,10 +15,11 @@ backup, whose time is already known, or older than a known time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.membership.etcd.client.watch_events import DeletedEntry, Entry, EntryChanges, EntryList
@@ -34,14 +35,9 @@ from ostraca_fabric.membership.etcd.schema.records import (
     decode_volume,
 )
 from ostraca_fabric.model.fabric_map import FabricMap
-from ostraca_fabric.model.ids import PlacementEpoch, TenantId
+from ostraca_fabric.model.ids import FabricId, PlacementEpoch, TenantId
 from ostraca_fabric.model.overrides import LiveSettings, Overrides, TenantOverride, VolumeOverride, decode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ostraca_fabric.model.ids import FabricId
-    from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.model.volume import VolumeRecord
 
 FIRST_PLACEMENT = PlacementEpoch(1)
 """Placement epoch before the first enclosure."""
