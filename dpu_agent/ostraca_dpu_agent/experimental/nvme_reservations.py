@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ostraca_dpu_agent.adapters.nvme_of.kernel import ask_kernel
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import ASK_S
+from ostraca_dpu_agent.adapters.nvme_of.kernel import ASK_S, ask_kernel
 from ostraca_fabric.ports.reservations import ReservationCommand, ReservationReport
 
 Ask = Callable[..., Awaitable[dict[str, Any]]]

@@ -24,10 +24,9 @@ from ostraca_dpu_agent.shards.core import (
     ShardSettings,
     may_get_space,
 )
-from ostraca_dpu_agent.shards.damage_check import DamageChecker
 from ostraca_dpu_agent.shards.group_commit import GroupCommit, set_within
 from ostraca_dpu_agent.shards.reinsertion import Reinserter
-from ostraca_dpu_agent.shards.scrub import ShardScrubber
+from ostraca_dpu_agent.shards.scrub import DamageChecker, ShardScrubber
 from ostraca_dpu_agent.shards.scrub_plan import ScrubProgress
 from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.flash.superblock import Superblock

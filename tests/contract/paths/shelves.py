@@ -9,9 +9,9 @@ from tests.contract.paths.paths_contract import DRIVE_BYTES, NGUIDS, NQN
 from tests.contract.paths.simulated_nvme import SimulatedNvme, Subsystem
 
 from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
+from ostraca_dpu_agent.adapters.nvme_of.kernel import PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
 from ostraca_dpu_agent.adapters.nvme_of.sysfs import NvmeSysfs
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import PathSettings
 from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
 from ostraca_fabric.model.target import Controller, TargetTransport
 

@@ -21,10 +21,9 @@ from tests.contract.paths.paths_contract import (
 from tests.contract.paths.shelves import HOST_ID, NvmeShelf
 from tests.contract.paths.simulated_nvme import OPTIONS, SimulatedNvme, Subsystem
 
-from ostraca_dpu_agent.adapters.nvme_of.kernel import LinuxKernel
+from ostraca_dpu_agent.adapters.nvme_of.kernel import LinuxKernel, PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
 from ostraca_dpu_agent.adapters.nvme_of.sysfs import NvmeSysfs
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import PathSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.target import Controller, Target, TargetTransport
 from ostraca_fabric.ports.paths import PathError, Stage

@@ -8,9 +8,8 @@ import pytest
 from tests.contract.paths.paths_contract import HOST, NGUIDS, NQN, PathsContract, Shelf, live
 from tests.contract.paths.shelves import HOST_ID, FileShelf, NvmeShelf
 
-from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
+from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths, TargetPaths
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
-from ostraca_dpu_agent.adapters.nvme_of.target_paths import TargetPaths
 from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.target import Target, TargetTransport

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.dpu_agent.controller.test_plan import world
 
-from ostraca_dpu_agent.controller.handover_backoff import HandoverBackoff
+from ostraca_dpu_agent.controller.controller import HandoverBackoff
 from ostraca_fabric.model.fabric_map import Claim, FabricMap
 from ostraca_fabric.model.ids import AgentId, OwnerEpoch, ShardId, StartId
 

@@ -12,10 +12,10 @@ from tests.simulation.explore.explore import BOUNDED, Explored, explore
 from tests.simulation.explore.explore_scope import GRANT, HOLD, Scope
 
 from ostraca_dpu_agent.shards.core import ShardCore
-from ostraca_dpu_agent.shards.core.adoption import Adoption
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import ReservationTable
+from ostraca_dpu_agent.shards.core.recovery import Adoption
+from ostraca_dpu_agent.shards.core.reservations import ReservationTable
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 from ostraca_fabric.flash.summary import Entries

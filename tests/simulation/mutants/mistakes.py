@@ -29,14 +29,15 @@ from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
 from ostraca_dpu_agent.shards.core import ShardCore, shard_core
-from ostraca_dpu_agent.shards.core.adoption import Adoption
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
+from ostraca_dpu_agent.shards.core.catalog import Promises
 from ostraca_dpu_agent.shards.core.commits import CommitQueue
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import Promises, ReservationTable
+from ostraca_dpu_agent.shards.core.recovery import Adoption
+from ostraca_dpu_agent.shards.core.reservations import ReservationTable
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.damage_check import DamageChecker
 from ostraca_dpu_agent.shards.group_commit import GroupCommit
+from ostraca_dpu_agent.shards.scrub import DamageChecker
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.drives.guarded_drive import GuardedDrive

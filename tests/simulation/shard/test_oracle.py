@@ -16,7 +16,7 @@ from tests.support.simulated.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.shards.core import CommitAnswer, ShardCore, SummaryWrite
-from ostraca_dpu_agent.shards.core.pins import ReservationTable
+from ostraca_dpu_agent.shards.core.reservations import ReservationTable
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
 from ostraca_dpu_agent.shards.group_commit import GroupCommit
 from ostraca_fabric.flash import recovery

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.shards.core import SegmentState, ShardCore
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import FREE, HELD, Pins, ReservationTable
-from ostraca_dpu_agent.shards.core.ring.pools import Pool
+from ostraca_dpu_agent.shards.core.reservations import FREE, HELD, ReservationTable
+from ostraca_dpu_agent.shards.core.ring.pools import Pool, Segment
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.core.ring.segments import Segment
+from ostraca_dpu_agent.shards.core.shard_core import Pins
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.model.extent import PAGE_BYTES
 

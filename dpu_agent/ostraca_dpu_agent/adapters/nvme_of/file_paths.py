@@ -1,4 +1,6 @@
-"""Paths to enclosures on files: local directories with ``exports.json``.
+"""Paths to enclosures on files, and the choice between files and NVMe-oF.
+
+An enclosure on files is a local directory with ``exports.json``.
 
 A connection is only a check: no state outlives the process. As with NVMe-oF, a host removed from the list
 later keeps its existing connections. A path is live while the directory exports the connected target.
@@ -14,7 +16,7 @@ from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FoundExports, read_
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.target import Controller, Target, check_nqn
-from ostraca_fabric.ports.paths import Namespace, PathError, PathState, Stage
+from ostraca_fabric.ports.paths import Namespace, PathError, Paths, PathState, Stage
 
 
 class FilePaths:
@@ -148,3 +150,40 @@ def _read(controller: Controller) -> FoundExports:
             "daemon, and check that this host can access the directory",
         )
     return exports
+
+
+class TargetPaths:
+    """Paths chosen by the kind of each target."""
+
+    def __init__(self, *, files: Paths, nvme: Paths) -> None:
+        """Use *files* for enclosures on files and *nvme* for all others.
+
+        Both belong to the same host.
+        """
+        assert files.host == nvme.host
+        self._files = files
+        self._nvme = nvme
+
+    @property
+    def host(self) -> str:
+        """The NQN by which enclosures know this host."""
+        return self._nvme.host
+
+    async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
+        """Connect as ``Paths`` specifies."""
+        return await self._to(target).connect(target, secret)
+
+    async def namespaces(self, target: Target) -> tuple[Namespace, ...]:
+        """Return namespaces as ``Paths`` specifies."""
+        return await self._to(target).namespaces(target)
+
+    async def states(self, target: Target) -> tuple[PathState, ...]:
+        """Return states as ``Paths`` specifies."""
+        return await self._to(target).states(target)
+
+    async def disconnect(self, target: Target) -> None:
+        """Disconnect as ``Paths`` specifies."""
+        await self._to(target).disconnect(target)
+
+    def _to(self, target: Target) -> Paths:
+        return self._files if target.is_files else self._nvme

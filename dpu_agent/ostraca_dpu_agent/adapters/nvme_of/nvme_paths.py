@@ -19,8 +19,19 @@ import socket
 import uuid
 from collections import defaultdict
 
-from ostraca_dpu_agent.adapters.nvme_of.kernel import Kernel, KernelError, LinuxKernel
-from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error, refusal
+from ostraca_dpu_agent.adapters.nvme_of.kernel import (
+    Kernel,
+    KernelError,
+    LinuxKernel,
+    PathSettings,
+    excessive_delay,
+)
+from ostraca_dpu_agent.adapters.nvme_of.refusals import (
+    ConnectionAttempt,
+    UnfinishedAttempts,
+    furthest_error,
+    refusal,
+)
 from ostraca_dpu_agent.adapters.nvme_of.sysfs import (
     FoundController,
     NvmeSysfs,
@@ -28,8 +39,6 @@ from ostraca_dpu_agent.adapters.nvme_of.sysfs import (
     is_address,
     leads_to,
 )
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import PathSettings, excessive_delay
-from ostraca_dpu_agent.adapters.nvme_of.unfinished_attempts import ConnectionAttempt, UnfinishedAttempts
 from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.model.target import Controller, Target, check_nqn
 from ostraca_fabric.ports.paths import Namespace, PathError, PathState, Stage

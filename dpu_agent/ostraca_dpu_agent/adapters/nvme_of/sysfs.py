@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import (
+from ostraca_dpu_agent.adapters.nvme_of.kernel import (
     ADMIN_TIMEOUT_DEFAULT_S,
     IO_TIMEOUT_DEFAULT_S,
     KEEP_ALIVE_DEFAULT_S,

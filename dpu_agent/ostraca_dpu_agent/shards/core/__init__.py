@@ -18,14 +18,14 @@ from ostraca_dpu_agent.shards.core.answers import (
     Resolution,
     ShardCounters,
     ShardCounts,
+    ShardSettings,
     SummaryWrite,
 )
 from ostraca_dpu_agent.shards.core.eviction import ReinsertionBatch
-from ostraca_dpu_agent.shards.core.pins import slots_in
-from ostraca_dpu_agent.shards.core.ring.segments import SegmentState
-from ostraca_dpu_agent.shards.core.settings import ShardSettings
+from ostraca_dpu_agent.shards.core.grants import may_get_space, space_shortage
+from ostraca_dpu_agent.shards.core.reservations import slots_in
+from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
 from ostraca_dpu_agent.shards.core.shard_core import ShardCore
-from ostraca_dpu_agent.shards.core.space_diagnosis import may_get_space, space_shortage
 
 __all__ = [
     "Allocations",

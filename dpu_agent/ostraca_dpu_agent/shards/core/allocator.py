@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.shards.core.answers import Allocations, ShardCounters
+from ostraca_dpu_agent.shards.core.answers import Allocations, ShardCounters, ShardSettings
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog, end_of
 from ostraca_dpu_agent.shards.core.eviction import Eviction
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import HELD, ReservationTable
+from ostraca_dpu_agent.shards.core.reservations import HELD, ReservationTable
 from ostraca_dpu_agent.shards.core.ring.pools import Pool
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.core.settings import ShardSettings
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN
 from ostraca_fabric.model.extent import PAGE_BYTES

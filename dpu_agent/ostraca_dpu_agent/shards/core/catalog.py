@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.shards.core.answers import ShardCounters
-from ostraca_dpu_agent.shards.core.pins import Promises
 from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.index import MARKS, BlockIndex, Removed
 
@@ -73,6 +72,49 @@ class Lifetimes:
         chosen = later[known[later].argmin()] if len(later) else known.argmax()
         known[chosen] = max(float(known[chosen]), end_s)
         return 1 + int(chosen)
+
+
+class Promises:
+    """Promises to lookups, by segment: the blocks stay listed until a time.
+
+    Once a segment is due for eviction, its promises end within the longest pin, so the eviction comes. After
+    a fence no promise exceeds the time granted by the successor to earlier readers.
+    """
+
+    def __init__(self, segments: int) -> None:
+        self._until_s = np.full(segments, -np.inf)
+        self._latest_s = np.full(segments, np.inf)
+        self._end_max_s = np.inf
+
+    def may_promise(self, segments: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
+        """Return whether the blocks of each segment may be promised until *end_s*."""
+        return (end_s <= self._end_max_s) & (end_s <= self._latest_s[segments])
+
+    def make(self, segments: NDArray[np.intp], end_s: float) -> None:
+        """Promise the blocks of *segments* until *end_s*."""
+        self._until_s[segments] = np.maximum(self._until_s[segments], end_s)
+
+    def inherit(self, segment: int, earlier: NDArray[np.intp]) -> None:
+        """Extend a segment's promise to those of *earlier* segments, the former place of its blocks."""
+        self._until_s[segment] = max(self._until_s[segment], float(self._until_s[earlier].max()))
+
+    def bound(self, segment: int, now_s: float, *, latest_s: float) -> bool:
+        """Return whether a segment due for eviction is promised; if so, end its promises by *latest_s*.
+
+        The first call counts, until ``lift_bounds``.
+        """
+        if now_s >= self._until_s[segment]:
+            return False
+        self._latest_s[segment] = min(self._latest_s[segment], latest_s)
+        return True
+
+    def end_by(self, latest_s: float) -> None:
+        """Make no promise beyond *latest_s* any more. The first call counts."""
+        self._end_max_s = min(self._end_max_s, latest_s)
+
+    def lift_bounds(self) -> None:
+        """Remove the bounds of all segments: none is due for eviction any more."""
+        self._latest_s[:] = np.inf
 
 
 class BlockCatalog:

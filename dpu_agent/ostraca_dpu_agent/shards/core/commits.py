@@ -13,9 +13,9 @@ from ostraca_dpu_agent.shards.core.answers import CommitAnswer, CommitResults, S
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
 from ostraca_dpu_agent.shards.core.eviction import Reinsertion
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import COMMITTING, HELD, ReservationTable
+from ostraca_dpu_agent.shards.core.reservations import COMMITTING, HELD, ReservationTable
+from ostraca_dpu_agent.shards.core.ring.pools import Segment, SegmentState
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.core.ring.segments import Segment, SegmentState
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import PutState, Reason

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.shards.core.answers import ShardCounters
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import Pins, ReservationTable
-from ostraca_dpu_agent.shards.core.ring.pools import Pool
+from ostraca_dpu_agent.shards.core.reservations import ReservationTable
+from ostraca_dpu_agent.shards.core.ring.pools import Pool, Segment
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.core.ring.segments import Segment
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.model.extent import Generation, whole_pages
 
@@ -54,7 +53,7 @@ class Eviction:
         ring: Ring,
         catalog: BlockCatalog,
         grants: Grants,
-        pins: Pins,
+        pins: NDArray[np.int64],
         reservations: ReservationTable,
         counters: ShardCounters,
         *,
@@ -123,7 +122,7 @@ class Eviction:
         self._counters.segments_evicted += 1
         self._counters.blocks_evicted += removed.blocks
         self._counters.blocks_evicted_unread += removed.unread
-        self._ring.end_draining(now_s, self._pins.on_segment)
+        self._ring.end_draining(now_s, self._pins)
         return True
 
     def _is_promised(self, segment: Segment, now_s: float) -> bool:

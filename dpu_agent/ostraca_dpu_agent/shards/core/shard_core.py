@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.shards.core.adoption import Adoption
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
 from ostraca_dpu_agent.shards.core.answers import (
     Allocations,
@@ -19,18 +19,17 @@ from ostraca_dpu_agent.shards.core.answers import (
     Resolution,
     ShardCounters,
     ShardCounts,
+    ShardSettings,
     SummaryWrite,
 )
 from ostraca_dpu_agent.shards.core.catalog import NO_END_S, BlockCatalog
 from ostraca_dpu_agent.shards.core.commits import CommitQueue
 from ostraca_dpu_agent.shards.core.eviction import Eviction, Reinsertion
 from ostraca_dpu_agent.shards.core.grants import Grants
-from ostraca_dpu_agent.shards.core.pins import Pins, ReservationTable
-from ostraca_dpu_agent.shards.core.recovery import IndexRecovery
-from ostraca_dpu_agent.shards.core.ring.ring import Ring
-from ostraca_dpu_agent.shards.core.ring.ring_progress import RingProgress
-from ostraca_dpu_agent.shards.core.ring.segments import SegmentState
-from ostraca_dpu_agent.shards.core.settings import ShardSettings
+from ostraca_dpu_agent.shards.core.recovery import Adoption, IndexRecovery
+from ostraca_dpu_agent.shards.core.reservations import ReservationTable
+from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
+from ostraca_dpu_agent.shards.core.ring.ring import Ring, RingProgress
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.recovery import RecoveredAreas
@@ -42,6 +41,50 @@ from ostraca_fabric.wire.columns import KEY_BYTES, distinct
 _GENERATIONS = 1 << 23
 _RESERVATIONS_BITS, _PINS_BITS = 17, 40
 """Bits for reservations and pins per generation of a segment: fewer are made under one generation."""
+
+_ENDED_SHARE_MAX = 2
+_ENDED_MAX = 1024
+"""End times of released pins are dropped when this many more exist than pins."""
+
+
+class Pins:
+    """Pins on segments: a pinned segment is not reused before the pin's end."""
+
+    def __init__(self, segments: int) -> None:
+        self.on_segment = np.zeros(segments, np.int64)
+        self._pins: dict[int, NDArray[np.intp]] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def add(self, end_s: float, segments: NDArray[np.intp]) -> int:
+        """Pin segments, each given once; return the number of the pin, above 0."""
+        self._last += 1
+        self._pins[self._last] = segments
+        self.on_segment[segments] += 1
+        heapq.heappush(self._ends, (end_s, self._last))
+        if len(self._ends) > _ENDED_SHARE_MAX * len(self._pins) + _ENDED_MAX:
+            self._ends = [(end_s, pin) for end_s, pin in self._ends if pin in self._pins]
+            heapq.heapify(self._ends)
+        return self._last
+
+    def number_from(self, number: int) -> None:
+        """Start the numbers of new pins above *number*."""
+        self._last = max(self._last, number)
+
+    def end(self, pins: Iterable[int]) -> None:
+        """End pins; ignore unknown numbers."""
+        for pin in pins:
+            segments = self._pins.pop(pin, None)
+            if segments is not None:
+                self.on_segment[segments] -= 1
+
+    def expire(self, now_s: float) -> None:
+        """End expired pins."""
+        while self._ends and self._ends[0][0] <= now_s:
+            self.end([heapq.heappop(self._ends)[1]])
 
 
 class ShardCore:
@@ -80,7 +123,7 @@ class ShardCore:
         self.grants = Grants(self.ring, self.budget, late_write_s=settings.late_write_s)
         shared = self.ring, self.catalog, self.grants
         self.eviction = Eviction(
-            *shared, self.pins, self.reservations, counters, pin_max_s=settings.pin_max_s
+            *shared, self.pins.on_segment, self.reservations, counters, pin_max_s=settings.pin_max_s
         )
         self.reinsertion = Reinsertion(settings.reinsertion_share, *shared, self.budget, counters)
         self.allocator = SpaceAllocator(

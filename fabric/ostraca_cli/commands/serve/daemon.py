@@ -16,10 +16,9 @@ from ostraca_cli.composition.open_drives import OpenDrives
 from ostraca_cli.composition.secret_files import read_access, read_fabric_key, read_nvme_secret
 from ostraca_cli.composition.transports import create_transports
 from ostraca_cli.terminal.logs import log_levels
-from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
+from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths, TargetPaths
+from ostraca_dpu_agent.adapters.nvme_of.kernel import PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
-from ostraca_dpu_agent.adapters.nvme_of.target_paths import TargetPaths
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import PathSettings
 from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.conditions import AgentPhase

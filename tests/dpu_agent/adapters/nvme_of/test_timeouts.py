@@ -7,14 +7,14 @@ import errno
 import pytest
 
 from ostraca_admin.agent_queries import QuerySettings
-from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError
-from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error, refusal
-from ostraca_dpu_agent.adapters.nvme_of.timeouts import (
+from ostraca_dpu_agent.adapters.nvme_of.kernel import (
     ADMIN_TIMEOUT_DEFAULT_S,
+    KernelError,
     PathSettings,
     excessive_delay,
     latest_s,
 )
+from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error, refusal
 from ostraca_fabric.model.target import Controller, TargetTransport
 from ostraca_fabric.ports.paths import PathError, Stage
 

@@ -6,7 +6,7 @@ from tests.support.agent.owned_shard import OwnedShard, key, keys_of, rows16, se
 from tests.support.agent.shard_invariants import check_core
 
 from ostraca_dpu_agent.shards.core import SegmentState, ShardSettings
-from ostraca_dpu_agent.shards.core.pins import Promises
+from ostraca_dpu_agent.shards.core.catalog import Promises
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.geometry import MIB
 from ostraca_fabric.model.extent import PAGE_BYTES

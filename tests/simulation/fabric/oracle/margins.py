@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.virtual_hosts import running_host
 
-from ostraca_dpu_agent.shards.core.ring.segments import SegmentState
+from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
 from ostraca_fabric.model.outcome import PutState
 
 if TYPE_CHECKING:

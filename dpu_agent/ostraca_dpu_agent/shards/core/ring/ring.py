@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.shards.core.ring.pool_limits import COMMON, RingDimensions
-from ostraca_dpu_agent.shards.core.ring.pools import Pool, PoolSet
-from ostraca_dpu_agent.shards.core.ring.segments import Segment, SegmentState
+from ostraca_dpu_agent.shards.core.ring.pools import Pool, PoolSet, Segment, SegmentState
 from ostraca_fabric.flash.recovery import RecoveredAreas, RecoveredSegment
 from ostraca_fabric.flash.summary import SummaryLog
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.extent import Generation, generation, generation_parts
-from ostraca_fabric.model.ids import OwnerEpoch
+from ostraca_fabric.model.fabric_map import EARLIER_PLACEMENTS_MAX
+from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch
 
 _FREE_SHARE = 16
 """At most ``1 / _FREE_SHARE`` of the segments is kept free, but at least one of three or more."""
@@ -320,3 +321,56 @@ class Ring:
         for number, quiet_at_s in zip(segments.tolist(), each_s.tolist(), strict=True):
             segment = self.segments[number]
             segment.quiet_at_s = max(segment.quiet_at_s, quiet_at_s)
+
+
+_EMPTY = (SegmentState.FREE, SegmentState.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """State of the ring when the owner learned of an epoch."""
+
+    epoch: PlacementEpoch
+    newest: int
+    """Newest generation."""
+
+    count: int
+    """Count of generations."""
+
+
+class RingProgress:
+    """Placement epochs known to a ring.
+
+    Blocks placed by an ended epoch lie in segments opened before its end. Once as many segments were opened
+    as the ring has, and none of the old ones is left, the shard has *turned over*. An empty ring has to go
+    round too: in an enclosure without new puts, only the turnover of all other shards tells the age of
+    blocks.
+
+    While earlier epochs are still asked, no segment from before an epoch stays for another round: the shard
+    would turn over later, and blocks that belong elsewhere now would stay.
+
+    Known only since this owner began: a new owner takes every segment for older.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._marks: list[_Mark] = []
+        """By epoch."""
+
+    def begin_epoch(self, epoch: PlacementEpoch) -> int | None:
+        """Note the current placement epoch; return the newest generation, or None for a known epoch."""
+        if self._marks and epoch <= self._marks[-1].epoch:
+            return None
+        mark = _Mark(epoch, int(self._ring.generations.max()), self._ring.generations_made)
+        self._marks = [*self._marks[-EARLIER_PLACEMENTS_MAX:], mark]
+        return mark.newest
+
+    def turned_over(self) -> PlacementEpoch:
+        """Return the newest epoch since whose beginning the ring has gone round; 0 without any."""
+        ring = self._ring
+        used = [segment.generation for segment in ring.segments if segment.state not in _EMPTY]
+        for mark in reversed(self._marks):
+            has_turned = ring.generations_made - mark.count >= len(ring.segments)
+            if has_turned and min(used, default=mark.newest + 1) > mark.newest:
+                return mark.epoch
+        return PlacementEpoch(0)

@@ -1,9 +1,8 @@
-"""Pins, promises to lookups, and reservations of space. All of them expire."""
+"""Reservations of space, with an end time."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,94 +14,7 @@ from ostraca_fabric.wire.columns import KEY_BYTES
 _SLOT_BITS = 24
 _SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)
 
-_ENDED_SHARE_MAX = 2
-_ENDED_MAX = 1024
-"""End times of released pins are dropped when this many more exist than pins."""
-
 FREE, HELD, COMMITTING = 0, 1, 2
-
-
-class Pins:
-    """Pins on segments: a pinned segment is not reused before the pin's end."""
-
-    def __init__(self, segments: int) -> None:
-        self.on_segment = np.zeros(segments, np.int64)
-        self._pins: dict[int, NDArray[np.intp]] = {}
-        self._ends: list[tuple[float, int]] = []
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._pins)
-
-    def add(self, end_s: float, segments: NDArray[np.intp]) -> int:
-        """Pin segments, each given once; return the number of the pin, above 0."""
-        self._last += 1
-        self._pins[self._last] = segments
-        self.on_segment[segments] += 1
-        heapq.heappush(self._ends, (end_s, self._last))
-        if len(self._ends) > _ENDED_SHARE_MAX * len(self._pins) + _ENDED_MAX:
-            self._ends = [(end_s, pin) for end_s, pin in self._ends if pin in self._pins]
-            heapq.heapify(self._ends)
-        return self._last
-
-    def number_from(self, number: int) -> None:
-        """Start the numbers of new pins above *number*."""
-        self._last = max(self._last, number)
-
-    def end(self, pins: Iterable[int]) -> None:
-        """End pins; ignore unknown numbers."""
-        for pin in pins:
-            segments = self._pins.pop(pin, None)
-            if segments is not None:
-                self.on_segment[segments] -= 1
-
-    def expire(self, now_s: float) -> None:
-        """End expired pins."""
-        while self._ends and self._ends[0][0] <= now_s:
-            self.end([heapq.heappop(self._ends)[1]])
-
-
-class Promises:
-    """Promises to lookups, by segment: the blocks stay listed until a time.
-
-    Once a segment is due for eviction, its promises end within the longest pin, so the eviction comes. After
-    a fence no promise exceeds the time granted by the successor to earlier readers.
-    """
-
-    def __init__(self, segments: int) -> None:
-        self._until_s = np.full(segments, -np.inf)
-        self._latest_s = np.full(segments, np.inf)
-        self._end_max_s = np.inf
-
-    def may_promise(self, segments: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
-        """Return whether the blocks of each segment may be promised until *end_s*."""
-        return (end_s <= self._end_max_s) & (end_s <= self._latest_s[segments])
-
-    def make(self, segments: NDArray[np.intp], end_s: float) -> None:
-        """Promise the blocks of *segments* until *end_s*."""
-        self._until_s[segments] = np.maximum(self._until_s[segments], end_s)
-
-    def inherit(self, segment: int, earlier: NDArray[np.intp]) -> None:
-        """Extend a segment's promise to those of *earlier* segments, the former place of its blocks."""
-        self._until_s[segment] = max(self._until_s[segment], float(self._until_s[earlier].max()))
-
-    def bound(self, segment: int, now_s: float, *, latest_s: float) -> bool:
-        """Return whether a segment due for eviction is promised; if so, end its promises by *latest_s*.
-
-        The first call counts, until ``lift_bounds``.
-        """
-        if now_s >= self._until_s[segment]:
-            return False
-        self._latest_s[segment] = min(self._latest_s[segment], latest_s)
-        return True
-
-    def end_by(self, latest_s: float) -> None:
-        """Make no promise beyond *latest_s* any more. The first call counts."""
-        self._end_max_s = min(self._end_max_s, latest_s)
-
-    def lift_bounds(self) -> None:
-        """Remove the bounds of all segments: none is due for eviction any more."""
-        self._latest_s[:] = np.inf
 
 
 class ReservationTable:
