@@ -124,6 +124,11 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 	  --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	  --quiet --output-file requirements.lock $(LOCK_ARGS)
+	@for extra in agent enclosure admin; do env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+	  $(BIN)/uv pip compile pyproject.toml --extra $$extra --constraint requirements.lock \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --quiet --output-file helm/images/locks/$$extra.lock; done
 	@echo 'ziglang>=0.13' | env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
 	  $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \

@@ -7,10 +7,10 @@ from typing import Final
 CODE: Final = ("fabric", "dpu_agent", "enclosure", "sdk")
 """Folders of shipped packages. First-party modules are the Python files below these."""
 
-SUPPORT: Final = ("tests", "benchmarks", "demo", "scripts")
+SUPPORT: Final = ("tests", "benchmarks", "demo", "scripts", "helm")
 """Folders of code outside the packages."""
 
-FOLDERS: Final = (*CODE, *SUPPORT, "helm", "docs")
+FOLDERS: Final = (*CODE, *SUPPORT, "docs")
 """Folders with a limit of entries."""
 
 EXEMPT: Final = frozenset({"datapath"})

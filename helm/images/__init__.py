@@ -1,0 +1,1 @@
+"""Container images of Ostraca: recipes, and builds with and without a container engine."""
