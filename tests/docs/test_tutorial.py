@@ -1,7 +1,7 @@
 """The tutorial, word for word: what it says to type is typed, and what it says will be shown is shown.
 
 Numbers may differ, and the fabric's directory is another one. Everything else has to match. What it says of
-the demo is looked at where that is run, in ``tests/demo``.
+the demo is looked at where that is run, in ``tests/scenarios/demo``.
 """
 
 import os

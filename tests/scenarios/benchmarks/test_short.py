@@ -15,7 +15,7 @@ from benchmarks.support.write_throttle import unavailable_reason
 
 from ostraca_cli.tools.bench.series import Measurement, Series
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 ROWS = {
     "get_from_dram": ["D1", "D1c"],

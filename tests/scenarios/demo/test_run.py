@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.demo.whole_demo import whole_demo
 from tests.docs.shown import assert_shown, blocks
+from tests.scenarios.demo.whole_demo import whole_demo
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "demo.run", "--quick"]
 
 pytestmark = pytest.mark.slow
