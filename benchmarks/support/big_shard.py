@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from benchmarks.support.full_index import keys_from
 
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, SEGMENT_BYTES, Geometry
 from ostraca_fabric.flash.summary import SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import generation
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, SEGMENT_BYTES, Geometry, generation
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch, drive_id, shard_id
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.explain import EVENTS_MAX, BlockEvent, EventKind
-from ostraca_fabric.telemetry.labels import LABEL_CHARS_MAX, current_label
+from ostraca_fabric.telemetry.requests import LABEL_CHARS_MAX, current_label
 
 _NO_STATE = 255
 _STATES = {

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId, drive_id, shard_id
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole

@@ -31,7 +31,7 @@ from ostraca_fabric.errors import ConnectError, OstracaError, UsageError
 from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
-from ostraca_fabric.telemetry.labels import worker_name
+from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import CLIENT_BYTES, LEAVING
 

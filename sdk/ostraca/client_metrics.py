@@ -11,16 +11,15 @@ import numpy as np
 
 from ostraca._protocol.specs import GetSpec
 from ostraca_fabric.model.outcome import BlockState, PutState
-from ostraca_fabric.policies.hit_watch import HitWatches, unhit_sentence
 from ostraca_fabric.telemetry import metrics, openmetrics
 from ostraca_fabric.telemetry.metric import Sample
-from ostraca_fabric.telemetry.outcome_counters import STATES, OperationTally, Tally
+from ostraca_fabric.telemetry.requests import STATES, HitWatches, OperationTally, Tally, unhit_sentence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca._protocol.specs import OperationSpec
-    from ostraca_fabric.wire.columns import Outcomes
+    from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger(__name__)
 

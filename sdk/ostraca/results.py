@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.telemetry.outcome_counters import tally_text
+from ostraca_fabric.telemetry.requests import tally_text
 
 _HIT = bytes([BlockState.HIT])
 _KNOWN_REASONS = frozenset(Reason)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.events import EventRing
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.explain import EVENTS_MAX, BlockEvent, EventKind
-from ostraca_fabric.telemetry.labels import labelled
+from ostraca_fabric.telemetry.requests import labelled
 
 
 class Clock:

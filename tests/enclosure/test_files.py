@@ -9,9 +9,8 @@ import pytest
 
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
-from ostraca_fabric.flash.geometry import MIB
 from ostraca_fabric.flash.superblock import decode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES
 from ostraca_fabric.model.fabric_map import DriveRecord
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId
 

@@ -22,7 +22,7 @@ from tests.fabric.connection.bulk import bulk_frame
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.model.ids import AgentId, StartId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
 from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import LEAVING, Access, AgentHandshake
@@ -103,7 +103,7 @@ class AgentConnection:
 
     def land(self, message: Get, positions: list[int], *, spoil: Callable[[bytes], bytes] = bytes) -> None:
         """Send blocks to their slots, and say that they landed."""
-        ids, slots = self.block_ids(message), columns.u64(message.slots, len(message.slots) // 8)
+        ids, slots = self.block_ids(message), codec.u64(message.slots, len(message.slots) // 8)
         found = [self.agent.blocks[ids[position]] for position in positions]
         self.send_bulk(
             message.request,
@@ -113,11 +113,11 @@ class AgentConnection:
             ),
         )
         tags = b"".join(tag for tag, _ in found)
-        self.send(GetProgress(message.request, np.array(positions, columns.U32).tobytes(), tags))
+        self.send(GetProgress(message.request, np.array(positions, codec.U32).tobytes(), tags))
 
     def fetch(self, message: Put) -> list[bytes]:
         """Have the worker send the blocks of a put."""
-        incoming = Incoming.of(columns.u32(message.lengths, len(message.lengths) // 4))
+        incoming = Incoming.of(codec.u32(message.lengths, len(message.lengths) // 4))
         self.incoming[message.request] = incoming
         self.send(Fetch(message.request, message.slots, message.lengths))
         come = 0
@@ -284,7 +284,7 @@ class ScriptedAgent:
                 ids = connection.block_ids(message)
                 outcomes = []
                 for each, payload, tag in zip(
-                    ids, connection.fetch(message), columns.rows16(message.tags, len(ids)), strict=True
+                    ids, connection.fetch(message), codec.rows16(message.tags, len(ids)), strict=True
                 ):
                     outcomes.append(PutState.EXISTS if each in agent.blocks else PutState.COMMITTED)
                     agent.blocks.setdefault(each, (tag.tobytes(), payload))

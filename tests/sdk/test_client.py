@@ -26,7 +26,7 @@ from ostraca._memory.nixl_fallback import note_refused
 from ostraca._operations.handoff import Completion
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import PACKAGES
-from ostraca_fabric.policies.hit_watch import NOTICE_BLOCKS
+from ostraca_fabric.telemetry.requests import NOTICE_BLOCKS
 from ostraca_fabric.wire.address import Address, TcpAddress, UnixAddress
 from ostraca_fabric.wire.messages import EndSession, Failure, Get, Message, OpenVolume, Prefetch, Put
 

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import DriveError, FormatError
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.recovery import (
     PLACES_FIRST,
     RecoveredAreas,
@@ -28,7 +27,7 @@ from ostraca_fabric.flash.recovery import (
     recover,
 )
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Pieces
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.ports.drive import Drive

@@ -21,13 +21,12 @@ from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.policies.fair_sharing import may_take
-from ostraca_fabric.policies.hit_watch import HitWatches, unhit_sentence
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockPlacements
-from ostraca_fabric.telemetry.outcome_counters import STATES, tally_text
+from ostraca_fabric.telemetry.requests import STATES, HitWatches, tally_text, unhit_sentence
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     Explain,
     Explained,
@@ -166,7 +165,7 @@ class DataPath:
 
     def switch(self, volume: ServedVolume) -> Switch:
         """Return the volume's switch, as known here."""
-        return self._membership.overrides.switch(volume.record.tenant, volume.record.name)
+        return self._membership.overrides.switches.get((volume.record.tenant, volume.record.name), Switch.ON)
 
     def unhit(self) -> Unhit:
         """Return the volumes whose blocks were never found."""

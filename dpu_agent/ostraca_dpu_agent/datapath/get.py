@@ -37,7 +37,7 @@ from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
@@ -108,7 +108,7 @@ class GetRun(TransferRun[Get]):
         return GetDone(
             self._request.request,
             *self._outcomes.encode(),
-            unsettled.astype(columns.U32).tobytes(),
+            unsettled.astype(codec.U32).tobytes(),
             *self._last_wave,
         )
 
@@ -320,7 +320,7 @@ class GetRun(TransferRun[Get]):
             self._outcomes.set(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
             return False
         self._outcomes.set(positions, BlockState.HIT, Reason.NONE)
-        landed = positions.astype(columns.U32).tobytes()
+        landed = positions.astype(codec.U32).tobytes()
         if self._waves_left == 1:
             self._last_wave = (landed, tags)
         else:

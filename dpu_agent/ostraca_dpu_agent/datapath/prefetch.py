@@ -30,7 +30,7 @@ from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.tables.digests import derive_keys
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Failure, Prefetch, PrefetchDone, PrefetchFor
 
 log = logging.getLogger(__name__)

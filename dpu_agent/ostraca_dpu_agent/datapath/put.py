@@ -39,7 +39,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.tables.digests import are_good, blank_rests
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
 
 _EXISTS_SHARE = 0.25
@@ -67,7 +67,7 @@ class PutRun(TransferRun[Put]):
         """Parse the request. Raises as ``TransferRun``."""
         super().__init__(context, worker, volume, request, deadline, late=PutState.LATE)
         self._ack = _ack(request.ack)
-        self._tags = columns.rows16(request.tags, len(self._blocks))
+        self._tags = codec.rows16(request.tags, len(self._blocks))
         self._space = Space(
             context.owners,
             self._blocks,
@@ -108,10 +108,10 @@ class PutRun(TransferRun[Put]):
         return PutDone(
             self._request.request,
             *self._current_outcomes().encode(),
-            unsettled.astype(columns.U32).tobytes(),
+            unsettled.astype(codec.U32).tobytes(),
         )
 
-    def _current_outcomes(self) -> columns.Outcomes:
+    def _current_outcomes(self) -> codec.Outcomes:
         """Return the outcomes so far.
 
         Checked blocks are STAGED if the caller asked for STAGED, else LATE.

@@ -17,7 +17,7 @@ from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation, OwnerView
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Explain, Explained, Inspect, Inspected, Lookup, LookupDone
 
 _HIT, _NONE = int(BlockState.HIT), int(Reason.NONE)  # numpy takes three times as long with enum members
@@ -28,7 +28,7 @@ async def look_up(
 ) -> LookupDone:
     """Query the DRAM cache and the shard owners."""
     keys, within_s = derive_keys(volume.secret, request.spans), deadline.left_s
-    outcomes = columns.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
+    outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
     if within_s > 0:
         is_pinned = request.pin_s > 0
         is_cached = np.zeros(len(keys), np.bool_) if is_pinned else context.staging.cache.contains(keys)
@@ -42,7 +42,7 @@ async def look_up(
             pin_s=request.pin_s,
         )
         is_hit = is_cached | locations.is_found
-        outcomes = columns.Outcomes(columns.filled(len(keys), BlockState.MISS), locations.reasons)
+        outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), locations.reasons)
         outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
     context.record(counted_as, keys, outcomes)
     return LookupDone(request.request, *outcomes.encode())

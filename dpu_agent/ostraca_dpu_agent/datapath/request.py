@@ -36,15 +36,16 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import Owners
-from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Wave
+from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
+from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.outcome_counters import SHADOWS, STATES, OperationTally, Tally
+from ostraca_fabric.telemetry.requests import SHADOWS, STATES, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Damage, Get, GetProgress, Put, Settled
 
 _TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
@@ -101,7 +102,7 @@ class RequestBlocks:
     @classmethod
     def of(cls, volume: ServedVolume, spans: Sequence[Span], lengths: bytes) -> RequestBlocks:
         """Parse a request's columns. Raises MalformedError for a mismatch."""
-        return cls(volume, spans, columns.u32(lengths, sum(len(span) for span in spans)))
+        return cls(volume, spans, codec.u32(lengths, sum(len(span) for span in spans)))
 
     @cached_property
     def seeds(self) -> NDArray[np.uint64]:
@@ -387,7 +388,7 @@ class TransferRun(Generic[_TransferRequest]):
         self._blocks = RequestBlocks.of(volume, request.spans, request.lengths)
         volume.check_sizes(self._blocks.lengths, request.slot_bytes)
         count = len(self._blocks)
-        self._slots = columns.u64(request.slots, count).astype(np.int64)
+        self._slots = codec.u64(request.slots, count).astype(np.int64)
         self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
         self._outcomes = Outcomes.filled(count, late, Reason.DEADLINE)
         self._is_moving = np.zeros(count, np.bool_)

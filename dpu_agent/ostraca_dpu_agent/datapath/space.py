@@ -29,8 +29,8 @@ from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.owners import Owners
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import distinct
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import distinct
 from ostraca_fabric.wire.messages import (
     Commit,
     Committed,
@@ -262,8 +262,8 @@ class Space:
     ) -> None:
         drive, base = routes.place(part.shard)
         count = len(part.positions)
-        states, reasons = columns.u8(given.states, count), columns.u8(given.reasons, count)
-        numbers, offsets = columns.u64(given.reservations, count), columns.u64(given.offsets, count)
+        states, reasons = codec.u8(given.states, count), codec.u8(given.reasons, count)
+        numbers, offsets = codec.u64(given.reservations, count), codec.u64(given.offsets, count)
         self._numbers[part.positions] = numbers
         self._offsets[part.positions] = offsets
         is_reserved = states == PutState.STAGED
@@ -297,8 +297,8 @@ class Space:
             self._end(positions, PutState.LATE, Reason.NO_OWNER)
             if number < len(shards):
                 with suppress(MalformedError):
-                    states = columns.u8(shards[number].states, len(positions))
-                    self._end(positions, states, columns.u8(shards[number].reasons, len(positions)))
+                    states = codec.u8(shards[number].states, len(positions))
+                    self._end(positions, states, codec.u8(shards[number].reasons, len(positions)))
 
 
 def depths_of(spans: Sequence[Span]) -> NDArray[np.uint32]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
-from ostraca_fabric.flash.geometry import MIB, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import (
     CopyState,
@@ -24,7 +23,7 @@ from ostraca_fabric.flash.superblock import (
     examine_superblock,
     is_blank,
 )
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import DriveId, FabricId, enclosure_of, shard_id
 from ostraca_fabric.ports.paths import Namespace

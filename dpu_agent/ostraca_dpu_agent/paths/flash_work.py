@@ -21,8 +21,7 @@ from ostraca_dpu_agent.paths.contents import format_drive, inspect_drive
 from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_fabric.drives.file_drive import FileDrive
 from ostraca_fabric.errors import OstracaError, RefusedError, UsageError
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, PAGE_BYTES, Pieces
 from ostraca_fabric.model.fabric_map import FabricMap
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, drive_id
 from ostraca_fabric.model.target import Target, parse_controller

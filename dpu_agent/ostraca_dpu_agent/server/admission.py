@@ -23,7 +23,7 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.model.overrides import Overrides, Switch
 from ostraca_fabric.policies.rate_limit import RateLimit
 from ostraca_fabric.ports.membership import Membership
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Get,
     GetDone,
@@ -90,7 +90,10 @@ class RequestAdmission:
 
         Raises as *run* does, and MalformedError.
         """
-        if self._membership.overrides.switch(volume.record.tenant, volume.record.name) is Switch.OFF:
+        if (
+            self._membership.overrides.switches.get((volume.record.tenant, volume.record.name), Switch.ON)
+            is Switch.OFF
+        ):
             return await run(volume, request)  # declines all blocks, with the reason
         if not self._incarnations.is_served(volume.record):
             return self._decline(request, Reason.STALE_VOLUME)  # type: ignore[no-any-return]  # as ``_DONE`` says
@@ -153,7 +156,7 @@ def _lengths(volume: ServedVolume, request: Request) -> NDArray[np.uint32]:
     """
     count = sum(map(len, request.spans))
     if isinstance(request, Get | Put):
-        return columns.u32(request.lengths, count)
+        return codec.u32(request.lengths, count)
     return np.full(count, volume.record.block_bytes, np.uint32)
 
 

@@ -29,8 +29,9 @@ from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import TenantId
-from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Transport, Wave
-from ostraca_fabric.telemetry.labels import label_of, labelled, worker_name
+from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Transport
+from ostraca_fabric.tables.slots import Wave
+from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.messages import (
     AgentAnswer,

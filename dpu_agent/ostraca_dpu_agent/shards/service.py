@@ -21,9 +21,8 @@ from ostraca_fabric.model.fabric_map import Claim
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.labels import labelled
-from ostraca_fabric.telemetry.outcome_counters import tally_text
-from ostraca_fabric.wire import columns
+from ostraca_fabric.telemetry.requests import labelled, tally_text
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Commit,
     Committed,
@@ -170,8 +169,8 @@ class OwnerService:
             case Commit():
                 return self._committed(request)
             case Inspect():
-                if len(request.key) != columns.KEY_BYTES:
-                    raise MalformedError(f"a key has {columns.KEY_BYTES} bytes, not {len(request.key)}")
+                if len(request.key) != codec.KEY_BYTES:
+                    raise MalformedError(f"a key has {codec.KEY_BYTES} bytes, not {len(request.key)}")
                 view = owner_view(self.shards.get(ShardId(request.shard)), request.key, self.events)
                 return Inspected(request.request, msgspec.msgpack.encode(view))
             case RingProgressQuery():
@@ -374,13 +373,13 @@ def _seconds(from_wire: float) -> float:
 
 
 def _rows(column: bytes) -> NDArray[np.uint8]:
-    return columns.rows16(column, len(column) // columns.KEY_BYTES)
+    return codec.rows16(column, len(column) // codec.KEY_BYTES)
 
 
 def _lengths_and_depths(part: ShardWants) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-    count = len(part.keys) // columns.KEY_BYTES
-    return columns.u32(part.lengths, count), columns.u32(part.depths, count) if part.depths else None
+    count = len(part.keys) // codec.KEY_BYTES
+    return codec.u32(part.lengths, count), codec.u32(part.depths, count) if part.depths else None
 
 
 def _u64(column: bytes) -> NDArray[np.uint64]:
-    return columns.u64(column, len(column) // columns.U64.itemsize)
+    return codec.u64(column, len(column) // codec.U64.itemsize)

@@ -14,7 +14,7 @@ import msgspec
 
 from ostraca_admin.model import ChosenDrive
 from ostraca_fabric.errors import OstracaError, UsageError
-from ostraca_fabric.flash.geometry import Geometry, segment_bytes_for
+from ostraca_fabric.model.extent import Geometry, segment_bytes_for
 from ostraca_fabric.ports.paths import Stage
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.wire.flash_work import Content, DiscoveredDrives

@@ -15,9 +15,8 @@ from rich.text import Text
 from ostraca_cli.commands.unavailable_view import silent_sentences, unserved_sentences, unserved_shards
 from ostraca_cli.terminal.units import duration_text, size_text
 from ostraca_fabric.policies.endurance import YEARS_MAX
-from ostraca_fabric.policies.hit_watch import unhit_sentence
 from ostraca_fabric.runtime.sentences import counted
-from ostraca_fabric.telemetry.outcome_counters import LATENCY_BOUNDS_S, outcome_text
+from ostraca_fabric.telemetry.requests import LATENCY_BOUNDS_S, outcome_text, unhit_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -59,7 +59,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; never raises, even for mismatched arguments."""
-        from ostraca_fabric.telemetry.labels import current_label
+        from ostraca_fabric.telemetry.requests import current_label
 
         try:
             message = record.getMessage()
@@ -175,14 +175,12 @@ def log_to_stderr(options: argparse.Namespace, *, agent: str = "", is_daemon: bo
 
     Other libraries log from warnings on. A daemon's lines carry time and level.
     """
-    from ostraca_fabric.telemetry.labels import LabelFilter
-
     handler = LineHandler()
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
     if options.log_format == "json":
         handler.setFormatter(JsonFormatter(agent))
     else:
-        handler.addFilter(LabelFilter())
+        handler.addFilter(log_lines.LabelFilter())
         handler.setFormatter(_text_formatter(level, is_daemon=is_daemon))
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])
     if handler in logging.getLogger().handlers:  # false if another program has configured logging

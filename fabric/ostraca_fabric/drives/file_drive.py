@@ -33,7 +33,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.native import at, library
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.telemetry.labels import current_label, labelled
+from ostraca_fabric.telemetry.requests import current_label, labelled
 
 log = logging.getLogger(__name__)
 

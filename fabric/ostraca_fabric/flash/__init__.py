@@ -1,6 +1,5 @@
 """Format of flash and the memory index of a shard: pure, bytes in, values out.
 
-- ``geometry``: positions inside a shard
 - ``superblock``, ``summary``: encoding of pages
 - ``volume_records``: copy of the fabric's volumes beside each superblock
 - ``recovery``: validity of the pages found after a crash

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
 from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import Generation, generation_parts
+from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS, Generation, Geometry, generation_parts
 from ostraca_fabric.model.ids import OwnerEpoch
 
 

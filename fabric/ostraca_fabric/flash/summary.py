@@ -16,9 +16,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
 from ostraca_fabric.flash.superblock import ShardIdentity
-from ostraca_fabric.model.extent import PAGE_BYTES, Generation
+from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, PAGE_BYTES, TAIL_SLOTS, Generation, Geometry
 from ostraca_fabric.model.ids import OwnerEpoch
 
 SUMMARY_MAGIC = int.from_bytes(b"OSTRsumm", "little")

@@ -14,8 +14,7 @@ from enum import Enum
 import xxhash
 
 from ostraca_fabric.errors import FormatError, UsageError
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Geometry
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId
 
 MAGIC = b"OSTRACA\x1a"

@@ -17,9 +17,8 @@ import msgspec
 import xxhash
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES, Geometry
 from ostraca_fabric.flash.superblock import ShardIdentity, Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, rounded_up
 from ostraca_fabric.model.ids import OwnerEpoch, TenantId, checked_name
 from ostraca_fabric.model.volume import Layout, VolumeRecord
 

@@ -9,7 +9,8 @@ the length of the chain in a request. Neither does the *depth*, the number of ea
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import msgspec
 
@@ -49,7 +50,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __post_init__(self) -> None:
         """Refuse contradictory columns, so that later code never meets a leftover block."""
-        blocks, rest = divmod(len(self.hashes), _checked_hash_bytes(self.hash_bytes))
+        if not HASH_BYTES_MIN <= self.hash_bytes <= HASH_BYTES_MAX:
+            raise UsageError(
+                f"engine hashes of {self.hash_bytes} bytes: {HASH_BYTES_MIN} to {HASH_BYTES_MAX}"
+            )
+        blocks, rest = divmod(len(self.hashes), self.hash_bytes)
         units = len(self.unit_blocks)
         if rest or len(self.units) != units * self.hash_bytes or sum(self.unit_blocks) != blocks:
             raise UsageError(
@@ -58,7 +63,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
             )
         if units and not 1 <= min(self.unit_blocks) <= max(self.unit_blocks) <= STRIPE_UNIT_BLOCKS:
             raise UsageError(f"a stripe unit has 1 to {STRIPE_UNIT_BLOCKS} blocks")
-        _check_rank_and_group(self.rank, self.group)
+        if not (0 <= self.rank <= RANK_MAX and 0 <= self.group <= RANK_MAX):
+            raise UsageError(f"rank {self.rank} or group {self.group} is not in 0 to {RANK_MAX}")
         end = self.depth + blocks if self.depth != DEPTH_UNKNOWN else 0
         if not (0 <= self.depth <= DEPTH_UNKNOWN and end <= self.chain_blocks <= DEPTH_UNKNOWN):
             raise UsageError(f"{blocks} blocks from depth {self.depth} on of a chain of {self.chain_blocks}")
@@ -150,7 +156,10 @@ class Chain:
         last = max(first, last)
         if last - first == len(self):
             return self
-        return replace(self, start=self.start + first, stop=self.start + last)
+        slice_of = copy(self)  # checked already
+        _set(slice_of, "start", self.start + first)
+        _set(slice_of, "stop", self.start + last)
+        return slice_of
 
     def span(self) -> Span:
         """Return the wire form of these blocks."""
@@ -172,8 +181,3 @@ class Chain:
 
 def _checked_hash_bytes(hash_bytes: int) -> int:
     return whole("hash_bytes", hash_bytes, least=HASH_BYTES_MIN, most=HASH_BYTES_MAX)
-
-
-def _check_rank_and_group(rank: int, group: int) -> None:
-    if not (0 <= rank <= RANK_MAX and 0 <= group <= RANK_MAX):
-        raise UsageError(f"rank {rank} or group {group} is not in 0 to {RANK_MAX}")

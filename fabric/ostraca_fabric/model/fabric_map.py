@@ -6,9 +6,10 @@ blocks. Grants are not in the map: only a shard's owner and its successor read g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
 from ostraca_fabric.errors import BlocksTooLargeError
 from ostraca_fabric.model.ids import (
@@ -167,7 +168,7 @@ EARLIER_PLACEMENTS_MAX = 3
 """Placement epochs queried besides the current one. Each adds a place to query to a lookup."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FabricMap:
     """State of the fabric at one revision."""
 
@@ -181,10 +182,10 @@ class FabricMap:
     """Earlier epochs still queried, the newest first, at most ``EARLIER_PLACEMENTS_MAX``. Some shards may be
     gone."""
 
-    def owner(self, shard: ShardId) -> AgentId | None:
-        """Return the agent that owns a shard, or None."""
-        claim = self.claims.get(shard)
-        return claim.agent if claim and claim.agent in self.agents else None
+    @cached_property
+    def owner(self) -> Callable[[ShardId], AgentId | None]:
+        """Function from a shard to the agent that owns the shard, or to None."""
+        return {shard: each.agent for shard, each in self.claims.items() if each.agent in self.agents}.get
 
     def shards(self) -> tuple[ShardRecord, ...]:
         """Return every shard, sorted by id."""

@@ -10,10 +10,10 @@ revision is the common revision of all overrides. An agent at this revision appl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -46,7 +46,7 @@ class Switch(Enum):
     ON = "on"
 
 
-class TenantOverride(msgspec.Struct, frozen=True):
+class TenantOverride(msgspec.Struct, frozen=True, dict=True):
     """Created tenant, with its quotas."""
 
     version: int
@@ -67,7 +67,7 @@ class TenantOverride(msgspec.Struct, frozen=True):
         if min(self.flash_bytes, self.agent_bytes_per_s) < 0:
             raise UsageError("quotas are 0, for none, or more")
 
-    @property
+    @cached_property
     def pool(self) -> int:
         """Pool number of the tenant at shard owners; ``COMMON_POOL`` without a quota.
 
@@ -151,7 +151,7 @@ class LiveSettings(msgspec.Struct, frozen=True):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Overrides:
     """All overrides of one fabric, at one revision."""
 
@@ -163,18 +163,12 @@ class Overrides:
     revision: int = 0
     """Revision of the last override: all overrides up to this revision are included."""
 
-    def tenant(self, tenant: TenantId) -> TenantOverride:
-        """Return a tenant's override; a tenant never created has no quota."""
-        return self.tenants.get(tenant) or _unmade(tenant)
-
-    def switch(self, tenant: TenantId, volume: str) -> Switch:
-        """Return a volume's switch."""
-        return self.switches.get((tenant, volume), Switch.ON)
-
-
-@lru_cache(maxsize=1024)
-def _unmade(tenant: TenantId) -> TenantOverride:
-    return TenantOverride(VERSION, tenant)
+    @cached_property
+    def tenant(self) -> Callable[[TenantId], TenantOverride]:
+        """Function from a tenant to its override; a tenant never created has no quota."""
+        return lru_cache(maxsize=1024)(
+            lambda tenant: self.tenants.get(tenant) or TenantOverride(VERSION, tenant)
+        )
 
 
 Override = TenantOverride | VolumeOverride | LiveSettings

@@ -7,17 +7,19 @@ ever settles a transfer.
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire.messages import ArenaOffer, Message
+
+if TYPE_CHECKING:
+    import asyncio  # workers load no asyncio
 
 INLINE = "inline"
 """Transport over the control connection alone. The name is defined here, because a worker loads no agent
@@ -42,45 +44,6 @@ class TransferEnd(Enum):
 
     FAILED = auto()
     """The transfer has ended; the destination's content must not be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """Blocks transferred together.
-
-    ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in
-    the worker's arena. ``lengths`` (uint32, shape (n,)) has the bytes of each block. The two sizes are the
-    slot sizes of the two sides.
-    """
-
-    staging: NDArray[np.int64]
-    arena: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
-    staging_slot_bytes: int
-    arena_slot_bytes: int
-
-    def fits(self, *, staging_bytes: int, arena_bytes: int) -> bool:
-        """Return whether every block fits its slot, and every slot its memory.
-
-        Offsets come from a worker's requests and are not trusted.
-        """
-        count = len(self.lengths)
-        if not len(self.staging) == len(self.arena) == count:
-            return False
-        if count == 0:
-            return True
-        if int(self.lengths.min()) < 1:
-            return False
-        if int(self.lengths.max()) > min(self.staging_slot_bytes, self.arena_slot_bytes):
-            return False
-        lengths = self.lengths.astype(np.int64)
-        return _are_within(self.staging, lengths, staging_bytes) and _are_within(
-            self.arena, lengths, arena_bytes
-        )
-
-
-def _are_within(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size_bytes: int) -> bool:
-    return int(offsets.min()) >= 0 and bool((offsets <= size_bytes - lengths).all())
 
 
 def check_offer(offer: ArenaOffer, transport: str) -> None:

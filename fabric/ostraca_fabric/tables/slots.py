@@ -17,12 +17,15 @@ quarantine, never a timeout (architecture §6)::
 
 Pure bookkeeping: offsets only, without addresses or memory accesses. Not thread-safe; the caller holds the
 lock. An array has a state byte per page, and a batch of slots is a single call into C (``native/slots.c``).
+
+A ``Wave`` names slots at both ends of a transfer.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,3 +197,42 @@ class SlotPool:
             f"offset {offsets[-1 - moved_bytes]} is no slot in the state it must be in, or is named twice"
         )
         return moved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Blocks transferred together.
+
+    ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in
+    the worker's arena. ``lengths`` (uint32, shape (n,)) has the bytes of each block. The two sizes are the
+    slot sizes of the two sides.
+    """
+
+    staging: NDArray[np.int64]
+    arena: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    staging_slot_bytes: int
+    arena_slot_bytes: int
+
+    def fits(self, *, staging_bytes: int, arena_bytes: int) -> bool:
+        """Return whether every block fits its slot, and every slot its memory.
+
+        Offsets come from a worker's requests and are not trusted.
+        """
+        count = len(self.lengths)
+        if not len(self.staging) == len(self.arena) == count:
+            return False
+        if count == 0:
+            return True
+        if int(self.lengths.min()) < 1:
+            return False
+        if int(self.lengths.max()) > min(self.staging_slot_bytes, self.arena_slot_bytes):
+            return False
+        lengths = self.lengths.astype(np.int64)
+        return _are_within(self.staging, lengths, staging_bytes) and _are_within(
+            self.arena, lengths, arena_bytes
+        )
+
+
+def _are_within(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size_bytes: int) -> bool:
+    return int(offsets.min()) >= 0 and bool((offsets <= size_bytes - lengths).all())

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.telemetry.requests import current_label
 
 WAITING_BYTES_MAX = 1 << 20
 """Most bytes in the queue: some thousand lines, so that a reader may pause for a moment."""
@@ -210,3 +211,16 @@ class LogDedup:
         if self._since_s is not None:
             self._log.info(f"{message}, after %.1f s", *args, self.lasts_s)
             self._since_s = None
+
+
+class LabelFilter(logging.Filter):
+    """Log filter for the attribute ``label``: the request's label in brackets, or "".
+
+    Add the filter to a handler with ``%(label)s`` in its format.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set the record's label; every record passes."""
+        label = current_label()
+        record.label = f"[{label}] " if label else ""
+        return True

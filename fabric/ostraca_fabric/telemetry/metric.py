@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ostraca_fabric.telemetry.outcome_counters import OperationTally
+from ostraca_fabric.telemetry.requests import OperationTally
 
 
 class MetricKind(Enum):

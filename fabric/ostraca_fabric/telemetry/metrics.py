@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ostraca_fabric.telemetry.enclosure_metrics import ENCLOSURE_METRICS
 from ostraca_fabric.telemetry.metric import Metric, MetricKind, Sample
-from ostraca_fabric.telemetry.outcome_counters import OperationTally
+from ostraca_fabric.telemetry.requests import OperationTally
 from ostraca_fabric.telemetry.status import AgentStatus, DriveStatus, PeerStatus, ShardStatus
 from ostraca_fabric.telemetry.tenant_metrics import TENANT_METRICS, tenant_samples
 

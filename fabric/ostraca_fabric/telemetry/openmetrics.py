@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from ostraca_fabric.telemetry.metric import Metric, MetricKind, Sample
 from ostraca_fabric.telemetry.metrics import METRICS
-from ostraca_fabric.telemetry.outcome_counters import LATENCY_BOUNDS_S, OperationTally
+from ostraca_fabric.telemetry.requests import LATENCY_BOUNDS_S, OperationTally
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ostraca_fabric.model.inventory import DriveReport
 from ostraca_fabric.telemetry.conditions import Condition
-from ostraca_fabric.telemetry.outcome_counters import OperationTally
+from ostraca_fabric.telemetry.requests import OperationTally
 from ostraca_fabric.telemetry.unavailable import Unavailable
 
 

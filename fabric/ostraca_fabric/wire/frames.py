@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.errors import FrameTooLongError, MalformedError, ProtocolError
 from ostraca_fabric.native import at, library
-from ostraca_fabric.wire.columns import U32, U64
+from ostraca_fabric.wire.codec import U32, U64
 from ostraca_fabric.wire.messages import Message
 
 

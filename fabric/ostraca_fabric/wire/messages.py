@@ -3,7 +3,7 @@
 Messages are msgspec structs, encoded as msgpack arrays ``[tag, field, ...]``. A later version may add fields
 with defaults at the end and messages with new tags; all else is fixed. Columns (one value per block) travel
 as the little-endian bytes of a numpy array, so a batch costs no Python object per block.
-``ostraca_fabric.wire.columns`` packs and checks columns.
+``ostraca_fabric.wire.codec`` packs and checks columns.
 
 All messages are in this module, despite its length: each tag is unique, and request and answer stand side by
 side.

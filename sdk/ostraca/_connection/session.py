@@ -25,8 +25,8 @@ from ostraca._protocol.operations import NOT_STARTED_CODES
 from ostraca._protocol.silence import SilenceDetector
 from ostraca_fabric.errors import ProtocolError, TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.telemetry.labels import label_of
-from ostraca_fabric.wire import columns
+from ostraca_fabric.telemetry.requests import label_of
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.messages import (
@@ -403,7 +403,7 @@ class AgentSession:
         with self._arena.changed:
             slots = self._arena.ledger.slots(message.request)
             if len(slots):
-                self._shut(slots[columns.positions(message.positions, len(slots))])
+                self._shut(slots[codec.positions(message.positions, len(slots))])
         self._deliver(message.request, message)
 
     def _shut(self, slots: NDArray[np.int64]) -> None:
@@ -425,7 +425,7 @@ class AgentSession:
             positions = (
                 np.arange(len(slots), dtype=np.uint32)
                 if unsettled is None
-                else columns.positions(unsettled, len(slots))
+                else codec.positions(unsettled, len(slots))
             )
             self._shut(slots)
             self._arena.ledger.answer(request, positions)

@@ -14,7 +14,7 @@ import numpy as np
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.ports.transport import INLINE
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.frames import Passage, bulk_frames
 from ostraca_fabric.wire.messages import ArenaOffer
 
@@ -114,8 +114,8 @@ class InlineArenaEnd:
         """
         if not 0 <= fetch.transfer <= _TRANSFER_MAX:
             raise MalformedError(f"a fetch for transfer {fetch.transfer}, a number without a bulk frame")
-        lengths = columns.u32(fetch.lengths, len(fetch.lengths) // columns.U32.itemsize)
-        slots = columns.u64(fetch.slots, len(lengths))
+        lengths = codec.u32(fetch.lengths, len(fetch.lengths) // codec.U32.itemsize)
+        slots = codec.u64(fetch.slots, len(lengths))
         if not (lengths.all() and self._holds(slots, lengths)):
             raise MalformedError(
                 f"a fetch of {len(lengths)} blocks with an empty block, or a block outside of the arena"
@@ -123,7 +123,7 @@ class InlineArenaEnd:
         return bulk_frames(
             fetch.transfer,
             self._arena,
-            places=np.arange(len(lengths), dtype=columns.U64),
+            places=np.arange(len(lengths), dtype=codec.U64),
             offsets=slots.astype(np.int64),
             lengths=lengths,
         )

@@ -39,8 +39,8 @@ from ostraca.client_metrics import Meter
 from ostraca_fabric.errors import ClosedError, ProtocolError, UsageError
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.tables.digests import tag_seeds
-from ostraca_fabric.telemetry.outcome_counters import tally_text
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.telemetry.requests import tally_text
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Cancel
 
 if TYPE_CHECKING:

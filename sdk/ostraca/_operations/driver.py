@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ostraca._operations.batch import Batch, OperationJob, Runtime
     from ostraca._protocol.events import Event
     from ostraca._protocol.specs import OperationSpec
-    from ostraca_fabric.wire.columns import Outcomes
+    from ostraca_fabric.wire.codec import Outcomes
 
     OpenedVolume = tuple[AgentSession, int]
 

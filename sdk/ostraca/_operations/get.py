@@ -23,7 +23,7 @@ from ostraca._protocol.operations import GetOperation, window_blocks
 from ostraca._protocol.specs import GetSpec, OperationSpec
 from ostraca.results import GetResult
 from ostraca_fabric.errors import TransportError
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostraca._memory.views import SlotHold
     from ostraca._operations.batch import Batch, BatchContext, BatchRequest, Runtime
     from ostraca._protocol.events import Verify
-    from ostraca_fabric.wire.columns import Outcomes
+    from ostraca_fabric.wire.codec import Outcomes
 
 
 def get_job(runtime: Runtime, spec: GetSpec, into: object) -> OperationJob[GetResult]:
@@ -135,13 +135,13 @@ class GetBatch(SlotBatch[GetSpec]):
 
     def _verify(self, request: BatchRequest, wanted: Verify) -> Verified:
         assert request.slots is not None
-        positions = columns.positions(wanted.positions, request.operation.blocks)
+        positions = codec.positions(wanted.positions, request.operation.blocks)
         verdicts = self._check(
             _LandedBlocks(
                 blocks=request.first + positions.astype(np.int64),
                 offsets=request.slots[positions],
                 seeds=self._seeds_by_first[request.first][positions],
-                tags=columns.rows16(wanted.tags, len(positions)),
+                tags=codec.rows16(wanted.tags, len(positions)),
             )
         )
         return Verified(wanted.positions, verdicts.tobytes())

@@ -12,7 +12,7 @@ from ostraca.results import BlockOutcomes, LookupResult, PrefetchResult
 
 if TYPE_CHECKING:
     from ostraca._operations.batch import BatchContext
-    from ostraca_fabric.wire.columns import Outcomes
+    from ostraca_fabric.wire.codec import Outcomes
 
 
 def lookup_job(spec: LookupSpec) -> OperationJob[LookupResult]:

@@ -20,7 +20,7 @@ from ostraca_fabric.wire.messages import (
 
 if TYPE_CHECKING:
     from ostraca_fabric.errors import OstracaError
-    from ostraca_fabric.wire.columns import Outcomes
+    from ostraca_fabric.wire.codec import Outcomes
     from ostraca_fabric.wire.messages import Message
 
 

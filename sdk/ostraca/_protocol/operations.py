@@ -41,9 +41,9 @@ from ostraca_fabric.errors import (
     UnknownVolumeError,
 )
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.telemetry.outcome_counters import STATES
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.telemetry.requests import STATES
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     SPANS_MAX,
     Cancel,
@@ -176,23 +176,23 @@ class GetOperation(BlockOperation):
             case GetProgress():
                 return self._on_landed(event.positions, event.tags, now_s)
             case Verified():
-                found = columns.positions(event.positions, self.blocks)
-                verdicts = columns.u8(event.verdicts, len(found))
+                found = codec.positions(event.positions, self.blocks)
+                verdicts = codec.u8(event.verdicts, len(found))
                 self._good[found[verdicts == _GOOD]] = True
                 self._damaged[found[verdicts == _DAMAGED]] = True
                 return [] if self._answer is None else [self._conclude(self._answer)]
             case GetDone():
                 # Check the whole message before any part counts.
                 answer = self._outcomes(event)
-                columns.positions(event.unsettled, self.blocks)
+                codec.positions(event.unsettled, self.blocks)
                 self._answer = answer
                 return self._on_landed(event.positions, event.tags, now_s) or [self._conclude(answer)]
             case _:
                 raise self._mismatch(event)
 
     def _on_landed(self, positions: bytes, tag_column: bytes, now_s: float) -> list[Effect]:
-        found = columns.positions(positions, self.blocks)
-        tags = columns.rows16(tag_column, len(found))
+        found = codec.positions(positions, self.blocks)
+        tags = codec.rows16(tag_column, len(found))
         is_new = ~self._landed[found]
         self._landed[found] = True
         if now_s >= self._until_s or not is_new.any():

@@ -19,7 +19,7 @@ from ostraca_fabric.model.ids import checked_name
 from ostraca_fabric.model.limits import described, number
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
 from ostraca_fabric.model.volume import VolumeIdentity, VolumeRecord
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Get, Lookup, OpenVolume, Prefetch, Put
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ class GetSpec(ChainSpec):
             handle,
             left_s,
             spans,
-            lengths.astype(columns.U32).tobytes(),
-            slots.astype(columns.U64).tobytes(),
+            lengths.astype(codec.U32).tobytes(),
+            slots.astype(codec.U64).tobytes(),
             self.volume.slot_bytes,
             (self.recompute_s or 0.0) * queued / len(self.chain),
         )
@@ -265,9 +265,9 @@ class PutSpec(ChainSpec):
             left_s,
             int(self.ack),
             spans,
-            lengths.astype(columns.U32).tobytes(),
+            lengths.astype(codec.U32).tobytes(),
             tags,
-            slots.astype(columns.U64).tobytes(),
+            slots.astype(codec.U64).tobytes(),
             self.volume.slot_bytes,
             self.ttl_s or 0.0,
         )
@@ -278,7 +278,7 @@ def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
 
     Zero and negative values are allowed: the deadline has passed already. Raises UsageError otherwise.
     """
-    seconds = number(name, value)
+    seconds = value if type(value) is float else number(name, value)
     if not math.isfinite(seconds):
         raise UsageError(
             f"{name} is {seconds}: every operation ends by its deadline, so pass a finite number of seconds"

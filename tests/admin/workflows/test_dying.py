@@ -37,11 +37,10 @@ from ostraca_admin.workflow_runner import WorkflowRunner
 from ostraca_admin.workflows.erase import ErasureSteps
 from ostraca_admin.workflows.steps import RetrySettings, Steps
 from ostraca_dpu_agent.volumes import Incarnations
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.superblock import decode_superblock
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES
 from ostraca_fabric.model.fabric_map import AgentRecord, EnclosureRecord, EnclosureState, FabricMap
 from ostraca_fabric.model.ids import ID_BYTES, AgentId, EnclosureId, FabricId, StartId, TenantId
 from ostraca_fabric.model.overrides import LiveSettings, Overrides

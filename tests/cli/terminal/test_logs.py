@@ -25,7 +25,7 @@ from ostraca_cli.terminal.logs import (
     is_journal,
     log_levels,
 )
-from ostraca_fabric.telemetry.labels import labelled
+from ostraca_fabric.telemetry.requests import labelled
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

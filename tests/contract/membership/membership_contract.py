@@ -454,7 +454,10 @@ class MembershipContract:
     ) -> None:
         changes = store.override_changes()
         seen = await anext(changes)
-        assert (seen.tenant(TenantId("t")).flash_bytes, seen.switch(TenantId("t"), "v")) == (0, Switch.ON)
+        assert (
+            seen.tenant(TenantId("t")).flash_bytes,
+            seen.switches.get((TenantId("t"), "v"), Switch.ON),
+        ) == (0, Switch.ON)
         revision = await rule(RULED)
         assert await store.refresh_overrides() == revision
         assert store.overrides == replace(RULED, revision=revision)
@@ -464,7 +467,7 @@ class MembershipContract:
         again = await rule(replace(RULED, switches={}))
         assert again > revision
         assert await store.refresh_overrides() == again
-        assert store.overrides.switch(TenantId("t"), "v") is Switch.ON
+        assert store.overrides.switches.get((TenantId("t"), "v"), Switch.ON) is Switch.ON
         assert store.overrides.tenants == RULED.tenants
 
     async def test_a_volume_is_erased_once_however_often_it_is_asked_for(self, store: Membership) -> None:

@@ -16,7 +16,7 @@ from ostraca_fabric.connection.server import Answer, Notice, Request
 from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError, UsageError
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.ports.owners import AgentNetwork, AgentService
-from ostraca_fabric.telemetry.labels import labelled
+from ostraca_fabric.telemetry.requests import labelled
 from ostraca_fabric.wire.messages import (
     AgentRequest,
     AnswerToAgent,

@@ -40,9 +40,9 @@ from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import sealed, unsealed
-from ostraca_fabric.ports.transport import BulkChannel, Direction, Transport, Wave
+from ostraca_fabric.ports.transport import BulkChannel, Direction, Transport
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.tables.slots import SlotPool, Wave
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 needs_nixl = pytest.mark.skipif(runtime.package() is None, reason="NIXL is not installed")

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tests.contract.transports.arena_host import ArenaHost
 
 from ostraca_fabric.errors import TransportError
-from ostraca_fabric.ports.transport import BulkChannel, Direction, RemoteArena, TransferEnd, Transport, Wave
+from ostraca_fabric.ports.transport import BulkChannel, Direction, RemoteArena, TransferEnd, Transport
 from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.tables.slots import Wave
 
 PAGE = 4096
 CHUNK = 1 << 20

@@ -33,7 +33,7 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.policies.placement import ranked_agents
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AgentRequest,
     AnswerToAgent,
@@ -395,4 +395,4 @@ async def test_an_agent_asks_others_before_itself() -> None:
 
 
 def _shape(shard: ShardKeys) -> tuple[str, int, int]:
-    return shard.shard, len(shard.keys) // columns.KEY_BYTES, shard.placement_epoch
+    return shard.shard, len(shard.keys) // codec.KEY_BYTES, shard.placement_epoch

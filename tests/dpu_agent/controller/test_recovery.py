@@ -23,10 +23,9 @@ from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import DriveError, FormatError
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry
 from ostraca_fabric.flash.summary import SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import Pieces, generation
+from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry, Pieces, generation
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch
 from ostraca_fabric.model.outcome import PutState

@@ -23,7 +23,7 @@ from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Settled
 
 LATE_S = 0.1
@@ -372,7 +372,7 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
             assert reader.arena.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
         assert fabric.context.counters.get_hits_from_cache == 4
         said = [message for message in (*reader.said, getting.result()) if not isinstance(message, Settled)]
-        told = np.frombuffer(b"".join(message.positions for message in said), columns.U32)
+        told = np.frombuffer(b"".join(message.positions for message in said), codec.U32)
         assert sorted(told.tolist()) == list(range(10)), "each block is said to have landed once"
         await fabric.at_rest()
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.agent.assembly import Assembly, assembled, chain_of
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.policies.hit_watch import NOTICE_BLOCKS
+from ostraca_fabric.telemetry.requests import NOTICE_BLOCKS
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
 from ostraca_fabric.wire.messages import Lookup, LookupDone, PutDone
 

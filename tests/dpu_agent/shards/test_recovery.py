@@ -34,11 +34,10 @@ from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.core import SegmentState, ShardCore, ShardSettings
 from ostraca_dpu_agent.shards.shard import core_of
 from ostraca_fabric.drives.file_drive import FileDrive
-from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.flash.summary import SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import Generation, Pieces, generation
+from ostraca_fabric.model.extent import Generation, Geometry, Pieces, generation
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, OwnerEpoch
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason

@@ -22,10 +22,9 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.file_drive import FileDrive
-from ostraca_fabric.flash.geometry import MIB, Geometry, segment_bytes_for
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
-from ostraca_fabric.model.extent import Pieces, rounded_up
+from ostraca_fabric.model.extent import MIB, Geometry, Pieces, rounded_up, segment_bytes_for
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch, drive_id, shard_id
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.runtime.memory import HugeMemory

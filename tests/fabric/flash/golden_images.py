@@ -17,10 +17,9 @@ import numpy as np
 import xxhash
 from tests.fabric import second_implementation
 
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.summary import SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, generation, rounded_up
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, Geometry, generation, rounded_up
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 
 FOLDER = Path(__file__).parent / "golden"

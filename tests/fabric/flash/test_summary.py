@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.recovery import PLACES_FIRST, RecoveredAreas, places_wanted, recover
 from ostraca_fabric.flash.summary import Entries, SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, Generation, generation
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, Generation, Geometry, generation
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 
 GEOMETRY = Geometry.planned(3 * MIB, segment_bytes=MIB, block_bytes=4096)

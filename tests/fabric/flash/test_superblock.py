@@ -7,9 +7,8 @@ import pytest
 import xxhash
 
 from ostraca_fabric.errors import FormatError, UsageError
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, Geometry
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId
 
 SUPERBLOCK = Superblock(

@@ -14,7 +14,6 @@ from tests.fabric.flash import small_reader
 from tests.fabric.flash.golden_images import SUPERBLOCK
 from tests.fabric.flash.golden_volumes import FULL, OTHER, PLAIN, ROOM, copy_of, images, stored
 
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.superblock import encode_superblock
 from ostraca_fabric.flash.volume_records import (
     VolumesState,
@@ -24,6 +23,7 @@ from ostraca_fabric.flash.volume_records import (
     examine_volumes,
     newest_copy,
 )
+from ostraca_fabric.model.extent import MIB, Geometry
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.volume import Layout, VolumeRecord
 

@@ -8,7 +8,7 @@ from ostraca.client_metrics import ClientMetrics
 from ostraca_fabric.model.inventory import DriveReport, DriveWear
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.conditions import Condition
-from ostraca_fabric.telemetry.outcome_counters import OperationTally, Tally
+from ostraca_fabric.telemetry.requests import OperationTally, Tally
 from ostraca_fabric.telemetry.status import (
     AgentCounters,
     AgentStatus,

@@ -13,7 +13,7 @@ from ostraca_fabric.telemetry.enclosure_metrics import enclosure_samples
 from ostraca_fabric.telemetry.metric import MetricKind, Sample
 from ostraca_fabric.telemetry.metrics import AGENT_INFO, METRICS, agent_samples
 from ostraca_fabric.telemetry.openmetrics import render, sample_lines
-from ostraca_fabric.telemetry.outcome_counters import LATENCY_BOUNDS_S, Tally, tally_text
+from ostraca_fabric.telemetry.requests import LATENCY_BOUNDS_S, Tally, tally_text
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 TEXT = render(agent_samples(STATUS)) + CLIENT.openmetrics() + render(enclosure_samples(ENCLOSURE))

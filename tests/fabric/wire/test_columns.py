@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 
-READERS: dict[int, Callable[[bytes, int], NDArray[Any]]] = {1: columns.u8, 4: columns.u32, 8: columns.u64}
+READERS: dict[int, Callable[[bytes, int], NDArray[Any]]] = {1: codec.u8, 4: codec.u32, 8: codec.u64}
 
 
 @pytest.mark.parametrize("width", [1, 4, 8])
@@ -38,42 +38,42 @@ def test_a_column_too_short_or_too_long_is_refused(width: int, change_bytes: int
 
 
 def test_an_empty_column_stands_for_no_blocks_only() -> None:
-    assert columns.u32(b"", 0).shape == (0,)
-    assert columns.rows16(b"", 0).shape == (0, 16)
+    assert codec.u32(b"", 0).shape == (0,)
+    assert codec.rows16(b"", 0).shape == (0, 16)
     with pytest.raises(MalformedError):
-        columns.u32(b"", 1)
+        codec.u32(b"", 1)
 
 
 def test_keys_and_tags_are_rows_of_16_bytes() -> None:
-    rows = columns.rows16(bytes(range(32)), 2)
+    rows = codec.rows16(bytes(range(32)), 2)
     assert [row.tobytes() for row in rows] == [bytes(range(16)), bytes(range(16, 32))]
 
 
 @pytest.mark.parametrize("length", [0, 16, 31, 33, 48])
 def test_rows_too_few_or_too_many_are_refused(length: int) -> None:
     with pytest.raises(MalformedError):
-        columns.rows16(bytes(length), 2)
+        codec.rows16(bytes(length), 2)
 
 
 def test_positions_may_name_any_block_of_the_request() -> None:
     column = np.array([4, 0, 3], "<u4").tobytes()
-    assert columns.positions(column, 5).tolist() == [4, 0, 3]
-    assert columns.positions(b"", 0).tolist() == []
+    assert codec.positions(column, 5).tolist() == [4, 0, 3]
+    assert codec.positions(b"", 0).tolist() == []
 
 
 @pytest.mark.parametrize(("position", "blocks"), [(5, 5), (2**32 - 1, 5), (0, 0)])
 def test_a_position_beyond_the_request_is_refused(position: int, blocks: int) -> None:
     with pytest.raises(MalformedError, match=f"position {position} in a request of {blocks} blocks"):
-        columns.positions(np.array([0, position], "<u4").tobytes() if blocks else bytes(4), blocks)
+        codec.positions(np.array([0, position], "<u4").tobytes() if blocks else bytes(4), blocks)
 
 
 def test_positions_of_broken_length_are_refused() -> None:
     with pytest.raises(MalformedError):
-        columns.positions(bytes(6), 5)
+        codec.positions(bytes(6), 5)
 
 
 def test_a_column_that_was_read_cannot_be_written_to() -> None:
-    assert not columns.u64(bytes(8), 1).flags.writeable
+    assert not codec.u64(bytes(8), 1).flags.writeable
 
 
 def test_some_blocks_get_one_outcome_or_a_value_each() -> None:
@@ -104,4 +104,4 @@ def test_columns_of_another_length_are_refused() -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=1000)))
 def test_the_different_ones_of_small_numbers_come_once_and_in_order(numbers: list[int]) -> None:
-    assert columns.distinct(np.array(numbers, np.intp)).tolist() == sorted(set(numbers))
+    assert codec.distinct(np.array(numbers, np.intp)).tolist() == sorted(set(numbers))

@@ -16,7 +16,7 @@ from tests.scenarios.fuzz.frames import bulk, mutated, nonsense
 from tests.scenarios.fuzz.worker_script import WorkerScript, hello, odd_hello
 
 from ostraca_fabric.errors import ProtocolError
-from ostraca_fabric.wire import codec, columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
 from ostraca_fabric.wire.messages import Fetch, Message, Ping, Pong, Refused, Welcome
 
@@ -172,7 +172,7 @@ class AgentEnd:
     def _answer_fetches(self, dice: random.Random, talk: Conversation) -> None:
         """Bring what the agent has asked for by now, more or less."""
         for fetch in talk.fetches:
-            lengths = columns.u32(fetch.lengths, len(fetch.lengths) // 4).tolist()
+            lengths = codec.u32(fetch.lengths, len(fetch.lengths) // 4).tolist()
             parts = [(part, bytes(each)) for part, each in enumerate(lengths)]
             if dice.random() < 0.2:
                 dice.shuffle(parts)

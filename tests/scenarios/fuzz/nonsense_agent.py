@@ -26,7 +26,7 @@ from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.model.outcome import BlockState, PutState
 from ostraca_fabric.model.volume import VolumeIdentity
 from ostraca_fabric.tables.digests import tag_of, tag_seeds
-from ostraca_fabric.wire import codec, columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire import messages as m
 from ostraca_fabric.wire.frames import HEADER_BYTES, BulkEnd, FrameReader, encode
 
@@ -242,7 +242,7 @@ class _Talk:
                 return [m.StatusDone(message.request, packed(strange(self._dice)))]
             case m.Put():
                 count = sum(map(len, message.spans))
-                slots = columns.u64(message.slots, count)
+                slots = codec.u64(message.slots, count)
                 self._asked.append(_Asked(message.request, slots.tolist()))
                 states = bytes([PutState.COMMITTED]) * count
                 return [
@@ -254,7 +254,7 @@ class _Talk:
 
     def _get(self, message: m.Get) -> list[m.Message | bytes]:
         count = sum(map(len, message.spans))
-        lengths, slots = columns.u32(message.lengths, count), columns.u64(message.slots, count).tolist()
+        lengths, slots = codec.u32(message.lengths, count), codec.u64(message.slots, count).tolist()
         hashes = [
             span.hashes[at : at + span.hash_bytes]
             for span in message.spans

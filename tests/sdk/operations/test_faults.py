@@ -22,7 +22,7 @@ from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.host_blocks import HostBlocks
 from ostraca._protocol.events import BlockVerdict
 from ostraca_fabric.tables.digests import are_good
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     ConnectionLimits,
     Failure,
@@ -270,7 +270,7 @@ def test_bytes_that_land_after_the_end_touch_quarantined_slots_only(
     assert volume.get(chain, into=target, deadline_s=FAR_S).states == (BlockState.HIT,) * 8
     assert np.array_equal(target, source)
     assert (late_target == UNTOUCHED).all()
-    both = [set(columns.u64(message.slots, 8).tolist()) for message in agent.seen_of(Get)]
+    both = [set(codec.u64(message.slots, 8).tolist()) for message in agent.seen_of(Get)]
     assert not both[0] & both[1]
     assert client.quarantined_bytes == 8 * BLOCK_BYTES
 
@@ -288,7 +288,7 @@ def test_bytes_that_land_after_the_end_touch_quarantined_slots_only(
 def test_unsettled_slots_stay_in_quarantine_until_the_agent_says_settled(
     agent: ScriptedAgent, client: ostraca.Client, volume: ostraca.Volume, kind: type[Get | Put]
 ) -> None:
-    unsettled = np.array([1, 2], columns.U32).tobytes()
+    unsettled = np.array([1, 2], codec.U32).tobytes()
 
     def leave_two(connection: AgentConnection, message: Get | Put) -> None:
         done = GetDone if isinstance(message, Get) else PutDone
@@ -349,7 +349,7 @@ def test_progress_about_a_block_that_was_never_asked_for_ends_the_connection(
     agent: ScriptedAgent, volume: ostraca.Volume
 ) -> None:
     agent.script[Get] = lambda connection, message: connection.send(
-        GetProgress(message.request, np.array([5], columns.U32).tobytes(), bytes(16))
+        GetProgress(message.request, np.array([5], codec.U32).tobytes(), bytes(16))
     )
     result = volume.get(volume.chain(hashes(2)), into=somewhere(2), deadline_s=FAR_S)
     assert result.reasons == (Reason.DISCONNECTED,) * 2

@@ -10,7 +10,7 @@ from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Failure,
     Fetch,
@@ -40,7 +40,7 @@ def stored(
 
 
 def slots_of(message: Get) -> list[int]:
-    found: list[int] = columns.u64(message.slots, len(message.slots) // 8).tolist()
+    found: list[int] = codec.u64(message.slots, len(message.slots) // 8).tolist()
     return found
 
 

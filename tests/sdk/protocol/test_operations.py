@@ -27,7 +27,7 @@ from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout, VolumeRecord
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     Cancel,
     Failure,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, Geometry
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, ShardId
 
 SEGMENTS = 3

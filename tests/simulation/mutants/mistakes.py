@@ -46,8 +46,8 @@ from ostraca_fabric.model.fabric_map import Grant
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.tables.digests import blank_rests, tags_of
 from ostraca_fabric.tables.slots import SlotPool
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import distinct
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import distinct
 from ostraca_fabric.wire.messages import PastSettled, ShardExtents
 
 
@@ -480,7 +480,7 @@ def _sent_from_the_wrong_place(self: InlinePeer, wave: Any) -> Any:
     return self._channel.send_bulk(
         self._transfers,
         self._staging,
-        places=wave.arena.astype(columns.U64),
+        places=wave.arena.astype(codec.U64),
         offsets=wave.staging[::-1].copy(),
         lengths=wave.lengths,
     )

@@ -27,8 +27,8 @@ from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, Geometry
 from ostraca_fabric.model.fabric_map import (
     AgentRecord,
     DriveRecord,

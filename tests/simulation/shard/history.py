@@ -15,7 +15,7 @@ from tests.simulation.shard.world import Fate, Setup, World
 from tests.support.simulated.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
-from ostraca_fabric.flash.geometry import MIB
+from ostraca_fabric.model.extent import MIB
 
 STEPS = 100
 NUMBERS = 48

@@ -13,10 +13,9 @@ import numpy as np
 from tests.support.simulated.drive_faults import Befell, Mishap
 from tests.support.simulated.simulated_flash import SimulatedFlash
 
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.summary import PAGE, page_checksum
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES
 
 _READS_OF_AN_AREA = 2
 """Recovery reads a page once more, by itself, before it gives it up."""

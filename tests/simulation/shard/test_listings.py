@@ -11,9 +11,8 @@ from tests.simulation.shard.listings import Listings
 from tests.simulation.shard.world import DRIVE, ENCLOSURE, FABRIC, SHARD
 from tests.support.simulated.simulated_flash import SimulatedFlash
 
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, Geometry
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, PAGE_BYTES, Geometry
 
 
 @pytest.mark.parametrize("segment", [0, 1])

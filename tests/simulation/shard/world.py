@@ -24,9 +24,16 @@ from tests.support.simulated.simulated_flash import SimulatedFlash
 
 from ostraca_dpu_agent.shards.core import ShardSettings
 from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SUPERBLOCK_COPIES, Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, rounded_up
+from ostraca_fabric.model.extent import (
+    FIRST_SEGMENT_OFFSET,
+    MIB,
+    PAGE_BYTES,
+    SUPERBLOCK_COPIES,
+    Geometry,
+    Pieces,
+    rounded_up,
+)
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason

@@ -35,11 +35,10 @@ from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.errors import DriveError
-from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.chain import Chain, Span
-from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.model.extent import Geometry, Pieces
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import (
     AgentId,
@@ -55,9 +54,10 @@ from ostraca_fabric.model.ids import (
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
-from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport, Wave
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
-from ostraca_fabric.wire import columns
+from ostraca_fabric.tables.slots import Wave
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
 
@@ -486,7 +486,7 @@ def reasons_of(done: GetDone | PutDone) -> list[Reason]:
 
 
 def unsettled_of(done: GetDone | PutDone) -> list[int]:
-    found: list[int] = np.frombuffer(done.unsettled, columns.U32).tolist()
+    found: list[int] = np.frombuffer(done.unsettled, codec.U32).tolist()
     return found
 
 

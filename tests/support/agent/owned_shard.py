@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from tests.support.agent.shard_invariants import check_core
 
 from ostraca_dpu_agent.shards.core import Allocations, CommitResults, ShardCore, ShardSettings, SummaryWrite
-from ostraca_fabric.flash.geometry import MIB, Geometry
 from ostraca_fabric.flash.recovery import RecoveredAreas, recover
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, Geometry
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 

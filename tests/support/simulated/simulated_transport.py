@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_fabric.ports.transport import BulkChannel, Wave
+    from ostraca_fabric.ports.transport import BulkChannel
+    from ostraca_fabric.tables.slots import Wave
 
 NAME = "simulated"
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ostraca_fabric.ports.transport import BulkChannel, RemoteArena, Transport, Wave
+    from ostraca_fabric.ports.transport import BulkChannel, RemoteArena, Transport
+    from ostraca_fabric.tables.slots import Wave
     from ostraca_fabric.wire.messages import ArenaOffer
 
 

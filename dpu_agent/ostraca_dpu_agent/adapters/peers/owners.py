@@ -24,7 +24,7 @@ from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, Usa
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.ports.owners import AgentService, PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
-from ostraca_fabric.telemetry.labels import current_label
+from ostraca_fabric.telemetry.requests import current_label
 from ostraca_fabric.telemetry.status import PeerStatus
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode

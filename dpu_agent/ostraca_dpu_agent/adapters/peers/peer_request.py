@@ -16,7 +16,7 @@ import msgspec
 from ostraca_fabric.connection import ClientConnection
 from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.model.ids import AgentId
-from ostraca_fabric.telemetry.labels import current_label
+from ostraca_fabric.telemetry.requests import current_label
 from ostraca_fabric.wire.messages import (
     AgentRequest,
     AnswerToAgent,

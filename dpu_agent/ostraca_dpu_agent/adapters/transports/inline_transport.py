@@ -14,8 +14,9 @@ import functools
 import numpy as np
 
 from ostraca_fabric.errors import FrameTooLongError
-from ostraca_fabric.ports.transport import INLINE, BulkChannel, Direction, TransferEnd, Wave, check_offer
-from ostraca_fabric.wire.columns import U32, U64
+from ostraca_fabric.ports.transport import INLINE, BulkChannel, Direction, TransferEnd, check_offer
+from ostraca_fabric.tables.slots import Wave
+from ostraca_fabric.wire.codec import U32, U64
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 

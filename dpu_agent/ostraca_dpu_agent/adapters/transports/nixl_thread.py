@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
-from ostraca_fabric.ports.transport import Direction, Wave
+from ostraca_fabric.ports.transport import Direction
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.slots import slot_numbers
+from ostraca_fabric.tables.slots import Wave, slot_numbers
 
 T = TypeVar("T")
 

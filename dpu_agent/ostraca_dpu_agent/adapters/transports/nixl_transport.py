@@ -45,9 +45,9 @@ from ostraca_fabric.nixl.runtime import (
     unique_name,
     unsealed,
 )
-from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, Wave, check_offer
+from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, check_offer
 from ostraca_fabric.runtime.memory import HUGE_PAGE_BYTES, HugeMemory
-from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.tables.slots import SlotPool, Wave
 from ostraca_fabric.wire.messages import ArenaOffer
 
 T = TypeVar("T")

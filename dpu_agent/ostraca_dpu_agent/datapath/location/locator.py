@@ -36,7 +36,7 @@ from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.owners import Owners, PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AnswerToAgent,
     Release,
@@ -64,10 +64,10 @@ class Extents:
     def of(cls, answer: ShardExtents, count: int) -> Extents:
         """Parse an answer. Raises MalformedError."""
         return cls(
-            columns.u64(answer.offsets, count),
-            columns.u32(answer.lengths, count),
-            columns.u64(answer.generations, count),
-            columns.rows16(answer.tags, count),
+            codec.u64(answer.offsets, count),
+            codec.u32(answer.lengths, count),
+            codec.u64(answer.generations, count),
+            codec.rows16(answer.tags, count),
         )
 
 
@@ -388,7 +388,7 @@ class OwnerQuery:
             return OwnerAnswer(part, source, Reason.NO_OWNER)
         count = len(part.positions)
         try:
-            is_found = columns.u8(shard_answer.found, count) != 0
+            is_found = codec.u8(shard_answer.found, count) != 0
             extents = None if self._terms.is_brief else Extents.of(shard_answer, count)
         except MalformedError:
             log.exception("Owner %s gave extents that do not fit its request", source.owner)

@@ -34,7 +34,7 @@ from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpo
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.placement import NOWHERE, Placement
 from ostraca_fabric.telemetry.explain import EpochPlacement
-from ostraca_fabric.wire import columns
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import ShardRelease
 
 PartsByOwner = dict[AgentId, list["ShardPart"]]
@@ -302,7 +302,7 @@ def _places(
         np.zeros(blocks, np.uint64),
         np.zeros(blocks, np.uint32),
         np.zeros(blocks, np.uint64),
-        np.zeros((blocks, columns.TAG_BYTES), np.uint8),
+        np.zeros((blocks, codec.TAG_BYTES), np.uint8),
     )
 
 
@@ -350,7 +350,7 @@ class BlockLocations:
         offsets, lengths, generations, tags = _NOWHERE if is_brief else _places(blocks)
         return cls(
             is_found=np.zeros(blocks, np.bool_),
-            reasons=columns.filled(blocks, Reason.NOT_FOUND),
+            reasons=codec.filled(blocks, Reason.NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
             offsets=offsets,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.shards.core.answers import ShardCounters
-from ostraca_fabric.flash.geometry import Geometry
 from ostraca_fabric.flash.index import MARKS, BlockIndex, Removed
+from ostraca_fabric.model.extent import Geometry
 
 NO_END_S = math.inf
 

@@ -19,7 +19,7 @@ from ostraca_dpu_agent.shards.core.ring.ring import Ring
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.columns import distinct
+from ostraca_fabric.wire.codec import distinct
 
 _NONE = np.zeros(0, np.intp)
 

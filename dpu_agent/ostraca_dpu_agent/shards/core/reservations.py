@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.flash.summary import Entries, entries_of
 from ostraca_fabric.tables.key_table import KeyTable, first_of_each
-from ostraca_fabric.wire.columns import KEY_BYTES
+from ostraca_fabric.wire.codec import KEY_BYTES
 
 _SLOT_BITS = 24
 _SLOT_MASK = np.uint64((1 << _SLOT_BITS) - 1)

@@ -36,7 +36,7 @@ from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.columns import KEY_BYTES, distinct
+from ostraca_fabric.wire.codec import KEY_BYTES, distinct
 
 _GENERATIONS = 1 << 23
 _RESERVATIONS_BITS, _PINS_BITS = 17, 40

@@ -29,8 +29,8 @@ from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.volume import HASH_BYTES_MAX, HASH_BYTES_MIN, VolumeRecord
 from ostraca_fabric.telemetry.explain import BlockPlacements
-from ostraca_fabric.telemetry.outcome_counters import name_of
-from ostraca_fabric.wire import columns
+from ostraca_fabric.telemetry.requests import name_of
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import PrefetchDone
 
 router = APIRouter(prefix="/v1", tags=["blocks"])
@@ -218,7 +218,7 @@ def _placement(found: BlockPlacements) -> PlacementView:
 def _prefetched(agent: AgentId, spans: list[Span], done: PrefetchDone) -> PrefetchView:
     blocks = sum(map(len, spans))
     try:
-        codes = zip(columns.u8(done.states, blocks), columns.u8(done.reasons, blocks), strict=True)
+        codes = zip(codec.u8(done.states, blocks), codec.u8(done.reasons, blocks), strict=True)
     except MalformedError as error:
         raise UnansweredError(f"agent {agent} sent an invalid answer: {error}") from error
     outcomes = [(name_of(BlockState, int(state)), name_of(Reason, int(why))) for state, why in codes]

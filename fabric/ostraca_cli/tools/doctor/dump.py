@@ -13,10 +13,9 @@ from ostraca_cli.tools.doctor.drives import DriveFile
 from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, segments_of, shards_of
 from ostraca_cli.tools.doctor.volumes import Row, volume_rows
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.flash.geometry import TAIL_SLOTS
 from ostraca_fabric.flash.summary import PAGE, PageState, page_states
 from ostraca_fabric.flash.superblock import chosen_copy, examine_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, Generation, generation_parts
+from ostraca_fabric.model.extent import PAGE_BYTES, TAIL_SLOTS, Generation, generation_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,11 +21,18 @@ from ostraca_cli.tools.doctor.findings import (
 )
 from ostraca_cli.tools.doctor.volumes import volumes_finding, volumes_problems
 from ostraca_fabric.drives.flash_files import FlashFileError
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SEGMENTS_MIN, SUPERBLOCK_COPIES
 from ostraca_fabric.flash.recovery import recover
 from ostraca_fabric.flash.summary import PAGE, PageState, page_states
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, examine_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, generation_parts, rounded_up
+from ostraca_fabric.model.extent import (
+    FIRST_SEGMENT_OFFSET,
+    MIB,
+    PAGE_BYTES,
+    SEGMENTS_MIN,
+    SUPERBLOCK_COPIES,
+    generation_parts,
+    rounded_up,
+)
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.tables.digests import matches

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostraca_cli.terminal.units import size_text
-from ostraca_fabric.flash.geometry import ENTRIES_PER_PAGE, TAIL_SLOTS
+from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS
 from ostraca_fabric.runtime.sentences import counted
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, shards_of
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.drives.flash_files import open_flash
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
-from ostraca_fabric.flash.geometry import Geometry, segment_bytes_for
 from ostraca_fabric.flash.superblock import CopyState, Superblock, chosen_copy, encode_superblock
+from ostraca_fabric.model.extent import Geometry, segment_bytes_for
 from ostraca_fabric.model.ids import ID_BYTES, drive_of, enclosure_of
 from ostraca_fabric.runtime.os_errors import explained
 

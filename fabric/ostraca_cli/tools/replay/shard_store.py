@@ -18,10 +18,9 @@ from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.core import ReinsertionBatch
 from ostraca_dpu_agent.shards.shard import core_of
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SHARD_BYTES_MAX, Geometry
 from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.flash.superblock import Superblock
-from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, SHARD_BYTES_MAX, Geometry, rounded_up
 from ostraca_fabric.model.ids import DriveId, EnclosureId, FabricId, OwnerEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.tables.key_table import first_of_each

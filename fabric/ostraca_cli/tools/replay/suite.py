@@ -24,7 +24,7 @@ from ostraca_cli.tools.replay.shard_store import ShardPlan, ShardStore
 from ostraca_cli.tools.replay.trace import Trace
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_fabric.errors import UsageError, shown
-from ostraca_fabric.wire.columns import KEY_BYTES
+from ostraca_fabric.wire.codec import KEY_BYTES
 
 OnProgress = Callable[[str, float], None]
 

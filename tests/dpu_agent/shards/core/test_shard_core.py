@@ -8,8 +8,7 @@ from tests.support.agent.shard_invariants import check_core
 from ostraca_dpu_agent.shards.core import SegmentState, ShardSettings
 from ostraca_dpu_agent.shards.core.catalog import Promises
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.flash.geometry import MIB
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
 

@@ -29,18 +29,18 @@ def view() -> View:
         (KEYS.overrides_marker(), OVERRIDES_MARKER),
     ]
     view.take(EntryList(tuple(entry(key, value, 3) for key, value in listed), 3))
-    assert view.overrides.switch(TenantId("acme"), "v") is Switch.OFF
+    assert view.overrides.switches.get((TenantId("acme"), "v"), Switch.ON) is Switch.OFF
     assert view.overrides.revision == 3
     return view
 
 
 def test_a_switch_that_can_not_be_read_any_more_stays_as_it_was(view: View) -> None:
     view.take(EntryChanges((entry(SWITCH, b'{"version":99}', 4),), 4))
-    assert view.overrides.switch(TenantId("acme"), "v") is Switch.OFF
+    assert view.overrides.switches.get((TenantId("acme"), "v"), Switch.ON) is Switch.OFF
     assert "start a release" in view.unreadable[SWITCH]
 
 
 def test_a_switch_that_is_deleted_is_on(view: View) -> None:
     view.take(EntryChanges((DeletedEntry(SWITCH, 4), entry(KEYS.overrides_marker(), OVERRIDES_MARKER, 4)), 4))
-    assert view.overrides.switch(TenantId("acme"), "v") is Switch.ON
+    assert view.overrides.switches.get((TenantId("acme"), "v"), Switch.ON) is Switch.ON
     assert view.overrides.revision == 4

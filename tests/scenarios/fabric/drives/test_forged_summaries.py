@@ -25,10 +25,9 @@ import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
 from ostraca_cli.composition.state import FabricShape, FabricState
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.flash.geometry import SUPERBLOCK_COPIES
 from ostraca_fabric.flash.summary import ENTRY, PAGE, Entries, PageState, page_checksum, page_states
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.tables.digests import derive_keys, volume_secret
 

@@ -12,7 +12,7 @@ from tests.support.fabric.fabric_host import MIB, FabricThread, content, drive_f
 
 from ostraca import Ack, BlockState, Reason
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.telemetry.labels import LabelFilter
+from ostraca_fabric.telemetry.log_lines import LabelFilter
 
 BLOCKS = 5
 LOGGERS = ("ostraca", "ostraca_fabric", "ostraca_dpu_agent")

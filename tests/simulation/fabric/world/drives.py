@@ -21,11 +21,17 @@ from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.drive_faults import Befell, DriveFaults
 from tests.support.simulated.simulated_flash import SimulatedFlash
 
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, MIB, SUPERBLOCK_COPIES, Geometry
 from ostraca_fabric.flash.rebuild import FoundShard
 from ostraca_fabric.flash.superblock import Superblock, chosen_copy, encode_superblock, examine_superblock
 from ostraca_fabric.flash.volume_records import COPIES, copy_bytes, copy_offset, examine_volumes
-from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.model.extent import (
+    FIRST_SEGMENT_OFFSET,
+    MIB,
+    PAGE_BYTES,
+    SUPERBLOCK_COPIES,
+    Geometry,
+    rounded_up,
+)
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, drive_id, drive_of, shard_id
 

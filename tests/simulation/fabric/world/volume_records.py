@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.shard.model import ViolationError
 
-from ostraca_fabric.flash.geometry import FIRST_SEGMENT_OFFSET, SUPERBLOCK_COPIES
 from ostraca_fabric.flash.volume_records import COPIES, copy_bytes, copy_offset, examine_volumes, newest_copy
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, PAGE_BYTES, SUPERBLOCK_COPIES
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.process import AgentProcess

@@ -33,8 +33,8 @@ from ostraca_fabric.errors import ConnectError, RefusedError
 from ostraca_fabric.model.outcome import Ack
 from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
-from ostraca_fabric.wire import columns
-from ostraca_fabric.wire.columns import Outcomes
+from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.handshake import LEAVING
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
@@ -171,8 +171,8 @@ class Worker:
             link.handles[volume],
             until_s - self._now_s,
             spans,
-            lengths.astype(columns.U32).tobytes(),
-            slots.astype(columns.U64).tobytes(),
+            lengths.astype(codec.U32).tobytes(),
+            slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
         )
         handed = dict[int, bytes]()
@@ -180,8 +180,8 @@ class Worker:
             self._inline.open(slots, SLOT_BYTES)
 
         def verify(wanted: Verify) -> Verified:
-            found = columns.positions(wanted.positions, len(numbers))
-            tags = columns.rows16(wanted.tags, len(found))
+            found = codec.positions(wanted.positions, len(numbers))
+            tags = codec.rows16(wanted.tags, len(found))
             good = are_good(self.arena.array, slots[found], lengths[found], seeds[found], tags)
             verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
             for row in found[good].tolist():
@@ -211,9 +211,9 @@ class Worker:
             until_s - self._now_s,
             int(ack),
             spans,
-            lengths.astype(columns.U32).tobytes(),
+            lengths.astype(codec.U32).tobytes(),
             tags_of(self.arena.array, slots, lengths, seeds).tobytes(),
-            slots.astype(columns.U64).tobytes(),
+            slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
         )
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots, None)
@@ -314,7 +314,7 @@ class Worker:
         self._shut(slots)
         if isinstance(answer, GetDone | PutDone):
             unsettled = (
-                columns.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
+                codec.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
             )
         elif isinstance(answer, Failure) and answer.code in NOT_STARTED_CODES:
             unsettled = np.empty(0, np.uint32)
@@ -344,7 +344,7 @@ class Worker:
             case GetProgress():
                 slots = self.ledger.slots(aside.request)
                 if len(slots):
-                    self._shut(slots[columns.positions(aside.positions, len(slots))])
+                    self._shut(slots[codec.positions(aside.positions, len(slots))])
                 self._deliver(aside.request, aside)
             case Fetch() if self._inline is not None and made:
                 self._inline.answer(made[0], aside)

@@ -39,7 +39,7 @@ from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
-from ostraca_fabric.telemetry.outcome_counters import tally_text
+from ostraca_fabric.telemetry.requests import tally_text
 from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.policies.hit_watch import (
+from ostraca_fabric.telemetry.requests import (
     NOTICE_BLOCKS,
     UNHIT_BLOCKS,
     HitWatch,
