@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,15 @@ import numpy as np
 
 from ostraca._protocol.specs import GetSpec
 from ostraca_fabric.model.outcome import BlockState, PutState
-from ostraca_fabric.telemetry import metrics, openmetrics
-from ostraca_fabric.telemetry.metric import Sample
+from ostraca_fabric.telemetry.openmetrics import (
+    OUTCOME_LABELS,
+    Metric,
+    MetricKind,
+    blocks_by_outcome,
+    bytes_by_operation,
+    render,
+    tallies_by_operation,
+)
 from ostraca_fabric.telemetry.requests import STATES, HitWatches, OperationTally, Tally, unhit_sentence
 
 if TYPE_CHECKING:
@@ -63,20 +69,77 @@ class ClientMetrics:
 
         ``docs/reference/metrics.md`` lists the metrics.
         """
-        return openmetrics.render(self._samples())
+        return render(CLIENT_METRICS, self)
 
-    def _samples(self) -> Iterator[Sample]:
-        yield Sample(metrics.CLIENT_INFO, (self.worker, self.agent, self.transport), 1)
-        yield from metrics.operation_samples(
-            self.operations, metrics.CLIENT_BLOCKS, metrics.CLIENT_BYTES, metrics.CLIENT_SECONDS
-        )
-        for metric, value in (
-            (metrics.CLIENT_TOKENS, self.hit_tokens),
-            (metrics.CLIENT_SAVED, self.declared_saved_s),
-            (metrics.CLIENT_ARENA, self.arena_bytes),
-            (metrics.CLIENT_QUARANTINED, self.quarantined_bytes),
-        ):
-            yield Sample(metric, (), value)
+
+CLIENT_METRICS: tuple[Metric[ClientMetrics], ...] = (
+    Metric(
+        "ostraca_client",
+        MetricKind.INFO,
+        "",
+        ("worker", "agent", "transport"),
+        "Identity of the client, its agent and transport.",
+        lambda client: {(client.worker, client.agent, client.transport): 1},
+    ),
+    Metric(
+        "ostraca_client_blocks",
+        MetricKind.COUNTER,
+        "blocks",
+        OUTCOME_LABELS,
+        "Blocks by outcome as returned to the caller.",
+        blocks_by_outcome,
+    ),
+    Metric(
+        "ostraca_client_bytes",
+        MetricKind.COUNTER,
+        "bytes",
+        ("operation",),
+        "Bytes of blocks returned to the caller (get) or accepted by the fabric (put).",
+        bytes_by_operation,
+    ),
+    Metric(
+        "ostraca_client_operation_seconds",
+        MetricKind.HISTOGRAM,
+        "seconds",
+        ("operation",),
+        "Time from the caller's call until the result is ready, waits included.",
+        tallies_by_operation,
+    ),
+    Metric(
+        "ostraca_client_hit_tokens",
+        MetricKind.COUNTER,
+        "tokens",
+        (),
+        "Tokens whose KV reached the caller: hit blocks of gets times the layout's page_tokens. Each rank and"
+        " KV group counts separately.",
+        lambda client: client.hit_tokens,
+    ),
+    Metric(
+        "ostraca_client_declared_saved_seconds",
+        MetricKind.GAUGE,
+        "seconds",
+        (),
+        "Saved recomputing: for each get with recompute_s, that time multiplied by the share of hit blocks, "
+        "minus the get's duration. May fall.",
+        lambda client: client.declared_saved_s,
+    ),
+    Metric(
+        "ostraca_client_arena_bytes",
+        MetricKind.GAUGE,
+        "bytes",
+        (),
+        "Memory for transfers of blocks.",
+        lambda client: client.arena_bytes,
+    ),
+    Metric(
+        "ostraca_client_quarantined_bytes",
+        MetricKind.GAUGE,
+        "bytes",
+        (),
+        "Arena memory under transfers not known to have ended.",
+        lambda client: client.quarantined_bytes,
+    ),
+)
 
 
 class Meter:

@@ -16,11 +16,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ostraca_fabric.telemetry.metrics import agent_samples
+    from ostraca_fabric.telemetry.metrics import AGENT_METRICS
     from ostraca_fabric.telemetry.openmetrics import render
 
     status = asyncio.run(ask(chosen_address(options), chosen_token(options), chosen_files(options)))
-    print(render(agent_samples(status)), end="")
+    print(render(AGENT_METRICS, status), end="")
     return 0
 
 

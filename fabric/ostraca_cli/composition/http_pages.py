@@ -51,11 +51,11 @@ async def serve_agent_pages(
         yield ""
         return
     from ostraca_fabric.telemetry.http.status_pages import StatusPages, process_routes
-    from ostraca_fabric.telemetry.metrics import agent_samples
+    from ostraca_fabric.telemetry.metrics import AGENT_METRICS
 
     loop = asyncio.get_running_loop()
     agents = {
-        agent: StatusPages("the agent", status, agent_samples, settings, time.monotonic, loop=loop).routes()
+        agent: StatusPages("the agent", status, AGENT_METRICS, settings, time.monotonic, loop=loop).routes()
         for agent, status in statuses.items()
     }
     async with serve_pages(where, process_routes(agents), settings) as url:

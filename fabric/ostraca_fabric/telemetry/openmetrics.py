@@ -1,55 +1,110 @@
-"""Metrics as text, for Prometheus and other readers of OpenMetrics 1.0. Pure."""
+"""Metrics as text, for Prometheus and other readers of OpenMetrics 1.0. Pure.
+
+A table of metrics and the status of a daemon or client make the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from ostraca_fabric.telemetry.metric import Metric, MetricKind, Sample
-from ostraca_fabric.telemetry.metrics import METRICS
 from ostraca_fabric.telemetry.requests import LATENCY_BOUNDS_S, OperationTally
+
+_Subject = TypeVar("_Subject")
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
+
+class MetricKind(Enum):
+    """Type of a metric, as in OpenMetrics."""
+
+    COUNTER = "counter"
+    """Only rises, from zero at each start."""
+
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+    """Always 1; the labels carry the information."""
+
+
 _SUFFIXES = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
 
+Values: TypeAlias = float | Mapping[tuple[str, ...], float | OperationTally]
+"""Value of a metric without labels, or the values by labels; for a histogram, the tally with the buckets."""
 
-def render(samples: Iterable[Sample]) -> str:
-    """Render samples as text, grouped by metric in the table's order.
 
-    All samples of a metric differ in their labels.
-    """
-    by_name: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_name.setdefault(sample.metric.name, []).append(sample)
-    lines = [line for metric in METRICS for line in _family(metric, by_name.pop(metric.name, []))]
-    assert not by_name, f"metrics that are not in the table: {', '.join(by_name)}"
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[_Subject]):
+    """Definition of a metric, and its values in a status. The name ends in the unit, if any."""
+
+    name: str
+    kind: MetricKind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    values: Callable[[_Subject], Values]
+
+
+class Operations(Protocol):
+    """Status with the counts of operations."""
+
+    @property
+    def operations(self) -> tuple[OperationTally, ...]:
+        """Counts by operation."""
+
+
+OUTCOME_LABELS = ("operation", "state", "reason")
+
+
+def blocks_by_outcome(status: Operations) -> dict[tuple[str, ...], float]:
+    """Return the blocks of each operation by state and reason: ``OUTCOME_LABELS``."""
+    return {
+        (tally.operation, count.state, count.reason): count.blocks
+        for tally in status.operations
+        for count in tally.blocks
+    }
+
+
+def bytes_by_operation(status: Operations) -> dict[tuple[str, ...], float]:
+    """Return the moved bytes of each operation but lookups, which move none."""
+    return {
+        (tally.operation,): tally.bytes
+        for tally in status.operations
+        if not tally.operation.endswith("lookup")
+    }
+
+
+def tallies_by_operation(status: Operations) -> dict[tuple[str, ...], OperationTally]:
+    """Return the tally of each operation, for histograms."""
+    return {(tally.operation,): tally for tally in status.operations}
+
+
+def render(metrics: Iterable[Metric[_Subject]], subject: _Subject) -> str:
+    """Render the metrics of a status as text."""
+    lines = [line for metric in metrics for line in _family(metric, metric.values(subject))]
     return "\n".join((*lines, "# EOF", ""))
 
 
-def _family(metric: Metric, samples: list[Sample]) -> Iterator[str]:
-    if not samples:
+def _family(metric: Metric[_Subject], values: Values) -> Iterator[str]:
+    if values == {}:
         return
     yield f"# TYPE {metric.name} {metric.kind.value}"
     if metric.unit:
         yield f"# UNIT {metric.name} {metric.unit}"
     yield f"# HELP {metric.name} {_escaped(metric.help)}"
-    for sample in samples:
-        yield from sample_lines(sample)
-
-
-def sample_lines(sample: Sample) -> Iterator[str]:
-    """Yield the line of a sample, or the lines of a histogram."""
-    metric, value = sample.metric, sample.value
-    labels = tuple(zip(metric.labels, sample.labels, strict=True))
-    if not isinstance(value, OperationTally):
-        yield _line(metric.name + _SUFFIXES.get(metric.kind, ""), labels, value)
-        return
-    bounds = (*map(_number, LATENCY_BOUNDS_S), "+Inf")
-    for bound, ended in zip(bounds, accumulate(value.buckets), strict=True):
-        yield _line(f"{metric.name}_bucket", (*labels, ("le", bound)), ended)
-    yield _line(f"{metric.name}_count", labels, value.requests)
-    yield _line(f"{metric.name}_sum", labels, value.seconds)
+    for said, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+        labels = tuple(zip(metric.labels, said, strict=True))
+        if not isinstance(value, OperationTally):
+            yield _line(metric.name + _SUFFIXES.get(metric.kind, ""), labels, value)
+            continue
+        bounds = (*map(_number, LATENCY_BOUNDS_S), "+Inf")
+        for bound, ended in zip(bounds, accumulate(value.buckets), strict=True):
+            yield _line(f"{metric.name}_bucket", (*labels, ("le", bound)), ended)
+        yield _line(f"{metric.name}_count", labels, value.requests)
+        yield _line(f"{metric.name}_sum", labels, value.seconds)
 
 
 def _line(name: str, labels: Iterable[tuple[str, str]], value: float) -> str:

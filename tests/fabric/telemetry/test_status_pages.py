@@ -12,7 +12,7 @@ from tests.fabric.telemetry.metrics_samples import STATUS
 from ostraca_fabric.telemetry.conditions import READY, Condition
 from ostraca_fabric.telemetry.http.app import HttpPage, HttpSettings
 from ostraca_fabric.telemetry.http.status_pages import StatusPages, process_routes
-from ostraca_fabric.telemetry.metrics import agent_samples
+from ostraca_fabric.telemetry.metrics import AGENT_METRICS
 from ostraca_fabric.telemetry.openmetrics import CONTENT_TYPE, render
 from ostraca_fabric.telemetry.status import AgentStatus
 
@@ -36,7 +36,7 @@ class Asked:
         return StatusPages(
             "the agent",
             self,
-            agent_samples,
+            AGENT_METRICS,
             settings,
             lambda: self.now_s,
             loop=loop or asyncio.get_running_loop(),
@@ -58,7 +58,7 @@ async def test_however_often_pages_are_asked_for_the_agent_is_asked_once_in_a_wh
 
 async def test_metrics_are_the_text_of_the_status() -> None:
     agent = Asked()
-    text = render(agent_samples(msgspec.structs.replace(STATUS, uptime_s=1.0)))
+    text = render(AGENT_METRICS, msgspec.structs.replace(STATUS, uptime_s=1.0))
     assert await agent.pages()["/metrics"]() == HttpPage(text.encode(), CONTENT_TYPE)
 
 

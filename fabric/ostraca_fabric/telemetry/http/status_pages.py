@@ -10,7 +10,7 @@ Pages are rendered on the server's thread. The daemon's event loop computes the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
@@ -18,8 +18,7 @@ import msgspec
 
 from ostraca_fabric.telemetry.conditions import Condition, is_ready
 from ostraca_fabric.telemetry.http.app import OK, UNAVAILABLE, HttpPage, HttpSettings, text_page
-from ostraca_fabric.telemetry.metric import Sample
-from ostraca_fabric.telemetry.openmetrics import CONTENT_TYPE, render
+from ostraca_fabric.telemetry.openmetrics import CONTENT_TYPE, Metric, render
 
 
 class DaemonStatus(Protocol):
@@ -40,7 +39,7 @@ class StatusPages(Generic[_Status]):
         self,
         daemon: str,
         status: Callable[[], _Status],
-        samples: Callable[[_Status], Iterable[Sample]],
+        metrics: Sequence[Metric[_Status]],
         settings: HttpSettings,
         clock: Callable[[], float],
         *,
@@ -48,11 +47,11 @@ class StatusPages(Generic[_Status]):
     ) -> None:
         """Call *status* on *loop*, the event loop of the daemon, named *daemon* in messages.
 
-        *samples* returns the metrics of a status. *clock* is monotonic, in seconds.
+        *clock* is monotonic, in seconds.
         """
         self._daemon = daemon
         self._status = status
-        self._samples = samples
+        self._metrics = metrics
         self._settings = settings
         self._clock = clock
         self._loop = loop
@@ -63,7 +62,7 @@ class StatusPages(Generic[_Status]):
     def routes(self) -> dict[str, Callable[[], Awaitable[HttpPage]]]:
         """Return the handler of each page, by path."""
         return {
-            "/metrics": self._route(self._metrics),
+            "/metrics": self._route(self._metrics_page),
             "/healthz": self._route(lambda _: text_page("ok")),
             "/readyz": self._route(_readiness),
             "/status": self._route(lambda status: HttpPage(msgspec.json.encode(status))),
@@ -88,9 +87,9 @@ class StatusPages(Generic[_Status]):
 
         return page
 
-    def _metrics(self, status: _Status) -> HttpPage:
+    def _metrics_page(self, status: _Status) -> HttpPage:
         if self._rendered is None or self._rendered[0] is not status:
-            self._rendered = status, HttpPage(render(self._samples(status)).encode(), CONTENT_TYPE)
+            self._rendered = status, HttpPage(render(self._metrics, status).encode(), CONTENT_TYPE)
         return self._rendered[1]
 
     def _request(self) -> Future[_Status]:

@@ -163,13 +163,13 @@ async def _until(
 @asynccontextmanager
 async def _pages(daemon: EnclosureDaemon, settings: EnclosureDaemonSettings) -> AsyncIterator[None]:
     from ostraca_cli.composition.http_pages import serve_pages
-    from ostraca_fabric.telemetry.enclosure_metrics import enclosure_samples
+    from ostraca_fabric.telemetry.enclosure_metrics import ENCLOSURE_METRICS
     from ostraca_fabric.telemetry.http.status_pages import StatusPages
 
     pages = StatusPages(
         "the enclosure's daemon",
         daemon.enclosure.status,
-        enclosure_samples,
+        ENCLOSURE_METRICS,
         settings.http,
         time.monotonic,
         loop=asyncio.get_running_loop(),
