@@ -11,9 +11,9 @@ without a change. No method waits, and no time passes: the caller reports the en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.membership.rules import (
@@ -28,7 +28,6 @@ from ostraca_fabric.model.fabric_map import (
     Claim,
     EnclosureRecord,
     FabricMap,
-    PlacementRecord,
     check_blocks_fit,
 )
 from ostraca_fabric.model.ids import (
@@ -47,153 +46,8 @@ from ostraca_fabric.ports.membership import ClaimResult
 from ostraca_fabric.ports.records import RecordLock
 
 _Seen = TypeVar("_Seen")
-
-
-class MemoryMembership:
-    """Implementation of ``ports.membership.Membership`` for agents on one event loop."""
-
-    def __init__(
-        self,
-        fabric: FabricId,
-        *,
-        volumes: Iterable[VolumeRecord] = (),
-        keep: Callable[[tuple[VolumeRecord, ...]], None] | None = None,
-        volumes_max: int = 4096,
-    ) -> None:
-        """Start with a new ``MemoryStore``; same arguments."""
-        self.store = MemoryStore(fabric, volumes=volumes, keep=keep, volumes_max=volumes_max)
-        self._changed = asyncio.Event()
-
-    @property
-    def map(self) -> FabricMap:
-        """The current map."""
-        return self.store.map
-
-    @property
-    def overrides(self) -> Overrides:
-        """The current overrides."""
-        return self.store.overrides
-
-    @property
-    def trouble(self) -> str:
-        """Always empty: the map is the store's own."""
-        return ""
-
-    def override_changes(self) -> AsyncIterator[Overrides]:
-        """Yield the overrides, and again after a change or an erasure."""
-        return self._changes_of(lambda: self.overrides)
-
-    async def refresh_overrides(self) -> int:
-        """Return the revision of the overrides; all are visible at once."""
-        return self.store.overrides.revision
-
-    def rule(self, overrides: Overrides) -> int:
-        """Replace the overrides; return their revision."""
-        revision = self.store.rule(overrides)
-        self._say_changed()
-        return revision
-
-    def changes(self) -> AsyncIterator[FabricMap]:
-        """Yield the current map, then newer maps, never skipping the newest."""
-        return self._changes_of(lambda: self.map)
-
-    async def join(self, agent: AgentRecord) -> None:
-        """Announce an agent; another start of the same id loses its claims."""
-        self.store.join(agent)
-        self._say_changed()
-
-    async def leave(self, agent: AgentId, start: StartId) -> None:
-        """Withdraw an agent and its claims."""
-        self.store.leave(agent, start)
-        self._say_changed()
-
-    async def confirm(self, agent: AgentId, start: StartId) -> bool:
-        """Tell whether an agent's record stands."""
-        return self.store.has(agent, start)
-
-    async def put_enclosures(
-        self,
-        enclosures: Sequence[EnclosureRecord],
-        *,
-        removed: Collection[EnclosureId] = (),
-        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
-        under: RecordLock | None = None,
-        force: bool = False,
-    ) -> None:
-        """Add, replace and remove enclosures.
-
-        The placement epoch rises if shards or weights change.
-        """
-        self.store.put_enclosures(enclosures, removed=removed, seen=seen, under=under, force=force)
-        self._say_changed()
-
-    async def retire_placement(self, epoch: PlacementEpoch) -> None:
-        """Stop lookups in an earlier placement epoch."""
-        self.store.retire_placement(epoch)
-        self._say_changed()
-
-    async def claim(
-        self, shard: ShardId, agent: AgentId, start: StartId, *, epoch_at_least: OwnerEpoch
-    ) -> ClaimResult | None:
-        """Make the agent the owner of an unowned shard."""
-        claimed = self.store.claim(shard, agent, start, epoch_at_least=epoch_at_least)
-        self._say_changed()
-        return claimed
-
-    async def grant(
-        self,
-        shard: ShardId,
-        claim: Claim,
-        segments: Sequence[int],
-        *,
-        retired: frozenset[OwnerEpoch] = frozenset(),
-    ) -> bool:
-        """Set *segments* as the only segments that this epoch may write."""
-        return self.store.grant(shard, claim, segments, retired=retired)
-
-    async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
-        """Record that no transfer is under way under this grant."""
-        self.store.close_grant(shard, claim, in_doubt)
-
-    async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
-        """Give a claim back; no error if the claim is not held."""
-        self.store.release(shard, agent, start)
-        self._say_changed()
-
-    async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
-        """Return a volume's record."""
-        return self.store.volumes.get((tenant, name))
-
-    async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
-        """Yield all volumes, the oldest first, and again after a change."""
-        async for volumes in self._changes_of(lambda: self.store.volumes):
-            yield tuple(volumes.values())
-
-    async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
-        """Store the record unless the volume exists; return the stored record."""
-        stored = self.store.create_volume(record)
-        self._say_changed()
-        return stored
-
-    async def erase_volume(self, seen: VolumeRecord) -> int:
-        """Give a volume its next incarnation, unless the record differs from *seen*."""
-        revision = self.store.erase_volume(seen)
-        self._say_changed()
-        return revision
-
-    async def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
-        seen = None
-        while True:
-            changed = self._changed
-            if (found := newest()) is not seen:
-                seen = found
-                yield found
-            else:
-                await changed.wait()
-
-    def _say_changed(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 class Seen(NamedTuple):
@@ -305,7 +159,12 @@ class MemoryStore:
         return ClaimResult(kept.epoch, kept.unretired)
 
     def grant(
-        self, shard: ShardId, claim: Claim, segments: Sequence[int], *, retired: frozenset[OwnerEpoch]
+        self,
+        shard: ShardId,
+        claim: Claim,
+        segments: Sequence[int],
+        *,
+        retired: frozenset[OwnerEpoch] = frozenset(),
     ) -> bool:
         """Set *segments* as the only segments that this epoch may write."""
         if self.map.claims.get(shard) != claim:
@@ -367,24 +226,102 @@ class MemoryStore:
     def _without_claims_of(self, agent: AgentId) -> dict[ShardId, Claim]:
         return {shard: claim for shard, claim in self.map.claims.items() if claim.agent != agent}
 
-    def _publish(
+    def _publish(self, **changed: Any) -> None:  # noqa: ANN401 (fields of the map)
+        self.map = replace(self.map, revision=self.map.revision + 1, **changed)
+
+
+def _applied(
+    method: Callable[Concatenate[MemoryStore, _Arguments], _Result],
+) -> Callable[Concatenate[MemoryMembership, _Arguments], Coroutine[Any, Any, _Result]]:
+    """Return a method that calls the store's, and wakes watchers."""
+
+    async def apply(self: MemoryMembership, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        result = method(self.store, *args, **named)
+        self._say_changed()
+        return result
+
+    return apply
+
+
+class MemoryMembership:
+    """Implementation of ``ports.membership.Membership`` for agents on one event loop."""
+
+    def __init__(
         self,
+        fabric: FabricId,
         *,
-        agents: Mapping[AgentId, AgentRecord] | None = None,
-        enclosures: Mapping[EnclosureId, EnclosureRecord] | None = None,
-        claims: Mapping[ShardId, Claim] | None = None,
-        placement_epoch: PlacementEpoch | None = None,
-        earlier_placements: tuple[PlacementRecord, ...] | None = None,
+        volumes: Iterable[VolumeRecord] = (),
+        keep: Callable[[tuple[VolumeRecord, ...]], None] | None = None,
+        volumes_max: int = 4096,
     ) -> None:
-        before = self.map
-        self.map = replace(
-            before,
-            revision=before.revision + 1,
-            agents=before.agents if agents is None else agents,
-            enclosures=before.enclosures if enclosures is None else enclosures,
-            claims=before.claims if claims is None else claims,
-            placement_epoch=before.placement_epoch if placement_epoch is None else placement_epoch,
-            earlier_placements=before.earlier_placements
-            if earlier_placements is None
-            else earlier_placements,
-        )
+        """Start with a new ``MemoryStore``; same arguments."""
+        self.store = MemoryStore(fabric, volumes=volumes, keep=keep, volumes_max=volumes_max)
+        self._changed = asyncio.Event()
+
+    @property
+    def map(self) -> FabricMap:
+        """The current map."""
+        return self.store.map
+
+    @property
+    def overrides(self) -> Overrides:
+        """The current overrides."""
+        return self.store.overrides
+
+    @property
+    def trouble(self) -> str:
+        """Always empty: the map is the store's own."""
+        return ""
+
+    def changes(self) -> AsyncIterator[FabricMap]:
+        """Yield the current map, then newer maps, never skipping the newest."""
+        return self._changes_of(lambda: self.map)
+
+    def override_changes(self) -> AsyncIterator[Overrides]:
+        """Yield the overrides, and again after a change or an erasure."""
+        return self._changes_of(lambda: self.overrides)
+
+    async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
+        """Yield all volumes, the oldest first, and again after a change."""
+        async for volumes in self._changes_of(lambda: self.store.volumes):
+            yield tuple(volumes.values())
+
+    async def refresh_overrides(self) -> int:
+        """Return the revision of the overrides; all are visible at once."""
+        return self.store.overrides.revision
+
+    async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
+        """Return a volume's record."""
+        return self.store.volumes.get((tenant, name))
+
+    def rule(self, overrides: Overrides) -> int:
+        """Replace the overrides; return their revision."""
+        revision = self.store.rule(overrides)
+        self._say_changed()
+        return revision
+
+    join = _applied(MemoryStore.join)
+    leave = _applied(MemoryStore.leave)
+    confirm = _applied(MemoryStore.has)
+    put_enclosures = _applied(MemoryStore.put_enclosures)
+    retire_placement = _applied(MemoryStore.retire_placement)
+    claim = _applied(MemoryStore.claim)
+    grant = _applied(MemoryStore.grant)
+    close_grant = _applied(MemoryStore.close_grant)
+    release = _applied(MemoryStore.release)
+    create_volume = _applied(MemoryStore.create_volume)
+    erase_volume = _applied(MemoryStore.erase_volume)
+
+    async def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
+        seen = None
+        while True:
+            changed = self._changed
+            if (found := newest()) is not seen:
+                seen = found
+                yield found
+            else:
+                await changed.wait()
+
+    def _say_changed(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

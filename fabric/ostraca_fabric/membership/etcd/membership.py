@@ -27,7 +27,7 @@ from ostraca_fabric.membership.etcd.lease import EtcdLease, LeaseKeeper
 from ostraca_fabric.membership.etcd.schema import records
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.view import FIRST_PLACEMENT, View
-from ostraca_fabric.membership.etcd.store import EtcdStore, Read
+from ostraca_fabric.membership.etcd.store import Decision, EtcdStore, Read
 from ostraca_fabric.membership.rules import Placements, ShardGrants, check_lock, enclosures_after
 from ostraca_fabric.model.fabric_map import AgentRecord, Claim, EnclosureRecord, FabricMap, check_blocks_fit
 from ostraca_fabric.model.ids import (
@@ -272,12 +272,11 @@ class EtcdMembership:
     async def retire_placement(self, epoch: PlacementEpoch) -> None:
         """Stop lookups in an earlier placement epoch."""
         key = self._keys.earlier_placement(epoch)
-        tries = self._store.tries(f"retire placement epoch {epoch}")
-        while True:
-            read = await self._store.read(key)
-            if key not in read.entries or await self._store.write(read, [delete(key)], unchanged=[key]):
-                break
-            await tries.again()
+        await self._store.change(
+            f"retire placement epoch {epoch}",
+            lambda read: (None, [delete(key)] if key in read.entries else []),
+            key,
+        )
         await self._follower.until(
             lambda: all(record.epoch != epoch for record in self.map.earlier_placements)
         )
@@ -288,36 +287,31 @@ class EtcdMembership:
         """Make the agent the owner of an unowned shard."""
         keys = self._keys
         at_agent, at_claim, at_grants = keys.agent(agent), keys.claim(shard), keys.grants(shard)
-        tries = self._store.tries(f"claim {shard}")
-        while True:
-            read = await self._store.read(at_agent, at_claim, at_grants)
+
+        def decide(read: Read) -> Decision[ClaimResult | None]:
             if not _has(read, at_agent, start):
-                return None
+                return None, []
             before, held = _grants(read, at_grants), _claim(read, at_claim)
+            if held is not None and (held.agent, held.start) != (agent, start):
+                return None, []
             if held is not None:
-                if (held.agent, held.start) != (agent, start):
-                    return None
                 if before.of(held.epoch) is None:
                     raise MembershipError(
                         f"{at_grants.decode()} is missing in etcd while {agent} owns {shard}: restart the "
                         "agent, and never delete keys there by hand"
                     )
-                await self._follower.until_seen(read.modified(at_claim))
-                return ClaimResult(held.epoch, before.unretired)
+                return ClaimResult(held.epoch, before.unretired), []
             after = before.claimed(agent, start, epoch_at_least=epoch_at_least)
-            claim = Claim(agent, start, after.epoch)
-            changes = [
-                put(at_claim, records.encode_claim(shard, claim), read.entries[at_agent].lease),
-                *([put(at_grants, records.encode_grants(after))] if after != before else []),
-            ]
-            try:
-                done = await self._store.write(read, changes, unchanged=[at_agent, at_claim, at_grants])
-            except LeaseEndedError:
-                return None
-            if done is not None:
-                await self._follower.until_seen(done)
-                return ClaimResult(after.epoch, after.unretired)
-            await tries.again()
+            claim = records.encode_claim(shard, Claim(agent, start, after.epoch))
+            changes = [put(at_claim, claim, read.entries[at_agent].lease)]
+            if after != before:
+                changes.append(put(at_grants, records.encode_grants(after)))
+            return ClaimResult(after.epoch, after.unretired), changes
+
+        try:
+            return await self._change(f"claim {shard}", decide, at_agent, at_claim, at_grants)
+        except LeaseEndedError:
+            return None
 
     async def grant(
         self,
@@ -329,43 +323,37 @@ class EtcdMembership:
     ) -> bool:
         """Set *segments* as the only segments that this epoch may write."""
         at_claim, at_grants = self._keys.claim(shard), self._keys.grants(shard)
-        tries = self._store.tries(f"grant segments of {shard}")
-        while True:
-            read = await self._store.read(at_claim, at_grants)
+
+        def decide(read: Read) -> Decision[bool]:
             before = _grants(read, at_grants)
             after = before.granted(claim, segments, retired=retired)
             if _claim(read, at_claim) != claim or after is None:
-                return False
-            change = [put(at_grants, records.encode_grants(after))]
-            if after == before or await self._store.write(read, change, unchanged=[at_claim, at_grants]):
-                return True
-            await tries.again()
+                return False, []
+            return True, [put(at_grants, records.encode_grants(after))] if after != before else []
+
+        return (await self._store.change(f"grant segments of {shard}", decide, at_claim, at_grants))[0]
 
     async def close_grant(self, shard: ShardId, claim: Claim, in_doubt: Sequence[int]) -> None:
         """Record that no transfer is under way under this grant."""
         key = self._keys.grants(shard)
-        tries = self._store.tries(f"close a grant of {shard}")
-        while True:
-            read = await self._store.read(key)
+
+        def decide(read: Read) -> Decision[None]:
             before = _grants(read, key)
             after = before.closed(claim, in_doubt)
-            change = [put(key, records.encode_grants(after))]
-            if after == before or await self._store.write(read, change, unchanged=[key]):
-                return
-            await tries.again()
+            return None, [put(key, records.encode_grants(after))] if after != before else []
+
+        await self._store.change(f"close a grant of {shard}", decide, key)
 
     async def release(self, shard: ShardId, agent: AgentId, start: StartId) -> None:
         """Give a claim back; no error if the claim is not held."""
         key = self._keys.claim(shard)
-        tries = self._store.tries(f"give {shard} back")
-        while True:
-            read = await self._store.read(key)
+
+        def decide(read: Read) -> Decision[None]:
             held = _claim(read, key)
-            if held is None or (held.agent, held.start) != (agent, start):
-                break
-            if await self._store.write(read, [delete(key)], unchanged=[key]):
-                break
-            await tries.again()
+            is_held = held is not None and (held.agent, held.start) == (agent, start)
+            return None, [delete(key)] if is_held else []
+
+        await self._store.change(f"give {shard} back", decide, key)
         await self._follower.until(
             lambda: (held := self.map.claims.get(shard)) is None or (held.agent, held.start) != (agent, start)
         )
@@ -386,51 +374,51 @@ class EtcdMembership:
     async def create_volume(self, record: VolumeRecord) -> VolumeRecord:
         """Store the record unless the volume exists; return the stored record."""
         key, enclosures = self._keys.volume(record.tenant, record.name), self._keys.enclosures()
-        tries = self._store.tries(f"make volume {record.name}")
-        while True:
-            read = await self._store.read(key, prefixes=[enclosures])
-            if (entry := read.entries.get(key)) is not None:
-                await self._follower.until_seen(entry.modified)
-                return records.decode_at(key, entry.value, records.decode_volume)
+
+        def decide(read: Read) -> Decision[VolumeRecord]:
+            if (value := read.value(key)) is not None:
+                return records.decode_at(key, value, records.decode_volume), []
             enclosed = records.decode_readable(read.below(enclosures), records.decode_enclosure)
             check_blocks_fit([record], enclosed)
             if len(self._follower.view.volumes) >= self._volumes_max:
                 raise MembershipError(
                     f"the fabric has {self._volumes_max} volumes, the maximum: use an existing volume"
                 )
-            done = await self._store.write(
-                read,
-                [put(key, records.encode_volume(record))],
-                unchanged=[key],
-                unchanged_below=[enclosures],
-            )
-            if done is not None:
-                await self._follower.until_seen(done)
-                return record
-            await tries.again()
+            return record, [put(key, records.encode_volume(record))]
+
+        return await self._change(f"make volume {record.name}", decide, key, prefixes=[enclosures])
 
     async def erase_volume(self, seen: VolumeRecord) -> int:
         """Give a volume its next incarnation, unless the record differs from *seen*."""
         check_erasable(seen)
-        keys = self._keys
-        key, marker = keys.volume(seen.tenant, seen.name), keys.overrides_marker()
-        tries = self._store.tries(f"erase volume {seen.name}")
-        while True:
-            read = await self._store.read(key, marker)
+        key, marker = self._keys.volume(seen.tenant, seen.name), self._keys.overrides_marker()
+
+        def decide(read: Read) -> Decision[int]:
             if (value := read.value(key)) is None:
                 raise MembershipError(f"there is no volume {seen.name!r} of tenant {seen.tenant!r}")
-            done: int | None = read.modified(marker)
-            if records.decode_at(key, value, records.decode_volume) == seen:
-                changes = [put(key, records.encode_volume(seen.erased())), put(marker, OVERRIDES_MARKER)]
-                done = await self._store.write(read, changes, unchanged=[key, marker])
-            if done is not None:
-                await self._follower.until_seen(done)
-                return done
-            await tries.again()
+            if records.decode_at(key, value, records.decode_volume) != seen:
+                return read.modified(marker), []
+            return 0, [put(key, records.encode_volume(seen.erased())), put(marker, OVERRIDES_MARKER)]
+
+        known, done = await self._store.change(f"erase volume {seen.name}", decide, key, marker)
+        await self._follower.until_seen(known or done)
+        return known or done
 
     def _publish(self, view: View) -> None:
         """Take the newest map and overrides, so that reading them costs a request nothing."""
         self.map, self.overrides = view.map, view.overrides
+
+    async def _change(
+        self,
+        what: str,
+        decide: Callable[[Read], Decision[_Seen]],
+        *keys: bytes,
+        prefixes: Sequence[bytes] = (),
+    ) -> _Seen:
+        """Apply a change, and wait until the watch has reported the change."""
+        result, revision = await self._store.change(what, decide, *keys, prefixes=prefixes)
+        await self._follower.until_seen(revision)
+        return result
 
     async def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
         seen = None

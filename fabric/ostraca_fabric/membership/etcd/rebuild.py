@@ -25,6 +25,7 @@ whole shard, and higher incarnations of volumes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Self
 
 from ostraca_fabric.errors import ChangedError, MembershipError, WrongStoreError
@@ -53,7 +54,14 @@ from ostraca_fabric.membership.etcd.schema.records import (
     encode_volume,
 )
 from ostraca_fabric.membership.etcd.schema.view import FIRST_PLACEMENT
-from ostraca_fabric.membership.etcd.store import EtcdStore, Read, Tries, check_none_below, none_above
+from ostraca_fabric.membership.etcd.store import (
+    Decision,
+    EtcdStore,
+    Read,
+    Tries,
+    check_none_below,
+    none_above,
+)
 from ostraca_fabric.membership.rules import GRANTS_LOST, Placements
 from ostraca_fabric.model.fabric_map import EnclosureRecord, check_blocks_fit
 from ostraca_fabric.model.ids import FabricId, ShardId, StartId
@@ -233,37 +241,32 @@ class FabricRepair:
         Put enclosures with these shards only afterwards.
         """
         for key in map(self._keys.grants, shards):
-            tries = self._store.tries(f"keep {key.decode()}")
-            while not (read := await self._store.read(key)).modified(key):
-                change = put(key, encode_grants(GRANTS_LOST))
-                if await self._store.write(read, [change], unchanged=[key]) is None:
-                    await tries.again()
+            await self._store.change(f"keep {key.decode()}", partial(_keep_grants, key), key)
 
     async def raise_volumes(self, volumes: Iterable[VolumeRecord]) -> list[VolumeRecord]:
         """Raise existing volumes at least to these incarnations.
 
         Agents treat the change as an erasure. Return the previous records of the raised volumes.
         """
-        raised = []
-        for volume in volumes:
-            before = await self._raise(volume)
-            if before.incarnation < volume.incarnation:
-                raised.append(before)
-        return raised
+        before = [await self._raise(volume) for volume in volumes]
+        return [each for each in before if each is not None]
 
-    async def _raise(self, volume: VolumeRecord) -> VolumeRecord:
-        """Raise a volume, and return its previous record."""
+    async def _raise(self, volume: VolumeRecord) -> VolumeRecord | None:
+        """Raise a volume, and return its previous record, or None if already as high."""
         key, marker = self._keys.volume(volume.tenant, volume.name), self._keys.overrides_marker()
-        tries = self._store.tries(f"raise the incarnation of volume {volume.name}")
-        before: VolumeRecord | None = None
-        while True:
-            read = await self._store.read(key)
+        earlier: list[VolumeRecord] = []
+
+        def decide(read: Read) -> Decision[None]:
             if (value := read.value(key)) is None:
                 raise MembershipError(f"there is no volume {volume.name!r} of tenant {volume.tenant!r}")
-            there = decode_at(key, value, decode_volume)
-            before = before or there
-            after = there.raised_to(volume.incarnation)
+            earlier.append(decode_at(key, value, decode_volume))
+            after = earlier[-1].raised_to(volume.incarnation)
             changes = [put(key, encode_volume(after)), put(marker, OVERRIDES_MARKER)]
-            if after == there or await self._store.write(read, changes, unchanged=[key]) is not None:
-                return before
-            await tries.again()
+            return None, changes if after != earlier[-1] else []
+
+        await self._store.change(f"raise the incarnation of volume {volume.name}", decide, key)
+        return earlier[0] if earlier[0].incarnation < volume.incarnation else None
+
+
+def _keep_grants(key: bytes, read: Read) -> Decision[None]:
+    return None, [] if read.modified(key) else [put(key, encode_grants(GRANTS_LOST))]

@@ -11,8 +11,9 @@ deleting one prefix would delete both fabrics. Therefore ``begin`` and rebuild r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 from ostraca_fabric.errors import MembershipError, NotAllowedError, OtherFabricError, WrongStoreError
 from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
@@ -39,6 +40,10 @@ from ostraca_fabric.membership.etcd.schema.records import (
 )
 from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.policies.backoff import Dice
+
+_Result = TypeVar("_Result")
+Decision: TypeAlias = tuple[_Result, Sequence[rpc.RequestOp]]
+"""Result of a change for the caller, and the operations to apply; none if the wanted state is there."""
 
 OPERATIONS_MAX = 128
 """Limit of etcd per transaction (``--max-txn-ops``)."""
@@ -194,6 +199,29 @@ class EtcdStore:
             )
         answer = await self._client.txn(compared, done)
         return int(answer.header.revision) if answer.succeeded else None
+
+    async def change(
+        self,
+        what: str,
+        decide: Callable[[Read], Decision[_Result]],
+        *keys: bytes,
+        prefixes: Sequence[bytes] = (),
+    ) -> tuple[_Result, int]:
+        """Read, decide and write, again after each write of a competitor.
+
+        Compares all keys read, and all keys below the prefixes read. Return the result of *decide*, with the
+        revision of the change; without a change, with the newest revision of the entries read.
+        """
+        tries = self.tries(what)
+        while True:
+            read = await self.read(*keys, prefixes=prefixes)
+            result, operations = decide(read)
+            if not operations:
+                return result, max(entry.modified for entry in read.entries.values())
+            done = await self.write(read, operations, unchanged=keys, unchanged_below=prefixes)
+            if done is not None:
+                return result, done
+            await tries.again()
 
     def tries(self, what: str) -> Tries:
         """Return the counter of attempts for one change, named *what* in errors."""
