@@ -284,20 +284,6 @@ class DriveHealth:
         said, self._said = tuple(self._said), []
         return said
 
-    def check(self) -> None:
-        """Assert the invariants that hold after every call. For tests."""
-        under_way = {**self._watched, **self._given_up}
-        assert len(under_way) == len(self._watched) + len(self._given_up), "an operation is under way once"
-        for kind, breaker in self._breakers.items():
-            trials = [each for each in under_way.values() if each.is_trial and each.kind is kind]
-            assert len(trials) == int(breaker.has_trial), "a breaker's trial is under way"
-            assert not (breaker.is_shut and trials), "nothing is tried through a shut breaker"
-        assert self._ended_heard_s <= self._heard_s, "silence is never negative"
-        is_failed = len(self._faults) >= self._settings.failed_faults
-        assert self.condition is DriveCondition.FAILED or not is_failed, (
-            "so many faults are a drive that failed"
-        )
-
     def _stuck(self) -> dict[int, _Operation]:
         """Return operations overtaken long ago: a drive processes operations roughly in order."""
         stuck = {}

@@ -35,8 +35,6 @@ _MARK_SHIFT = np.uint32(28)
 MARKS = 8
 """Marks of rows are numbers below this; the user of the index defines their meaning."""
 
-_MIX_FIRST = np.uint64(0x9E3779B97F4A7C15)
-_MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
 _NO_CHUNK = -1
 
 
@@ -264,36 +262,6 @@ class BlockIndex:
         filled = np.flatnonzero(self._segment_rows)
         rows = [self.rows_of(segment) for segment in filled.tolist()]
         return np.concatenate([np.empty(0, np.intp), *rows]), np.repeat(filled, self._segment_rows[filled])
-
-    def check(self) -> None:
-        """Assert the consistency of all arrays. Visits every block."""
-        assert (self._segment_rows[self._segment_chunk == _NO_CHUNK] == 0).all(), "rows lie in chunks"
-        rows, _ = self.all_rows()
-        assert len(rows) == self._used <= self.blocks_max, "rows taken are counted"
-        assert len(np.unique(rows)) == len(rows), "no row belongs to two segments"
-        live = rows[self._lengths[rows] > 0]
-        assert len(live) == self._blocks, "blocks are counted"
-        assert int(self.lengths(live).sum(dtype=np.uint64)) == self._block_bytes, "their bytes are counted"
-        assert (self._prints > 0).sum() == self._blocks, "each block has one slot"
-        keys = self._keys[live].view(np.uint8).reshape(-1, KEY_BYTES)
-        assert (self.find(keys) == live).all(), "each block is found by its key"
-        passed = np.zeros_like(self._passed)
-        where = np.zeros(len(self._keys), np.intp)
-        full_bucket, full_slot = np.nonzero(self._prints)
-        where[self._slots[full_bucket, full_slot]] = full_bucket
-        home, _ = self._home(self._keys[live])
-        for row, bucket in zip(live.tolist(), home.tolist(), strict=True):
-            while bucket != where[row]:
-                passed[bucket] += 1
-                bucket = (bucket + 1) % len(self._passed)  # noqa: PLW2901 - it walks to where the row is
-        assert (passed == self._passed).all(), "each bucket counts the keys that passed it by"
-
-    def _home(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """Return each key's first bucket, and the key's slot byte, 1 to 255, as the C code does."""
-        mixed = (words[:, 0] ^ (words[:, 1] * _MIX_SECOND)) * _MIX_FIRST
-        high = mixed >> np.uint64(32)
-        buckets = ((high * np.uint64(len(self._passed))) >> np.uint64(32)).astype(np.intp)
-        return buckets, np.maximum((mixed >> np.uint64(24)).astype(np.uint8), np.uint8(1))
 
     def _take_rows_of_each(self, segments: NDArray[np.intp]) -> NDArray[np.intp]:
         """Take a row of each of these segments; fast if equal segments are adjacent."""

@@ -143,30 +143,3 @@ class SegmentedLru:
         rows = np.empty(max(0, -(-wanted_bytes // PAGE_BYTES)), np.int64)
         count = library.ostraca_lru_evict(*self._at, wanted_bytes, at(rows), len(rows), part)
         return rows[:count]
-
-    def check(self) -> None:
-        """Assert that queues and rows agree."""
-        for part in range(len(self._states)):
-            self._check_part(part)
-        rows = self._rows
-        assert self.entered_bytes == rows["bytes"][self.entered].sum()
-        assert (rows["users"][self.held] > 0).all()
-        assert (rows["part"] < len(self._states)).all()
-
-    def _check_part(self, part: int) -> None:
-        rows, state = self._rows, self._states[part]
-        is_its = rows["part"] == part
-        for queue, where in (("probation", PROBATION), ("protected", PROTECTED)):
-            seen, row, previous = [], int(state[f"{queue}_first"]), -1
-            while row >= 0:
-                assert rows[row]["where"] == where
-                assert rows[row]["users"] == 0
-                assert rows[row]["part"] == part
-                assert rows[row]["previous"] == previous
-                seen.append(row)
-                row, previous = int(rows[row]["next"]), row
-            assert state[f"{queue}_last"] == previous
-            assert len(set(seen)) == len(seen) == np.count_nonzero(is_its & (rows["where"] == where))
-            assert state[f"{queue}_bytes"] == rows["bytes"][seen].sum()
-        assert state["protected_bytes"] <= state["protected_max_bytes"]
-        assert self.part_bytes[part] == rows["bytes"][is_its & (rows["where"] != OUTSIDE)].sum()

@@ -160,31 +160,6 @@ class SlotPool:
         """Return the numbers of slots of *slot_bytes*, as in the wire's ArenaOffer."""
         return slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
 
-    def check(self) -> None:
-        """Assert that all counters and arrays agree."""
-        state, pages = self._state.ravel(), self._pages.ravel()
-        begins = np.flatnonzero(pages)
-        covered = np.concatenate(
-            [np.empty(0, np.int64), *(first + np.arange(pages[first]) for first in begins)]
-        )
-        assert np.array_equal(covered, np.flatnonzero(state)), "each page in use is one slot's"
-        assert np.array_equal(np.repeat(state[begins], pages[begins]), state[covered])
-        width = self._state.shape[1]
-        assert not (begins % width % pages[begins]).any()
-        assert (begins % width + pages[begins] <= width).all()
-        assert np.array_equal((self._state != _FREE).sum(axis=1), self._used)
-        assert np.array_equal(self._cut_for > 0, self._used > 0)
-        counted = np.bincount(state, minlength=_QUARANTINE + 1) * PAGE_BYTES
-        assert counted.tolist() == [
-            self.free_bytes,
-            self.kept_bytes,
-            self.taken_bytes,
-            self.quarantined_bytes,
-        ]
-        held = [offsets for parts in self._held.values() for offsets in parts]
-        quarantined = begins[state[begins] == _QUARANTINE] * PAGE_BYTES
-        assert np.array_equal(np.sort(np.concatenate([np.empty(0, np.int64), *held])), quarantined)
-
     def _assert_size(self, slot_bytes: int) -> None:
         assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
         assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"

@@ -206,11 +206,3 @@ class Ledger:
     def _end(self, request: int) -> None:
         self.answer(request, np.empty(0, np.uint32))
         self.settle(request)
-
-    def check(self) -> None:
-        """Assert the invariants between calls."""
-        self._pool.check()
-        for request, entry in self._entries.items():
-            assert entry.is_held or not entry.is_answered or not entry.is_settled, (
-                f"request {request} is over, yet listed"
-            )

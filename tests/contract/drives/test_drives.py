@@ -25,6 +25,7 @@ from tests.contract.drives.drive_contract import (
     read,
     written,
 )
+from tests.support.invariants import check_health
 from tests.support.simulated.memory_drive import MemoryDrive
 from tests.support.simulated.simulated_drive import SimulatedDrive
 from tests.support.simulated.simulated_flash import SimulatedFlash
@@ -101,7 +102,7 @@ class TestGuardedDrive(DriveContract):
     async def drive(self, path: Path) -> AsyncIterator[GuardedDrive]:
         made = GuardedDrive(opened(path), HealthSettings(), time.monotonic)
         yield made
-        made.health.check()
+        check_health(made.health)
         made.close()
 
 

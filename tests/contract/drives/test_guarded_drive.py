@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.contract.drives.drive_contract import at_page, pages, pieces, read, written
 from tests.support.agent.assembly import HeldDrive, until
+from tests.support.invariants import check_health
 
 from ostraca_fabric.drives.drive_health import DriveCondition, HealthSettings, IoKind
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -36,7 +37,7 @@ def held() -> HeldDrive:
 def drive(held: HeldDrive) -> Iterator[GuardedDrive]:
     made = GuardedDrive(held, HASTY, time.monotonic)
     yield made
-    made.health.check()
+    check_health(made.health)
     made.unwatch()
 
 

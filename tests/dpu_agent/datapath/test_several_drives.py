@@ -26,6 +26,7 @@ from tests.support.agent.assembly import (
     reasons_of,
     until,
 )
+from tests.support.invariants import check_slots
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.datapath.staging.staging import Staging
@@ -192,7 +193,7 @@ async def test_a_drive_that_hangs_keeps_no_memory_from_another_tenant_s_blocks_o
             assert is_on_first or state is BlockState.HIT
         fabric.drive.let_go()
         await until(lambda: staging.held_bytes == 0)
-        staging._pool.check()
+        check_slots(staging._pool)
 
 
 async def test_a_prefetch_brings_what_the_other_drive_has(other: HeldDrive) -> None:

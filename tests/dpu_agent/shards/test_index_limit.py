@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.agent.assembly import until
 from tests.support.agent.owned_shard import OwnedShard, keys_of
 from tests.support.agent.shard_invariants import check_core
+from tests.support.invariants import check_index
 
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
@@ -49,7 +50,7 @@ def listed_at(shard: OwnedShard, limit: int, order: list[list[int]]) -> ShardCor
     core = ShardCore(shard.superblock, settings=ShardSettings(blocks_max=limit))
     for numbers in order:
         core.take_in(shard.recovered(numbers))
-        core.index.check()
+        check_index(core.index)
     return core
 
 

@@ -27,6 +27,7 @@ from tests.support.agent.assembly import (
 )
 from tests.support.agent.owned_shard import OwnedShard, keys_of, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
+from tests.support.invariants import check_index
 from tests.support.simulated.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.controller.recovery import in_slices, read_summaries, read_superblock
@@ -105,7 +106,7 @@ def test_in_any_order_and_cutting_the_newest_entry_counts_at_once_and_in_the_end
         known = unfinished(shard)
         known.take_in(shard.recovered(list(order[:end])))
         assert extents(in_parts, range(13)) == extents(known, range(13))
-        in_parts.index.check()
+        check_index(in_parts.index)
     for core in (at_once, in_parts):
         core.begin(0.0, epoch=OwnerEpoch(2))
         core.own_alone(0.0)
@@ -151,7 +152,7 @@ def test_an_index_too_small_for_all_that_is_listed_keeps_the_newest_in_any_order
     core = ShardCore(shard.superblock, settings=ShardSettings(blocks_max=24))
     for begin in range(0, SEGMENTS, at_once):
         core.take_in(shard.recovered(order[begin : begin + at_once]))
-        core.index.check()
+        check_index(core.index)
     newest = [segment for segment, age in enumerate(ages) if age >= SEGMENTS - 3]
     numbers = range(8 * SEGMENTS)
     found = {

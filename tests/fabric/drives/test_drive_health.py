@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.invariants import check_health
 
 from ostraca_fabric.drives.drive_health import (
     PLACE_BYTES,
@@ -38,7 +39,7 @@ class Watched:
 
     def end(self, number: int, *, is_good: bool = True, failed_at: int = 0) -> None:
         self.health.end(self.now_s, number, is_good=is_good, failed_at=failed_at)
-        self.health.check()
+        check_health(self.health)
 
     def fail(self, kind: IoKind = IoKind.READ, failed_at: int = 0) -> None:
         self.end(self.begin(kind), is_good=False, failed_at=failed_at)
@@ -55,7 +56,7 @@ class Watched:
         while self.now_s < until_s - 1e-9:
             self.now_s = min(until_s, self.now_s + TURN_S)
             given_up |= self.health.turn(self.now_s)
-            self.health.check()
+            check_health(self.health)
         return given_up
 
     def probe(self, *, is_good: bool) -> None:
@@ -336,7 +337,7 @@ def test_whatever_a_drive_does_its_health_stays_in_order(seed: int) -> None:
             health.damage(now_s, dice.randrange(1 << 30))
         else:
             health.turn(now_s)
-        health.check()
+        check_health(health)
         assert health.condition is not DriveCondition.FAILED or (
             health.refuses_reads and health.refuses_writes(now_s)
         )

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
+from tests.support.invariants import check_index, first_buckets
 
 from ostraca_fabric.flash.index import MARKS, BlockIndex, Insertion
 from ostraca_fabric.model.extent import PAGE_BYTES
@@ -68,7 +69,7 @@ def test_the_limit_is_reached_however_blocks_spread_over_segments(blocks_max: in
     index = BlockIndex(blocks_max=blocks_max, segments=7)
     for number in range(blocks_max):
         assert insert(index, [number], segment=number % 7) == [Insertion.TAKEN]
-    index.check()
+    check_index(index)
 
 
 def test_a_segment_leaves_with_its_blocks_and_says_how_many_were_never_read() -> None:
@@ -82,7 +83,7 @@ def test_a_segment_leaves_with_its_blocks_and_says_how_many_were_never_read() ->
     assert not any(found(index, list(range(100))))
     assert all(found(index, list(range(100, 300))))
     assert index.remove_segment(0).blocks == 0
-    index.check()
+    check_index(index)
 
 
 def test_a_block_removed_alone_is_gone_and_can_come_back() -> None:
@@ -115,7 +116,7 @@ def test_reads_and_marks_are_kept_apart_from_the_longest_lengths() -> None:
     index.has(keys[1:2], is_counted=False)
     assert index.is_read(rows).tolist() == [True] + [False] * 2 + [True] * 5
     assert (index.marks(rows) == marks).all()
-    index.check()
+    check_index(index)
     removed = index.remove_segment(0)
     assert (removed.unread, removed.block_bytes) == (2, int(lengths.sum(dtype=np.uint64)))
 
@@ -129,14 +130,14 @@ def test_an_empty_batch_is_nothing() -> None:
 def test_keys_of_one_bucket_overflow_into_the_next_and_are_found() -> None:
     index = BlockIndex(blocks_max=400, segments=1)
     candidates = np.random.default_rng(1).integers(0, 256, (20_000, 16)).astype(np.uint8)
-    home, _ = index._home(candidates.view(np.uint64).reshape(-1, 2))
+    home, _ = first_buckets(index, candidates.view(np.uint64).reshape(-1, 2))
     keys = candidates[home == len(index._passed) - 1][:60]  # the last bucket: they wrap around
     assert len(keys) == 60
     lengths, offsets = np.full(60, 1, np.uint32), np.arange(60, dtype=np.uint64) * np.uint64(PAGE_BYTES)
     index.insert(keys, keys, offsets, lengths, segment=0)
-    index.check()
+    check_index(index)
     index.remove(index.find(keys[:20]))
-    index.check()
+    check_index(index)
     assert (index.find(keys) >= 0).tolist() == [False] * 20 + [True] * 40
     index.remove_segment(0)
     assert not index._passed.any()
@@ -145,7 +146,7 @@ def test_keys_of_one_bucket_overflow_into_the_next_and_are_found() -> None:
 def test_a_key_that_is_not_there_is_looked_for_once_around_when_every_bucket_was_passed_by() -> None:
     index = BlockIndex(blocks_max=24, segments=2)
     candidates = np.random.default_rng(3).integers(0, 256, (200, 16)).astype(np.uint8)
-    home, _ = index._home(candidates.view(np.uint64).reshape(-1, 2))
+    home, _ = first_buckets(index, candidates.view(np.uint64).reshape(-1, 2))
     first, last = candidates[home == 0], candidates[home == 1]
     for keys, segment in ((last[:16], 0), (last[16:17], 1)):
         count = len(keys)
@@ -155,7 +156,7 @@ def test_a_key_that_is_not_there_is_looked_for_once_around_when_every_bucket_was
     assert index._passed.tolist() == [1, 1]
     assert (index.find(np.concatenate([first[16:], last[:16], last[17:]])) == -1).all()
     assert (index.find(np.concatenate([first[:16], last[16:17]])) >= 0).all()
-    index.check()
+    check_index(index)
 
 
 def test_a_full_index_takes_at_most_48_bytes_per_block() -> None:
@@ -172,7 +173,7 @@ def test_a_full_index_finds_each_of_many_blocks() -> None:
         part = slice(segment * 10_000, (segment + 1) * 10_000)
         assert not index.insert(keys[part], keys[part], offsets[part], lengths[part], segment=segment).any()
     assert (index.offsets(index.find(keys)) == offsets).all()
-    index.check()
+    check_index(index)
 
 
 numbers = st.lists(st.integers(0, 60), max_size=40)
@@ -232,7 +233,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.index.check()
+        check_index(self.index)
         assert found(self.index, list(range(61))) == [number in self.model for number in range(61)]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.invariants import check_order
 
 from ostraca_fabric.tables.segmented_lru import SegmentedLru
 
@@ -107,7 +108,7 @@ def test_rows_give_way_as_two_queues_say(steps: list[tuple[str, list[int], int]]
         else:
             size += number
             order.grow(size)
-        order.check()
+        check_order(order)
         assert order.entered.tolist() == sorted(model.bytes)
         assert order.held.tolist() == sorted(set(held))
         assert order.entered_bytes == sum(model.bytes.values())
@@ -145,7 +146,7 @@ def test_what_is_demoted_goes_before_what_was_used_again_and_a_use_makes_up_for_
     order.demote(array([2, 0, 2]))
     order.hold(array([0]))
     order.let_go(array([0]))
-    order.check()
+    check_order(order)
     assert order.evict(3 * PAGE).tolist() == [2, 1, 0]
 
 
@@ -190,7 +191,7 @@ def test_each_part_has_an_order_of_its_own(steps: list[tuple[str, list[int]]]) -
             getattr(order, step)(array(rows))
             for part, model in enumerate(models):
                 getattr(model, step)([row for row in rows if row % PARTS == part])
-        order.check()
+        check_order(order)
         assert order.part_bytes.tolist() == [sum(model.bytes.values()) for model in models]
         assert order.held.tolist() == sorted(set(held))
 
@@ -203,7 +204,7 @@ def test_what_protected_may_no_longer_have_goes_back_the_oldest_first() -> None:
         order.hold(rows)
         order.let_go(rows)
     order.protect(array([2 * PAGE, PAGE]))
-    order.check()
+    check_order(order)
     order.demote(array([3]))
     assert order.evict(2 * PAGE, part=1).tolist() == [2, 3]
     assert order.evict(PAGE).tolist() == [0]

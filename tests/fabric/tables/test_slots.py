@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from numpy.typing import NDArray
+from tests.support.invariants import check_slots
 
 from ostraca_fabric.tables.slots import SlotPool
 
@@ -77,7 +78,7 @@ def test_a_slot_in_every_chunk_keeps_only_the_places_it_overlaps_from_other_size
     assert others is not None
     assert sorted(o // PAGE for o in others.tolist()) == [6, 9, 12, 16 + 6, 16 + 9, 16 + 12]
     assert pool.take(1, 3 * PAGE) is None
-    pool.check()
+    check_slots(pool)
 
 
 def test_what_is_kept_makes_room_only_when_it_is_dropped() -> None:
@@ -107,7 +108,7 @@ def test_what_is_taken_is_not_dropped_and_what_is_kept_is_not_given() -> None:
     for wrong in (pool.drop, pool.give, pool.keep, pool.use):
         with pytest.raises(AssertionError):
             wrong(slots)
-        pool.check()
+        check_slots(pool)
 
 
 @given(
@@ -129,7 +130,7 @@ def test_however_slots_lie_each_keeps_no_more_from_another_size_than_the_places_
             pool.quarantine(number, offsets[::one_in])
             pool.give(np.setdiff1d(offsets, offsets[::one_in]))
             kept_out += len(offsets[::one_in]) * (1 + -(-(size - 1) // pages))
-    pool.check()
+    check_slots(pool)
     left = 8 * (16 // pages) - kept_out
     if left > 0:
         assert pool.take(left, pages * PAGE) is not None
@@ -167,7 +168,7 @@ def test_giving_what_is_not_taken_is_a_broken_invariant_and_changes_nothing(bad:
         pool.give(np.array([0, bad], np.int64))
     with pytest.raises(AssertionError):
         pool.quarantine("holder", np.array([0, bad], np.int64))
-    pool.check()
+    check_slots(pool)
     pool.give(mine)
     assert pool.free_bytes == 2 * CHUNK
 
@@ -178,7 +179,7 @@ def test_giving_a_slot_twice_in_one_call_is_a_broken_invariant() -> None:
     assert offsets is not None
     with pytest.raises(AssertionError):
         pool.give(offsets[[0, 0]])
-    pool.check()
+    check_slots(pool)
 
 
 def test_a_quarantined_slot_can_not_be_given() -> None:
@@ -190,7 +191,7 @@ def test_a_quarantined_slot_can_not_be_given() -> None:
         pool.give(offsets)
     with pytest.raises(AssertionError):
         pool.settle("somebody else")
-    pool.check()
+    check_slots(pool)
 
 
 def test_a_batch_of_512_slots_costs_microseconds_not_milliseconds() -> None:
@@ -295,7 +296,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         pool = self.pool
-        pool.check()
+        check_slots(pool)
         pages = len(self.taken_pages), len(self.kept_pages), len(self.quarantined_pages)
         assert tuple(n * PAGE for n in pages) == (pool.taken_bytes, pool.kept_bytes, pool.quarantined_bytes)
 

@@ -20,6 +20,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 from tests.scenarios.fuzz.nonsense_agent import NonsenseAgent, content_of
+from tests.support.invariants import check_ledger
 
 import ostraca
 from ostraca import BlockState, GetResult
@@ -82,7 +83,7 @@ class SdkEnd:
         assert not self._deaths, self._deaths
         if self._client is not None:
             with self._client._runtime.arena.changed:
-                self._client._runtime.arena.ledger.check()
+                check_ledger(self._client._runtime.arena.ledger)
         return self.agent.frames - before
 
     def _call(self, dice: random.Random) -> None:

@@ -24,6 +24,7 @@ from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.support.invariants import check_ledger
 
 import ostraca
 from ostraca import aio
@@ -293,7 +294,7 @@ class Trial:
     def _read_books(self) -> dict[str, object]:
         ledger = self._client._runtime.arena.ledger
         with self._client._runtime.arena.changed:
-            ledger.check()
+            check_ledger(ledger)
         return {
             "under way": self._under_way(),
             "taken bytes": ledger._pool.taken_bytes,

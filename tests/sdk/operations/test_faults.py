@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.support.invariants import check_ledger
 from tests.support.stalls import Stopwatch
 
 import ostraca
@@ -67,7 +68,7 @@ def wait_until_quarantine_is(client: ostraca.Client, holds: Callable[[int], bool
         assert client._runtime.arena.changed.wait_for(
             lambda: holds(client._runtime.arena.ledger.quarantined_bytes), timeout=10
         )
-        client._runtime.arena.ledger.check()
+        check_ledger(client._runtime.arena.ledger)
 
 
 def is_whole(client: ostraca.Client) -> bool:

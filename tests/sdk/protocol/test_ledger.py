@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
+from tests.support.invariants import check_ledger
 
 from ostraca._protocol.ledger import Ledger
 from ostraca_fabric.tables.slots import SlotPool
@@ -38,7 +39,7 @@ class Books:
 
     @property
     def free(self) -> int:
-        self.ledger.check()
+        check_ledger(self.ledger)
         return self.pool.free_bytes // PAGE
 
     @property

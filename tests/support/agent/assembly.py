@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
+from tests.support.invariants import check_cache, check_slots
 from tests.support.simulated.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners
@@ -359,8 +360,8 @@ class Assembly:
         assert not staging._quarantined_by
         assert not any(staging._shares._held.values())
         assert not any(staging._queues.values())
-        staging._pool.check()
-        staging.cache.check()
+        check_slots(staging._pool)
+        check_cache(staging.cache)
         assert staging.cache.held_blocks == 0
         check_core(self.shard.core)
         # An owner's answer that came too late for its data path is given back when it comes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.support.invariants import check_index
 
 from ostraca_dpu_agent.shards.core import SegmentState, ShardCore
 from ostraca_dpu_agent.shards.core.grants import Grants
@@ -17,7 +18,7 @@ from ostraca_fabric.model.extent import PAGE_BYTES
 
 def check_core(core: ShardCore) -> None:
     """Assert every invariant of a shard."""
-    core.index.check()
+    check_index(core.index)
     _check_pins(core.pins)
     _check_reservations(core.reservations)
     if not core.is_recovering:

@@ -225,23 +225,6 @@ class BlockCache:
         """Number of blocks used by transfers."""
         return len(self._order.held)
 
-    def check(self) -> None:
-        """Assert the invariants of every call."""
-        self._order.check()
-        self._parts.check()
-        rows = self._order.entered
-        assert self.used_bytes <= self.limit_bytes
-        assert self._table.find(self._keys[rows]).tolist() == rows.tolist()
-        assert self._table.count == len(rows)
-        count = self.prefetched
-        unread = count.blocks - count.useful_blocks - count.useless_blocks
-        assert unread == len(self._unread(rows))
-        unread_bytes = count.bytes - count.useful_bytes - count.useless_bytes
-        assert unread_bytes == self.lengths[self._unread(rows)].sum()
-        assert len(set(self.offsets[rows].tolist())) == len(rows)
-        free = self._free[: self._free_rows].tolist()
-        assert sorted([*free, *rows.tolist()]) == list(range(len(self._keys)))
-
     @property
     def _has_unread(self) -> bool:
         """Whether a prefetched block has not been read yet."""
@@ -384,10 +367,3 @@ class CacheParts:
         most = self._protected_share * np.maximum(equal_bytes, sizes)
         self._order.protect(most.astype(np.int64))
         self._are_several = len(self._numbers) > 1
-
-    def check(self) -> None:
-        """Assert that every part with blocks has a tenant."""
-        taken = sorted(self._numbers.values())
-        assert len(set(taken)) == len(taken)
-        assert sorted([*taken, *self._free]) == list(range(len(self._order.part_bytes)))
-        assert sum(self.bytes_of.values()) == self._order.entered_bytes

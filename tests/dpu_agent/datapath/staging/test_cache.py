@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.invariants import check_cache
 
 from ostraca_dpu_agent.datapath.staging.cache import BlockCache, CacheOffer
 from ostraca_fabric.telemetry.status import PrefetchCounters
@@ -61,7 +62,7 @@ def test_a_block_under_a_transfer_is_never_dropped() -> None:
     assert cache.shrink(0).tolist() == []
     cache.release(rows)
     assert cache.shrink(0).tolist() == [PAGE]
-    cache.check()
+    check_cache(cache)
 
 
 def test_a_block_that_is_there_already_is_not_kept_twice() -> None:
@@ -71,7 +72,7 @@ def test_a_block_that_is_there_already_is_not_kept_twice() -> None:
     assert put(cache, 1, at=5 * PAGE) == [5 * PAGE]
     twice = cache.put(offered(3, 3), np.array([6, 7]) * PAGE, PAGE).tolist()
     assert twice == [PAGE, 7 * PAGE]
-    cache.check()
+    check_cache(cache)
 
 
 def test_a_block_of_another_length_is_not_found_and_says_so_by_its_absence() -> None:
@@ -105,7 +106,7 @@ def test_it_grows_with_its_blocks_and_finds_them_all() -> None:
             cache.put(CacheOffer(column[part], column[part], lengths[part], kept), offsets, PAGE).tolist()
             == []
         )
-        cache.check()
+        check_cache(cache)
     _, rows = cache.find(column, lengths)
     assert cache.offsets[rows].tolist() == (np.arange(5000) * PAGE).tolist()
     assert cache.tags(rows) == column.tobytes()
@@ -125,7 +126,7 @@ def test_what_a_prefetch_brought_is_counted_as_got_or_as_dropped_unread() -> Non
     assert count == PrefetchCounters(blocks=3, bytes=300, useful_blocks=1, useful_bytes=100)
     cache.shrink(0)
     assert count == PrefetchCounters(3, 300, 1, 100, 2, 200)
-    cache.check()
+    check_cache(cache)
 
 
 blocks = st.lists(st.integers(0, 9), min_size=1, max_size=4)
@@ -162,7 +163,7 @@ def test_every_slot_is_in_the_cache_or_given_back_exactly_once(
         for offset in freed:
             assert offset not in in_use
             del inside[offset]
-        cache.check()
+        check_cache(cache)
         assert cache.held_blocks == len(in_use)
         assert cache.used_bytes == sum(inside.values())
         assert sorted(cache.offsets[cache._order.entered].tolist()) == sorted(inside)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.invariants import check_cache
 
 from ostraca_dpu_agent.datapath.staging.cache import BlockCache, CacheOffer
 
@@ -32,7 +33,7 @@ class Shared:
         column, lengths = keys(*numbers), np.full(blocks, PAGE, np.uint32)
         offer = CacheOffer(column, column, lengths, np.ones(blocks, np.bool_), tenant=tenant)
         self.cache.put(offer, np.array(numbers) * PAGE, PAGE)
-        self.cache.check()
+        check_cache(self.cache)
         return numbers
 
     def rows(self, *numbers: int) -> NDArray[np.int64]:
@@ -42,7 +43,7 @@ class Shared:
         rows = self.rows(*numbers)
         self.cache.hold(rows)
         self.cache.release(rows)
-        self.cache.check()
+        check_cache(self.cache)
 
     @property
     def pages(self) -> dict[str, int]:
@@ -115,7 +116,7 @@ def test_protected_has_its_share_of_each_part() -> None:
     )
     shared.put("b", PAGES // 2)
     assert shared.cache._order._states["protected_bytes"][0] == PAGES // 4 * PAGE
-    shared.cache.check()
+    check_cache(shared.cache)
 
 
 def test_what_is_held_stays_and_nobody_else_gives_way_for_it() -> None:
@@ -196,7 +197,7 @@ def test_nobody_loses_what_is_within_an_equal_part_while_another_has_more(
             shared.members.add(tenant)
         elif step == "go":
             shared.members.discard(tenant)
-        shared.cache.check()
+        check_cache(shared.cache)
 
 
 @pytest.mark.parametrize("members", [(), ("a",)])

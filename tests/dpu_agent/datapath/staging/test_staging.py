@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.support.invariants import check_cache, check_slots
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
@@ -158,7 +159,7 @@ async def test_what_is_in_quarantine_in_every_chunk_keeps_no_size_out(slot_bytes
         staging.release(lease)
     for lease in left:
         staging.release(lease)
-    staging._pool.check()
+    check_slots(staging._pool)
     assert staging._pool.free_bytes == 8 * MIB
 
 
@@ -230,5 +231,5 @@ async def test_cached_blocks_in_quarantine_hold_their_places_until_the_last_is_r
     staging.release(readers[1])
     assert staging._pool.kept_bytes == 4 * MIB
     await leased(staging, 8)
-    staging._pool.check()
-    staging.cache.check()
+    check_slots(staging._pool)
+    check_cache(staging.cache)

@@ -30,6 +30,7 @@ from tests.simulation.fabric.world.process import (
 from tests.simulation.fabric.world.worker import Ended, Worker
 from tests.simulation.shard.model import ViolationError
 from tests.support.agent.shard_invariants import check_core
+from tests.support.invariants import check_ledger
 from tests.support.simulated.drive_faults import DriveFaults
 from tests.support.simulated.hosted import HostedNetwork
 from tests.support.simulated.simulated_membership import SimulatedStore, StoreFaults
@@ -349,7 +350,7 @@ class World:
     def check_closely(self) -> None:
         """Look at everything at once."""
         for process in self.workers.values():
-            process.worker.ledger.check()
+            check_ledger(process.worker.ledger)
         for agent in self.agents.values():
             if agent.is_alive:
                 for owned in agent.shards.values():
