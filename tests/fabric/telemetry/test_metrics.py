@@ -70,7 +70,7 @@ def test_a_label_can_hold_anything() -> None:
         "agent", MetricKind.INFO, "", ("name", "start"), "Any.", lambda name: {(name, ""): 1}
     )
     line = render([metric], 'a"b\\c\nd').splitlines()[-2]
-    assert line == 'agent_info{a="a\\"b\\\\c\\nd",b=""} 1'
+    assert line == 'agent_info{name="a\\"b\\\\c\\nd",start=""} 1'
 
 
 def test_the_text_ends_as_openmetrics_wants_it() -> None:
