@@ -63,6 +63,10 @@ class EtcdPlace:
     operation_timeout_s: float = 5.0
     """Time limit of an operation over all members."""
 
+    awaits_fabric: bool = False
+    """Whether a first start waits until the fabric is created, as in Kubernetes, where everything starts at
+    once. By default a daemon without a fabric ends."""
+
     def __post_init__(self) -> None:
         """Raise UsageError for incomplete pairs and impossible times."""
         check_above_zero(self, "request_timeout_s", "operation_timeout_s")

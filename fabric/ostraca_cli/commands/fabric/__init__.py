@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostraca_cli.command import Command, count_argument, run_action
+from ostraca_cli.command import Command, count_argument, run_action, seconds_argument
 from ostraca_cli.commands.admin.fabric import add_views
 from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
 from ostraca_cli.composition.process_limits import check_client_of_etcd
@@ -41,14 +41,29 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         description=(
             "Create a fabric in etcd, with files below DIR as drives. May be repeated, also with more\n"
             "enclosures or drives. DIR also receives the key and the tokens of the fabric. Prints the next\n"
-            "command."
+            "command.\n"
+            "\n"
+            "With --fabric-key and --tokens, the command creates no files: the fabric has the given key,\n"
+            "and enclosures are added by `ostraca enclosure add`."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     create.set_defaults(act=_create)
+    secrets = create.add_mutually_exclusive_group(required=True)
+    secrets.add_argument("--files", type=directory_argument, metavar="DIR", help="directory of the drives")
+    secrets.add_argument(
+        "--fabric-key", type=Path, metavar="FILE", help="use this key of 32 random bytes, and no drives"
+    )
     create.add_argument(
-        "--files", type=directory_argument, required=True, metavar="DIR", help="directory of the drives"
+        "--tokens", type=Path, metavar="FILE", help="with --fabric-key: check this file of tokens"
+    )
+    create.add_argument(
+        "--wait",
+        type=seconds_argument,
+        default=0.0,
+        metavar="SECONDS",
+        help="with --fabric-key: wait this long for etcd (default: 0)",
     )
     create.add_argument(
         "--enclosures",
@@ -170,10 +185,17 @@ def _place(options: argparse.Namespace) -> EtcdPlace:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from ostraca_cli.commands.fabric.create import Shape, create, created_lines
+    from ostraca_cli.commands.fabric.create import Shape, create, create_with_key, created_lines
     from ostraca_fabric.model.ids import DriveId
 
     place = _place(options)
+    if options.fabric_key is not None:
+        if options.tokens is None:
+            message = "--fabric-key needs the file of tokens: give --tokens FILE"
+            raise UsageError(message)
+        created = create_with_key(place, options.fabric_key, options.tokens, wait_s=options.wait)
+        print("\n".join(created_lines(created, place)))
+        return 0
     replaced = frozenset(map(DriveId, options.replace))
     shape = Shape(options.enclosures, options.drives, options.capacity, options.segment, replaced)
     print("\n".join(created_lines(create(place, options.files, shape), place)))

@@ -1,27 +1,33 @@
-"""``ostraca fabric create``: begin a fabric in etcd, on drives that are files.
+"""``ostraca fabric create``: begin a fabric in etcd, on drives that are files, or with a given key.
 
 The command keeps existing parts, so callers may repeat the command after a crash or with more enclosures.
 Beside the drives, the directory holds secrets for every agent: the fabric's key, and the tokens of agents and
-workers. No other user may read the secrets.
+workers. No other user may read the secrets. With a given key, as in a Kubernetes Job, the command writes to
+etcd alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import secrets
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca_cli.composition.etcd_options import etcd_keys, etcd_settings
+from ostraca_cli.composition.secret_files import read_access, read_fabric_key
 from ostraca_cli.composition.state import KEY_FILE, lock_directory, read_key, write_key
 from ostraca_cli.terminal.units import size_text
 from ostraca_enclosure.files import FileEnclosure
-from ostraca_fabric.errors import FormatError, MembershipError, UsageError
+from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.store import fabric_at
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId
+from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.sentences import counted
@@ -29,7 +35,6 @@ from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES, fabric_key_check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
 
     from ostraca_cli.composition.etcd_options import EtcdPlace
     from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 TOKENS_FILE = "tokens.toml"
 _TOKEN_BYTES = 24
 _MIB = 1 << 20
+_WAIT_MIN_S = 0.2
+_WAIT_MAX_S = 2.0
 
 _TOKENS = """\
 # Tokens of the fabric and of tenants. `ostraca serve agent --tokens` reads this file, and reloads changes.
@@ -76,7 +83,11 @@ class CreationResult:
 
     fabric: FabricId
     is_new: bool
-    directory: Path
+    key_file: Path
+    tokens_file: Path
+    folder: Path
+    """Directory for agents in the printed command."""
+
     enclosures: tuple[EnclosureRecord, ...]
     kept: int = 0
     """Number of existing drives with a size other than the requested size."""
@@ -129,9 +140,47 @@ async def _create(place: EtcdPlace, directory: Path, shape: Shape) -> CreationRe
         known = membership.map.enclosures
         await membership.put_enclosures([each for each in records if known.get(each.id) != each])
         unusable = {drive: why for each in file_enclosures for drive, why in each.unusable.items()}
-        return CreationResult(fabric, found is None, directory, tuple(records), kept, unusable)
+        key_file, tokens_file = directory / KEY_FILE, directory / TOKENS_FILE
+        return CreationResult(
+            fabric, found is None, key_file, tokens_file, directory, tuple(records), kept, unusable
+        )
     finally:
         await membership.close()
+
+
+def create_with_key(place: EtcdPlace, key_file: Path, tokens_file: Path, *, wait_s: float) -> CreationResult:
+    """Begin or find the fabric at *place*, with the given key, and without enclosures.
+
+    Waits up to *wait_s* for etcd. Raises FormatError for unusable files, and an OstracaError with advice:
+    etcd is unreachable, or holds a fabric with another key.
+    """
+    key = read_fabric_key(key_file)
+    if not read_access(tokens_file, os.getuid()).fabric_tokens:
+        raise FormatError(f"{tokens_file} has no fabric token: add `fabric = [...]` for agents over TCP")
+    return asyncio.run(_create_with_key(place, key, (key_file, tokens_file), wait_s=wait_s))
+
+
+async def _create_with_key(
+    place: EtcdPlace, key: bytes, files: tuple[Path, Path], *, wait_s: float
+) -> CreationResult:
+    settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
+    found, until_s = None, time.monotonic() + wait_s
+    backoff = Backoff(_WAIT_MIN_S, _WAIT_MAX_S, dice)
+    while True:
+        try:
+            found = await fabric_at(keys, settings, dice=dice)
+            break
+        except StoreAwayError:
+            pause_s = backoff.next_s()
+            if time.monotonic() + pause_s > until_s:
+                raise
+            await asyncio.sleep(pause_s)
+    fabric = found or FabricId(secrets.token_bytes(ID_BYTES))
+    membership = await EtcdMembership.open(
+        fabric, settings, dice=dice, keys=keys, begin=True, key_check=fabric_key_check(key, fabric)
+    )
+    await membership.close()
+    return CreationResult(fabric, found is None, *files, Path("/var/lib/ostraca"), ())
 
 
 def created_lines(created: CreationResult, place: EtcdPlace) -> Iterator[str]:
@@ -151,12 +200,12 @@ def created_lines(created: CreationResult, place: EtcdPlace) -> Iterator[str]:
             f"UNUSABLE: {why}. Agents serve the other drives. For an empty drive instead, move the file "
             f"away and repeat the command with --replace {drive}"
         )
-    where = created.directory
-    yield f"Every agent needs {where / KEY_FILE} and {where / TOKENS_FILE}; keep both files secret."
+    where = created.folder
+    yield f"Every agent needs {created.key_file} and {created.tokens_file}; keep both files secret."
     yield "Start an agent by:"
     yield (
-        f"  ostraca serve agent --id agent-0 {place.options()} --fabric-key {where / KEY_FILE} "
-        f"--tokens {where / TOKENS_FILE} --state-dir {where / 'agent-0'} "
+        f"  ostraca serve agent --id agent-0 {place.options()} --fabric-key {created.key_file} "
+        f"--tokens {created.tokens_file} --state-dir {where / 'agent-0'} "
         f"--listen unix://{where}/agent-0.sock --listen tcp://127.0.0.1:7400"
     )
 

@@ -34,7 +34,7 @@ from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.model.target import NQN_PREFIX
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
-from ostraca_fabric.wire.address import TcpAddress, TlsAddress, parse_address
+from ostraca_fabric.wire.address import TcpAddress, TlsAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -183,6 +183,7 @@ class AgentDaemon:
         await self._retry_while_away("announce this agent", agent.join)
         self._report_activity("Opening drives and claiming shards.")
         await agent.start()
+        self._permit_sockets()
         self._report_activity("")
         self._tasks.spawn(self._apply_log_level(membership))
         self._tasks.spawn(PeerHealthCheck(self.id, membership=membership, owners=self._owners).run())
@@ -219,6 +220,13 @@ class AgentDaemon:
         if self._membership is not None:
             await self._membership.close()
         return has_ended
+
+    def _permit_sockets(self) -> None:
+        """Set the permissions of unix sockets; raises OSError."""
+        permissions = self._settings.socket_permissions()
+        for address in map(parse_address, self._settings.listen):
+            if permissions is not None and isinstance(address, UnixAddress):
+                Path(address.path).chmod(permissions)
 
     def _report_activity(self, activity: str) -> None:
         self.life.activity = activity

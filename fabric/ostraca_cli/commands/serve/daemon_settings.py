@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from ostraca_fabric.wire.address import TcpAddress, TlsAddress, UnixAddress, par
 
 if TYPE_CHECKING:
     from ostraca_fabric.wire.address import Address
+
+_SOCKET_MODE = re.compile("0?[0-7]{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,10 @@ class DaemonSettings(AgentSettings):
     """Addresses to listen on: ``unix://`` for local workers; ``tls://host:port``, or ``tcp://host:port`` on a
     private network, for other agents and remote workers. At least one ``tls://`` or ``tcp://`` address is
     required."""
+
+    socket_mode: str = ""
+    """Permissions of unix sockets, in octal; empty: those of the umask. 0666 admits workers of other users,
+    as of other containers. Every connection proves its tenant, so permissions only limit connecting."""
 
     advertise: tuple[str, ...] = ()
     """Addresses announced to others; empty: those of ``listen`` except unix sockets. Required if the agent
@@ -104,10 +111,19 @@ class DaemonSettings(AgentSettings):
             self.wanted_fabric()
         if self.http_listen:
             http_address(self.http_listen)
+        self.socket_permissions()
 
     def agent_id(self) -> AgentId:
         """Return the agent's name; raises UsageError."""
         return AgentId(checked_name("agent", self.id or socket.gethostname().partition(".")[0].lower()))
+
+    def socket_permissions(self) -> int | None:
+        """Return the permissions of unix sockets, None for the umask's; raises UsageError."""
+        if not self.socket_mode:
+            return None
+        if not _SOCKET_MODE.fullmatch(self.socket_mode):
+            raise UsageError(f"socket_mode is {self.socket_mode!r}: give permissions in octal, as in 0666")
+        return int(self.socket_mode, 8)
 
     def wanted_fabric(self) -> FabricId | None:
         """Return the required fabric; raises UsageError."""

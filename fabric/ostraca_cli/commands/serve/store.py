@@ -1,6 +1,7 @@
 """Access of a daemon to the membership store.
 
-Daemons wait while etcd is away, and refuse a store with another fabric.
+Daemons wait while etcd is away, and refuse a store with another fabric. A store without a fabric is refused,
+or counts as away with ``etcd.awaits_fabric``.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ async def _fabric_at(place: EtcdPlace) -> FabricId:
     settings, keys = etcd_settings(place), etcd_keys(place)
     found = await fabric_at(keys, settings, dice=random.Random())  # noqa: S311
     if found is None:
-        raise MembershipError(
+        absence = StoreAwayError if place.awaits_fabric else MembershipError
+        raise absence(
             f"no fabric exists under {keys.text} of etcd at {', '.join(place.endpoints)}: check endpoints "
             "and prefix, or create a fabric with `ostraca fabric create`"
         )
