@@ -1,0 +1,90 @@
+"""The chart against Helm's lint, the schemas of Kubernetes, and the loaders of the real daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.helm.rendering import CHART, TRIAL, Manifest, helm, merged, render
+
+from ostraca_cli.commands.serve.admin_settings import AdminSettings
+from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
+from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
+from ostraca_cli.settings.load import Sources, load
+
+VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
+EXTERNAL = {"etcd": {"endpoints": ["etcd-0:2379"]}}
+
+
+@pytest.fixture(scope="module")
+def trial() -> Manifest:
+    return render(TRIAL)
+
+
+def test_helm_finds_no_fault_in_the_chart() -> None:
+    report = helm.lint(CHART, dict(TRIAL), strict=True)
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_object_is_valid_in_each_version_of_kubernetes(version: str) -> None:
+    for each in render(merged(TRIAL, {"kubeVersion": version})).objects:
+        kubernetes_validate.validate(each, f"{version}.0", strict=True)
+
+
+def test_a_daemon_reads_its_file_of_settings(trial: Manifest, tmp_path: Path) -> None:
+    agent = _load(DaemonSettings, trial.settings("agent"), tmp_path, "OSTRACA_AGENT_")
+    assert agent.etcd.endpoints == ("kv-etcd-0.kv-etcd.ml.svc.cluster.local:2379",)
+    assert agent.etcd.awaits_fabric
+    assert agent.socket_permissions() == 0o666
+    assert agent.memory.cache_bytes + agent.memory.reserve_bytes == 640 << 20
+    enclosure = _load(EnclosureDaemonSettings, trial.settings("enclosure"), tmp_path, "OSTRACA_ENCLOSURE_")
+    assert (enclosure.file_drives, enclosure.file_drive_bytes) == (2, 1 << 30)
+    admin = _load(AdminSettings, trial.settings("admin"), tmp_path, "OSTRACA_ADMIN_")
+    assert admin.tls.cert == "/etc/ostraca/tls/tls.crt"
+
+
+def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
+    further = {
+        "owner": {"blocks_per_shard_max": 1 << 24, "endurance": {"rated_dwpd": 0.3}},
+        "turn_s": "500ms",
+    }
+    manifest = render(merged(TRIAL, {"agent": {"settings": further}}))
+    agent = _load(DaemonSettings, manifest.settings("agent"), tmp_path, "OSTRACA_AGENT_")
+    assert (agent.owner.blocks_per_shard_max, agent.owner.endurance.rated_dwpd, agent.turn_s) == (
+        1 << 24,
+        0.3,
+        0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({}, "list host:port of each member in etcd.endpoints"),
+        (merged(TRIAL, EXTERNAL), "etcd.trial.enabled and etcd.endpoints exclude each other"),
+        (merged(TRIAL, {"agent": {"memory": "512Mi", "overhead": "400Mi"}}), "raise agent.memory"),
+        (merged(TRIAL, {"agent": {"nvme": {"fast_io_fail_s": 30}}}), "a write may arrive 70 s late"),
+        (
+            merged(TRIAL, {"agent": {"settings": {"drain_s": 5}}}),
+            "agent.settings.drain_s is derived by the chart",
+        ),
+        (merged(TRIAL, {"agent": {"mode": "dpu"}}), "list the agents in worker.agents"),
+        (merged(TRIAL, {"enclosure": {"nvmet": {"enabled": True}}}), "exclude each other"),
+        (merged(EXTERNAL, {"secrets": {"existingSecret": "mine"}}), "needs secrets.existingWorkerSecret"),
+        (merged(TRIAL, {"agent": {"memry": "1Gi"}}), "'memry' not allowed"),
+        (merged(TRIAL, {"etcd": {"trial": {"replicas": 2}}}), "must be one of 1, 3"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_advice(values: Mapping[str, Any], remedy: str) -> None:
+    with pytest.raises(helm.HelmError, match=remedy):
+        render(values)
+
+
+def _load(kind: Any, text: str, folder: Path, prefix: str) -> Any:
+    file = folder / "settings.toml"
+    file.write_text(text)
+    return load(kind, Sources(file=file), prefix=prefix).settings
