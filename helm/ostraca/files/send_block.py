@@ -21,7 +21,7 @@ PAUSE_S = 1.0
 def main() -> int:
     """Return 0 if the block came back unchanged."""
     block = np.frombuffer(os.urandom(BLOCK_BYTES), np.uint8).reshape(1, BLOCK_BYTES)
-    names = [hashlib.sha256(block).digest()]
+    names = [hashlib.sha256(block.tobytes()).digest()]
     layout = ostraca.Layout(model="helm-test@1", dtype="bf16", page_tokens=16)
     until_s = time.monotonic() + WITHIN_S
     while True:
