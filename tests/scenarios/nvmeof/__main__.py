@@ -26,9 +26,7 @@ from tests.scenarios.nvmeof import debian, guest
 from tests.scenarios.nvmeof.guest import DATA, ENCLOSURE, HOST, MANAGEMENT, STEP
 from tests.scenarios.nvmeof.host_guest import PASSED, TRANSPORTS
 from tests.scenarios.nvmeof.machines import PANIC, Disk, Machine, Wire, make_initrd
-
-NOT_HERE = 77
-"""The exit code of a run that this machine can't do; what test harnesses take for *skipped*."""
+from tests.support.packages import NOT_HERE, NotHereError
 
 ROOT = Path(__file__).parents[3]
 CODE = ("fabric", "dpu_agent", "enclosure", "sdk")
@@ -57,7 +55,7 @@ def main() -> int:
     try:
         debian.programs()
         kernel = debian.kernel(options.cache)
-    except debian.NotHereError as error:
+    except NotHereError as error:
         print(f"skipped: {error}")
         return NOT_HERE
     for each in (*CODE, "tests"):  # what guests would compile at each start, and far slower

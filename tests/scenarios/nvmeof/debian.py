@@ -15,6 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.packages import NotHereError, install_programs, run
+
 PROGRAMS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "busybox": "busybox-static",
@@ -37,11 +39,6 @@ NEEDED = (
     "NVME_TARGET_RDMA",
     "NVME_TARGET_AUTH",
 )
-_APT_S = 900.0
-
-
-class NotHereError(Exception):
-    """This machine can't run it; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,7 @@ def programs() -> None:
         )
     if not shutil.which("apt-get"):
         raise NotHereError("kernel and programs come from Debian's packages, and there is no apt-get")
-    missing = sorted({package for program, package in PROGRAMS.items() if not _found(program)})
-    if missing:
-        print(f"installing {', '.join(missing)}", flush=True)
-        _apt("apt-get", "update", "-qq")
-        _apt("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+    install_programs(PROGRAMS)
 
 
 def kernel(cache: Path) -> Kernel:
@@ -88,24 +81,20 @@ def kernel(cache: Path) -> Kernel:
         print(f"fetching {package}", flush=True)
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-        _apt("apt-get", "download", "-qq", package, at=root)
+        run("apt-get", "download", "-qq", package, folder=root)
         (deb,) = root.glob("*.deb")
-        _apt("dpkg-deb", "-x", str(deb), str(root))
+        run("dpkg-deb", "-x", str(deb), str(root))
         deb.unlink()
         # Debian 13 has its /lib below /usr.
         if (root / "usr/lib/modules").is_dir() and not (root / "lib").exists():
             (root / "lib").symlink_to("usr/lib")
-        _apt("depmod", "-b", str(root), version)
+        run("depmod", "-b", str(root), version)
         (root / "complete").touch()
     config = (root / "boot" / f"config-{version}").read_text()
     lacking = [each for each in NEEDED if f"CONFIG_{each}=" not in config]
     if lacking:
         raise NotHereError(f"{package} was built without {', '.join(lacking)}")
     return made
-
-
-def _found(program: str) -> bool:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
 
 
 def _newest() -> str:
@@ -116,21 +105,3 @@ def _newest() -> str:
             if word == "Depends" and package.startswith("linux-image-"):
                 return package
     raise NotHereError(f"Debian's packages have none of {', '.join(KERNELS)}: `apt-get update` first")
-
-
-def _apt(*words: str, at: Path | None = None) -> None:
-    try:
-        done = subprocess.run(
-            words,
-            cwd=at,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_APT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotHereError(f"`{' '.join(words)}`: {error}") from error
-    if done.returncode:
-        why = (done.stderr or done.stdout).strip().splitlines()
-        raise NotHereError(f"`{' '.join(words)}` failed: {why[-1] if why else done.returncode}")
