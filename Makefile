@@ -4,7 +4,7 @@
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   PYTEST_JOBS=1               how many processes run tests at once (default: 3; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=   are handed on
+#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, KUBE_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -86,6 +86,10 @@ soak-pod: $(READY) ## An hour of etcd, agents and workers that die and are cut o
 .PHONY: test-nvmeof
 test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual machines; a quarter of an hour (NVMEOF_ARGS: --transport, --limit)
 	@$(BIN)/python -m tests.scenarios.nvmeof $(NVMEOF_ARGS)
+
+.PHONY: test-kube
+test-kube: $(READY) ## The Helm chart on a real Kubernetes of several nodes; 20 minutes, the first time 30 (KUBE_ARGS: --scenario, --hold, --limit)
+	@$(BIN)/python -m tests.kube $(KUBE_ARGS)
 
 .PHONY: simulate
 simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE_ARGS: --histories, --seed, --steps, --jobs)
