@@ -73,31 +73,13 @@ class Network(Protocol):
 
 
 class _ListeningSocket:
-    def __init__(self, asked: Address) -> None:
-        self._socket = listen(asked)
-        self.address = real_address(asked, self._socket)
-        self._file = file_identity(asked)
-        self._server: asyncio.Server | None = None
+    """Listening socket with its own accept: each connection gets the current TLS context, if any."""
 
-    async def accept(self, accept: Accept) -> None:
-        loop = asyncio.get_running_loop()
-        is_unix = isinstance(self.address, UnixAddress)
-        serve = loop.create_unix_server if is_unix else loop.create_server
-        self._server = await serve(accept, sock=self._socket)
-
-    def close(self) -> None:
-        assert self._server is not None, "it was made by SocketNetwork.listen"
-        self._server.close()
-        unlink_own(self.address, self._file)
-
-
-class _ListeningTls:
-    """Listening socket with its own accept: each connection gets the current TLS context."""
-
-    def __init__(self, asked: TlsAddress, accept: Accept, tls: Tls) -> None:
+    def __init__(self, asked: Address, accept: Accept, tls: Tls | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = listen(asked)
         self.address = real_address(asked, self._socket)
+        self._file = file_identity(asked)
         self._accept = accept
         self._tls = tls
         self._is_closed = False
@@ -111,6 +93,7 @@ class _ListeningTls:
         self._is_closed = True  # handshakes in progress continue within their time limit
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+        unlink_own(self.address, self._file)
 
     def _take_one(self) -> None:
         try:
@@ -123,7 +106,7 @@ class _ListeningTls:
             self._loop.call_later(_ACCEPT_AGAIN_S, self._take_more)
             return
         connected.settimeout(0)
-        handshake = self._tasks.spawn(self._shake_hands(connected, str(name[0])))
+        handshake = self._tasks.spawn(self._shake_hands(connected, name))
         self._handshakes.add(handshake)
         handshake.add_done_callback(self._shook_hands)
         if len(self._handshakes) >= _HANDSHAKES_MAX:
@@ -137,17 +120,17 @@ class _ListeningTls:
         if not self._is_closed and len(self._handshakes) < _HANDSHAKES_MAX:
             self._loop.add_reader(self._socket.fileno(), self._take_one)
 
-    async def _shake_hands(self, connected: socket.socket, host: str) -> None:
+    async def _shake_hands(self, connected: socket.socket, name: object) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._accept,
                 connected,
-                ssl=self._tls.listening,
-                ssl_handshake_timeout=_HANDSHAKE_S,
-                ssl_shutdown_timeout=_SHUTDOWN_S,
+                ssl=None if self._tls is None else self._tls.listening,
+                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+                ssl_shutdown_timeout=None if self._tls is None else _SHUTDOWN_S,
             )
         except OSError as error:
-            log.info("A TLS handshake of %s at %s failed: %s", host, self.address, in_words(error))
+            log.info("A handshake of %s at %s failed: %s", name, self.address, in_words(error))
 
 
 class SocketNetwork:
@@ -163,10 +146,8 @@ class SocketNetwork:
             tls = self._with_tls(address)
             if not tls.has_certificate:
                 raise UsageError(f"{address} needs a certificate and a key: give both files")
-            return _ListeningTls(address, accept, tls)
-        listening = _ListeningSocket(address)
-        await listening.accept(accept)
-        return listening
+            return _ListeningSocket(address, accept, tls)
+        return _ListeningSocket(address, accept, None)
 
     async def dial(self, address: Address, protocol: asyncio.BufferedProtocol) -> None:
         """Connect a socket."""

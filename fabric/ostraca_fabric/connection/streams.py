@@ -15,41 +15,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
-from ostraca_fabric.sockets.stream import ByteSender, CopyingSender, SocketSender, be_watchful, receive
+from ostraca_fabric.sockets.stream import CopyingSender, SocketSender, be_watchful, receive
 from ostraca_fabric.wire.frames import FrameReader, Passage
 
 _ASKED_MAX = 3
-
-
-class ConnectionStream(ByteSender, Protocol):
-    """Outgoing side of one connection, with the calls for its protocol to make."""
-
-    can_end_writing: bool
-    """Whether the stream can end writing while the peer can still send."""
-
-    def watch(self, when_room: Callable[[], None]) -> None:
-        """Call *when_room* from the loop whenever there is room, until ``unwatch``."""
-
-    def unwatch(self) -> None:
-        """Stop the calls of ``watch``."""
-
-    def pause(self) -> None:
-        """Note that the transport has no room."""
-
-    def resume(self) -> None:
-        """Note that the transport has room again."""
-
-    def end_writing(self) -> None:
-        """End writing, where ``can_end_writing``."""
-
-    def receive(self, reader: FrameReader, landing: Passage, bytes_max: int) -> int:
-        """Receive further bytes for blocks; return their number."""
-
-    def close(self) -> None:
-        """Release resources other than the transport."""
 
 
 def open_stream(transport: asyncio.Transport, settings: ConnectionSettings) -> ConnectionStream:
@@ -69,6 +40,7 @@ class DescriptorStream(SocketSender):
     """Stream through a socket's own descriptor."""
 
     can_end_writing = True
+    """Whether the stream can end writing while the peer can still send."""
 
     def __init__(self, own: socket.socket) -> None:
         """Take an exclusive descriptor of the connection."""
@@ -77,7 +49,7 @@ class DescriptorStream(SocketSender):
         self._is_watched = False
 
     def watch(self, when_room: Callable[[], None]) -> None:
-        """Register the socket with the loop."""
+        """Call *when_room* from the loop whenever there is room, until ``unwatch``."""
         if not self._is_watched:
             self._is_watched = True
             self._loop.add_writer(self._socket.fileno(), when_room)
@@ -165,6 +137,10 @@ class TransportStream(CopyingSender):
         self._is_due = False
         if self._when_room is not None and not self._is_paused:
             self._when_room()
+
+
+ConnectionStream = DescriptorStream | TransportStream
+"""Outgoing side of one connection, with the calls for its protocol to make."""
 
 
 def tuned(sock: socket.socket, settings: ConnectionSettings) -> None:

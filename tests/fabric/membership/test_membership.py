@@ -522,7 +522,9 @@ async def test_a_watch_that_was_refused_once_is_no_trouble_once_it_goes_on(
 
     with monkeypatch.context() as broken:
         broken.setattr(membership._client, "metadata", refuses)
-        broken.setattr(membership._client, "is_current", lambda _channel: False)  # so the watch is begun anew
+        broken.setattr(
+            membership._client.channels, "holds", lambda _channel: False
+        )  # so the watch is begun anew
         etcd.ctl("put", "/refused/later/thing", "1")
         await troubled(membership, "etcd refuses")
     await troubled(membership, "")

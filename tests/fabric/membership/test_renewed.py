@@ -131,7 +131,7 @@ async def test_what_goes_on_for_long_moves_to_a_new_connection_and_misses_nothin
         await asyncio.sleep(0)  # until it waits for what etcd tells next
         shown.renew(shown.before)
         async with asyncio.timeout(30):
-            while at_first in client._channels._open or client._channels._leaving:  # noqa: ASYNC110 (both are the loop's)
+            while at_first in client.channels._open or client.channels._leaving:  # noqa: ASYNC110 (both are the loop's)
                 await asyncio.sleep(0.05)
         assert not told.done(), "that what it was on is closed ends no watch"
         await client.txn([], [put(b"/k", b"after")])

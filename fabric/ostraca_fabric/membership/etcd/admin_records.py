@@ -28,6 +28,8 @@ from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.policies.backoff import Dice
 from ostraca_fabric.ports.records import ABSENT, Record, RecordChange, RecordLock
 
+log = logging.getLogger(__name__)
+
 _PAGE = 512
 
 
@@ -48,6 +50,7 @@ class EtcdRecords:
         self._lease_ttl_s = lease_ttl_s
         self._lease: EtcdLease | None = None
         self._leasing = asyncio.Lock()
+        self._on_lost: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
         """Return the records for use in a block."""
@@ -58,10 +61,15 @@ class EtcdRecords:
         await self.close()
 
     async def close(self) -> None:
-        """End every hold, and close all connections."""
+        """End the lease with all holds, and close all connections.
+
+        If etcd cannot be asked, the lease runs out.
+        """
         if self._lease is not None:
-            with contextlib.suppress(MembershipError):  # then the lease runs out
+            try:
                 await self._keeper.end(self._lease.number)
+            except MembershipError as error:
+                log.warning("Records of this process could not be removed, and end with the lease: %s", error)
         await asyncio.to_thread(self._keeper.close)
         await self._client.close()
 
@@ -139,7 +147,7 @@ class EtcdRecords:
     async def _own_lease(self) -> EtcdLease:
         async with self._leasing:
             if self._lease is None or self._lease.is_lost:
-                self._lease = await self._keeper.begin(self._lease_ttl_s, lambda: None)
+                self._lease = await self._keeper.begin(self._lease_ttl_s, self._on_lost)
             return self._lease
 
     def _at(self, key: str) -> bytes:
@@ -155,27 +163,13 @@ class EtcdRecords:
 assert ABSENT == 0, "what etcd calls the revision of a key that is not there"
 
 
-log = logging.getLogger(__name__)
-
-
-class EtcdReports:
+class EtcdReports(EtcdRecords):
     """Access of one process to the reports of a fabric.
 
     Create with ``open``, then ``close``.
     """
 
-    def __init__(
-        self, fabric: FabricId, settings: EtcdSettings, *, keys: EtcdKeys, dice: Dice, lease_ttl_s: float
-    ) -> None:
-        """Set all members; call ``open`` instead."""
-        self._keys = keys
-        self._ttl_s = lease_ttl_s
-        self._client = EtcdClient(settings, dice=dice)
-        self._store = EtcdStore(self._client, keys, fabric)
-        self._keeper = LeaseKeeper(settings, dice=dice)
-        self._lease: EtcdLease | None = None
-        self._ended: StartId | None = None
-        self._on_lost: Callable[[], None] = lambda: None
+    _ended: StartId | None = None
 
     @classmethod
     async def open(
@@ -244,21 +238,3 @@ class EtcdReports:
         key = self._keys.report(enclosure)
         value = (await self._store.read(key)).value(key)
         return None if value is None else decode_at(key, value, decode_report)
-
-    async def close(self) -> None:
-        """End the lease with the report, if any, and all connections.
-
-        If etcd cannot be asked, the lease runs out.
-        """
-        if self._lease is not None:
-            try:
-                await self._keeper.end(self._lease.number)
-            except MembershipError as error:
-                log.warning("The report could not be removed, and ends with the lease: %s", error)
-        await asyncio.to_thread(self._keeper.close)
-        await self._client.close()
-
-    async def _own_lease(self) -> EtcdLease:
-        if self._lease is None or self._lease.is_lost:
-            self._lease = await self._keeper.begin(self._ttl_s, self._on_lost)
-        return self._lease

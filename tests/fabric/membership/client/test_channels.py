@@ -135,7 +135,7 @@ async def test_a_watch_stays_on_a_connection_that_was_replaced_for_silence_until
             assert values(await told) == [value]
             if number == 0:
                 silent_since_s = asyncio.get_running_loop().time() + MORE_S
-                watching.replace_silent(watching.channel(), since_s=silent_since_s)
+                watching.channels.replace_silent(watching.channel(), since_s=silent_since_s)
         assert lossy.connections == 1
         await watching.range(key)  # over the new connection, where the watch goes on from now on
         for value in (b"over there", b"and on"):

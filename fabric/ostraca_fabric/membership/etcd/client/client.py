@@ -67,7 +67,7 @@ class EtcdClient:
         self.settings = settings
         self.shutdown_budget = ShutdownBudget() if shutdown_budget is None else shutdown_budget
         self._dice = dice
-        self._channels = Channels(settings)
+        self.channels = Channels(settings)
         self._at = int(dice.uniform(0, len(settings.endpoints))) % len(settings.endpoints)
         self._token: str | None = None
         self._logging_in: asyncio.Task[str] | None = None
@@ -85,7 +85,7 @@ class EtcdClient:
         if (login := self._logging_in) is not None:
             login.cancel()
             await asyncio.wait([login])
-        await self._channels.close()
+        await self.channels.close()
 
     def backoff(self) -> Backoff:
         """Return a new series of waits between attempts."""
@@ -98,19 +98,7 @@ class EtcdClient:
 
     def channel(self) -> grpc.aio.Channel:
         """Return the connection for the next call. Raises MembershipError."""
-        return self._channels.to(self._at)
-
-    def is_current(self, channel: grpc.aio.Channel) -> bool:
-        """Whether a long call may stay on *channel*; False after a change of certificates."""
-        return self._channels.holds(channel)
-
-    def hear(self, channel: grpc.aio.Channel) -> None:
-        """Record that a long call received a message over *channel*."""
-        self._channels.hear(channel)
-
-    def replace_silent(self, channel: grpc.aio.Channel, *, since_s: float) -> None:
-        """Replace *channel* if heard earlier but not after *since_s*, on the loop's clock."""
-        self._channels.replace_silent(channel, since_s=since_s)
+        return self.channels.to(self._at)
 
     async def metadata(self) -> _Metadata:
         """Return the metadata of each call: the user's token, or empty without a user."""
@@ -176,7 +164,7 @@ class EtcdClient:
         """Renew a lease once; return the time to live in seconds, or 0 if ended."""
 
         async def renew(metadata: _Metadata, timeout_s: float) -> int:
-            with self._channels.asking(self._at) as channel:
+            with self.channels.asking(self._at) as channel:
                 call = channel.stream_stream(
                     LEASE_KEEP_ALIVE,
                     request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
@@ -195,7 +183,7 @@ class EtcdClient:
         """Make a call; errors name the action *what*."""
 
         async def ask(metadata: _Metadata, timeout_s: float) -> _Answer:
-            with self._channels.asking(self._at) as channel:
+            with self.channels.asking(self._at) as channel:
                 call = channel.unary_unary(
                     path,
                     request_serializer=type(asked).SerializeToString,
@@ -251,7 +239,7 @@ class EtcdClient:
 
     async def _log_in(self, user: EtcdUser) -> str:
         asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
-        with self._channels.asking(self._at) as channel:
+        with self.channels.asking(self._at) as channel:
             call = channel.unary_unary(
                 AUTHENTICATE,
                 request_serializer=rpc.AuthenticateRequest.SerializeToString,

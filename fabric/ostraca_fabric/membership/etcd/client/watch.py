@@ -111,7 +111,7 @@ class Watch:
         try:
             await self._write(call, rpc.WatchRequest(create_request=asked))
             while (answer := await self._read(call)) is not None:
-                self._client.hear(channel)
+                self._client.channels.hear(channel)
                 if answer.created and (why := await self._why_not_our_past(answer)):
                     log.info("etcd has lost changes reported before (%s): listing again", why)
                     self._went_back, self._next = why, 0
@@ -126,13 +126,13 @@ class Watch:
                     return
                 if changed := self._take(answer):
                     yield changed
-                if not self._client.is_current(channel):
+                if not self._client.channels.holds(channel):
                     log.info("The watch goes on over a new connection")
                     return
         except TimeoutError:
             log.debug("etcd's member %s is silent: the watch is begun again", self._client.endpoint)
             asked_at_s = asyncio.get_running_loop().time() - self._client.settings.watch_silence_max_s / 2
-            self._client.replace_silent(channel, since_s=asked_at_s)
+            self._client.channels.replace_silent(channel, since_s=asked_at_s)
         finally:
             call.cancel()
 
