@@ -240,4 +240,7 @@ class DataPath:
 
     def _has_room_for(self, tenant: TenantId) -> bool:
         most, tenants = self.context.requests_max, self.context.staging.tenants
-        return self._requests < most and may_take(most, tenants.requests, tenants.members, tenant, 1)
+        is_alone = len(tenants.members) <= 1 and tenant in tenants.members
+        return self._requests < most and (
+            is_alone or may_take(most, tenants.requests, tenants.members, tenant, 1)
+        )

@@ -43,7 +43,7 @@ class NetworkOwners:
         own: AgentId,
         *,
         here: LoopbackOwners,
-        address_of: Callable[[AgentId], tuple[str, ...]],
+        address_of: Callable[[AgentId], tuple[str, ...] | None],
         dice: random.Random,
         settings: PeerSettings | None = None,
         connections: ConnectionSettings | None = None,
@@ -52,7 +52,7 @@ class NetworkOwners:
     ) -> None:
         """Reach agents registered *here* without a connection.
 
-        *address_of* returns the current addresses of any other agent, empty if unknown. *own* is this
+        *address_of* returns the current addresses of any other agent, if known. *own* is this
         agent's name for others. *token* provides the fabric token of each connection, empty for none.
         """
         self._own = own
@@ -118,7 +118,7 @@ class NetworkOwners:
             link = self._links[agent] = PeerLink(
                 agent,
                 self._settings,
-                addresses=lambda: self._address_of(agent),
+                addresses=lambda: self._address_of(agent) or (),
                 dial=self._dial,
                 dice=self._dice,
                 tasks=self._tasks,

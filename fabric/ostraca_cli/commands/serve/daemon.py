@@ -156,7 +156,7 @@ class AgentDaemon:
         self._owners = NetworkOwners(
             self.id,
             here=LoopbackOwners(),
-            address_of=membership.addresses_of,
+            address_of=membership.addresses.get,
             dice=random.Random(),  # noqa: S311 (waits are no secret)
             connections=settings.connections,
             token=self._token,

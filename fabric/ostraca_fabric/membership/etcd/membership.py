@@ -77,6 +77,9 @@ class EtcdMembership:
         self._store = EtcdStore(self._client, keys, fabric, key_check, has_joined=has_joined)
         self._keeper = LeaseKeeper(settings, dice=dice, shutdown_budget=self._client.shutdown_budget)
         self._leases: dict[AgentId, tuple[StartId, EtcdLease]] = {}
+        self.addresses: dict[AgentId, tuple[str, ...]] = {}
+        """Addresses of each agent in the newest map, always in this dictionary."""
+
         self._follower = Follower(self._client, self._store, keys, fabric, self._publish)
         self._publish(self._follower.view)
 
@@ -136,11 +139,6 @@ class EtcdMembership:
         await self._follower.stop()
         await asyncio.to_thread(self._keeper.close)
         await self._client.close()
-
-    def addresses_of(self, agent: AgentId) -> tuple[str, ...]:
-        """Return the addresses of an agent in the newest map; empty if unknown."""
-        record = self.map.agents.get(agent)
-        return record.addresses if record is not None else ()
 
     @property
     def heard_s_ago(self) -> float:
@@ -405,8 +403,10 @@ class EtcdMembership:
         return known or done
 
     def _publish(self, view: View) -> None:
-        """Take the newest map and overrides, so that reading them costs a request nothing."""
+        """Take the newest map, overrides and addresses, so that reading them costs a request nothing."""
         self.map, self.overrides = view.map, view.overrides
+        self.addresses.clear()
+        self.addresses.update({agent.id: agent.addresses for agent in view.map.agents.values()})
 
     async def _change(
         self,
