@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ostraca_cli.command import Command, run_action
+from ostraca_cli.command import Command, run_action, seconds_argument
+from ostraca_cli.commands.admin.errors import OperationError
 from ostraca_cli.commands.admin.options import (
     add_action,
     add_etag,
@@ -17,8 +18,9 @@ from ostraca_cli.commands.admin.options import (
     write_json,
 )
 from ostraca_cli.terminal.units import size_argument
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import ConnectError, UsageError
 
+_WAIT_S = 120.0
 _FORCE_MAP_CHANGE = (
     "proceed even at the limit of placement epochs: lookups then miss blocks of the oldest placement epoch"
 )
@@ -33,6 +35,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         partial(print_list, kind="enclosures"),
         summary="list registered enclosures",
         description="List all registered enclosures, by name.",
+    )
+    wait = add_action(
+        actions,
+        "wait",
+        _wait,
+        summary="wait until enclosures are ready",
+        description=(
+            "Wait until an enclosure is ready and none is onboarding, as after an installation. After the\n"
+            "time limit, one ready enclosure is enough."
+        ),
+    )
+    wait.add_argument(
+        "--within",
+        type=seconds_argument,
+        default=_WAIT_S,
+        metavar="S",
+        help=f"time limit in seconds (default: {_WAIT_S:g})",
     )
     show = add_action(
         actions,
@@ -255,6 +274,29 @@ def _change(options: argparse.Namespace, path: str, body: dict[str, object]) -> 
     client = client_of(options)
     response = client.ask("POST", path, body, if_match=options.if_match)
     return report_start(client, response.body, is_json=options.json, is_watched=options.watch)
+
+
+def _wait(options: argparse.Namespace) -> int:
+    import time
+
+    from ostraca_cli.commands.admin.responses import EnclosureInfo, items
+    from ostraca_cli.commands.admin.watching import POLL_S
+
+    client, until_s = client_of(options), time.monotonic() + options.within
+    while True:
+        is_late, trouble = time.monotonic() >= until_s, "none is registered"
+        try:
+            enclosures = items(client.pages("/v1/enclosures"), EnclosureInfo)
+        except ConnectError as error:
+            enclosures, trouble = [], str(error)
+        phases = {each.status.phase for each in enclosures}
+        text = ", ".join(f"{each.name} is {each.status.phase}" for each in enclosures) or trouble
+        if "ready" in phases and (is_late or "onboarding" not in phases):
+            print(text)
+            return 0
+        if is_late:
+            raise OperationError(f"no enclosure is ready after {options.within:g} s: {text}")
+        time.sleep(POLL_S)
 
 
 def _show(options: argparse.Namespace) -> int:

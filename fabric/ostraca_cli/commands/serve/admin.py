@@ -20,6 +20,7 @@ from ostraca_admin.audit import Audit, Retention
 from ostraca_admin.enclosure_service import EnclosureService
 from ostraca_admin.override_service import OverrideService
 from ostraca_admin.remote_agents import RemoteAgents
+from ostraca_admin.report_follower import ReportFollower
 from ostraca_admin.tenant_service import TenantService
 from ostraca_admin.workflow_runner import WorkflowRunner
 from ostraca_admin.workflows.erase import ErasureSteps
@@ -79,7 +80,9 @@ class AdminDaemon:
     @property
     def secret_files(self) -> tuple[Path, ...]:
         """Return the files read by ``reread``."""
-        return (Path(self._settings.people_file), Path(self._settings.tokens_file))
+        settings = self._settings
+        tls = (settings.tls.cert, settings.tls.key)
+        return tuple(Path(each) for each in (settings.people_file, settings.tokens_file, *tls) if each)
 
     def reread(self) -> None:
         """Read the tokens and the certificate again.
@@ -135,8 +138,9 @@ class AdminDaemon:
         runner = WorkflowRunner(records, steps, name=self.name, unix_s=time.time)
         audit = Audit(time.time, _new_id)
         overrides = OverrideService(records, audit)
+        enclosures = EnclosureService(records, audit)
         context = Context(
-            enclosures=EnclosureService(records, audit),
+            enclosures=enclosures,
             overrides=overrides,
             tenants=TenantService(records, overrides, audit, volumes=self._volumes),
             records=records,
@@ -152,6 +156,8 @@ class AdminDaemon:
         retention = Retention(records, audit_max=limits.audit_max, operations_max=limits.operations_max)
         self._tasks.spawn(runner.run())
         self._tasks.spawn(retention.run())
+        if settings.follows_reports:
+            self._tasks.spawn(ReportFollower(self._reports, enclosures, audit, notify=runner.wake).run())
         self._serve(context, listening)
 
     async def stop(self) -> None:
@@ -184,15 +190,21 @@ class AdminDaemon:
         record = await self._records.get(record_keys.report(enclosure))
         return None if record is None else decode_at(record.key.encode(), record.value, decode_report)
 
+    async def _reports(self) -> Sequence[EnclosureReport]:
+        assert self._records is not None
+        records = await self._records.below(record_keys.REPORTS)
+        return [decode_at(each.key.encode(), each.value, decode_report) for each in records]
+
     async def _volumes(self) -> Sequence[VolumeRecord]:
         assert self._membership is not None
         return await anext(self._membership.volume_changes())
 
     def _made_network(self) -> SocketNetwork:
         tls = self._settings.tls
-        return (
-            SocketNetwork(Tls(TlsFiles(Path(tls.ca), Path(tls.cert), Path(tls.key)))) if tls.cert else SOCKETS
-        )
+        if not tls.cert:
+            return SOCKETS
+        files = TlsFiles(Path(tls.ca), Path(tls.cert), Path(tls.key))
+        return SocketNetwork(Tls(files, peer_name=tls.peer_name))
 
     def _read_token(self) -> str:
         tokens = read_access(Path(self._settings.tokens_file), os.getuid()).fabric_tokens

@@ -66,6 +66,10 @@ class AdminSettings:
     fabric: str = ""
     """Id of the fabric, in hexadecimal; empty: the id in etcd."""
 
+    follows_reports: bool = False
+    """Whether enclosures are registered by their own reports, with the present addresses, as pods need. Blank
+    drives are then formatted without a request, and a retired enclosure that still reports returns."""
+
     etcd: EtcdPlace = field(default_factory=EtcdPlace)
     tls: TlsPlace = field(default_factory=TlsPlace)
     limits: AdminLimits = field(default_factory=AdminLimits)

@@ -51,7 +51,6 @@ def test_over_tls_it_shows_its_certificate_and_takes_a_new_one(idle: Pod, tmp_pa
             assert old is not None
             assert fresh is not None
             old.write_bytes(fresh.read_bytes())
-        write_people(admin.people, {"admin": {"alice": token_of("alice")}})
         until(lambda: _answers(admin), "it shows its new certificate")
         admin.stop()
     admin.check_log()

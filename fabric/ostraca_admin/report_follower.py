@@ -1,0 +1,99 @@
+"""Registration of enclosures by their own reports, for pods, whose addresses change.
+
+The follower registers each enclosure that reports, and replaces the controllers of a registration when the
+report names others. Operators register enclosures themselves elsewhere: a report has no secret and no choice
+of drives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ostraca_admin.audit import Requester
+from ostraca_admin.errors import ConflictError
+from ostraca_admin.model import VERSION, EnclosureSpec, OperationState
+from ostraca_admin.rules import may_try_again
+from ostraca_fabric.errors import MembershipError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ostraca_admin.audit import Audit
+    from ostraca_admin.enclosure_service import EnclosureService
+    from ostraca_fabric.model.inventory import EnclosureReport
+
+log = logging.getLogger(__name__)
+
+_TURN_S = 2.0
+_RETRY_S = 20.0
+"""Pause before a failed onboarding begins anew."""
+
+_REQUESTER = Requester("report-follower", "admin", "follow reports")
+
+
+class ReportFollower:
+    """Follower of an admin; several admins may follow the same reports."""
+
+    def __init__(
+        self,
+        reports: Callable[[], Awaitable[Sequence[EnclosureReport]]],
+        service: EnclosureService,
+        audit: Audit,
+        *,
+        notify: Callable[[], None],
+    ) -> None:
+        """Call *notify* after each registration, to begin the onboarding."""
+        self._reports = reports
+        self._service = service
+        self._unix_s = audit.unix_s
+        self._notify = notify
+        self._refused: dict[str, str] = {}
+        """Last logged refusal, by enclosure."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self.turn()
+            except MembershipError as error:
+                log.warning("Reports of enclosures are not followed, retrying: %s", error)
+            await asyncio.sleep(_TURN_S)
+
+    async def turn(self) -> None:
+        """Bring all registrations up to date. Raises MembershipError."""
+        for report in await self._reports():
+            try:
+                await self._follow(report)
+            except (ConflictError, UsageError) as error:
+                if self._refused.get(report.id) != str(error):
+                    self._refused[report.id] = str(error)
+                    log.warning("The report of enclosure %s is not followed: %s", report.id, error)
+            else:
+                self._refused.pop(report.id, None)
+
+    async def _follow(self, report: EnclosureReport) -> None:
+        """Register an enclosure or its new controllers; raises ConflictError and UsageError."""
+        if not any(drive.is_exported for drive in report.drives):
+            return
+        controllers = tuple(map(str, report.controllers))
+        known = await self._service.find(report.id)
+        if known is None:
+            spec = EnclosureSpec(VERSION, report.id, report.nqn, controllers)
+        elif known.spec.nqn != report.nqn:
+            raise ConflictError(
+                f"the report names subsystem {report.nqn}, and the registration {known.spec.nqn}"
+            )
+        else:
+            spec = msgspec.structs.replace(known.spec, controllers=controllers)
+            operation = known.operation
+            if operation.state is OperationState.RUNNING:
+                return
+            has_paused = self._unix_s() - operation.ended_unix_s >= _RETRY_S
+            if spec == known.spec and not (may_try_again(operation) and has_paused):
+                return
+        await self._service.register(spec, _REQUESTER)
+        self._notify()

@@ -1,0 +1,139 @@
+"""Enclosures that are registered by their own reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from tests.admin.cli.commands import Commands
+from tests.admin.service import AdminService
+from tests.admin.shelf import DRIVE_BYTES, Shelf
+
+from ostraca_admin.audit import Audit
+from ostraca_admin.enclosure_service import EnclosureService
+from ostraca_admin.model import EnclosurePhase, OperationState, Registration
+from ostraca_admin.report_follower import ReportFollower
+from ostraca_fabric.model.ids import ID_BYTES, EnclosureId, StartId
+from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
+from ostraca_fabric.model.target import parse_controller
+
+SHELF = EnclosureId("shelf-1")
+
+
+@dataclass
+class Following:
+    """A follower beside a service, with the reports that the test gives."""
+
+    service: AdminService
+    unix_s: float = 0.0
+    reports: list[EnclosureReport] = field(default_factory=list)
+    notified: int = 0
+
+    def __post_init__(self) -> None:
+        ids = iter(range(1 << 20))
+        audit = Audit(lambda: self.unix_s, lambda: f"f{next(ids):08x}")
+        self.enclosures = EnclosureService(self.service.records, audit)
+        self.follower = ReportFollower(self._all, self.enclosures, audit, notify=self._notify)
+
+    async def _all(self) -> list[EnclosureReport]:
+        return self.reports
+
+    def _notify(self) -> None:
+        self.notified += 1
+
+    def turn(self) -> Registration:
+        """Follow once, and wait for the end of the onboarding."""
+        self.service.do(self.follower.turn())
+        known = self.known
+        assert known is not None
+        if known.operation.state is OperationState.RUNNING:
+            self.service.ended(known.operation.id)
+        done = self.known
+        assert done is not None
+        return done
+
+    @property
+    def known(self) -> Registration | None:
+        return self.service.do(self.enclosures.find(SHELF))
+
+
+@pytest.fixture
+def following(service: AdminService) -> Following:
+    return Following(service)
+
+
+def report_of(shelf: Shelf, *, is_exported: bool = True) -> EnclosureReport:
+    drives = tuple(
+        DriveReport(path.name, nguid, DRIVE_BYTES, 4096, is_exported=is_exported)
+        for nguid, path in shelf.drives.items()
+    )
+    controllers = (parse_controller(shelf.controller),)
+    return EnclosureReport(EnclosureId(shelf.name), StartId(bytes(ID_BYTES)), shelf.nqn, controllers, drives)
+
+
+def test_an_enclosure_that_reports_is_registered_and_onboarded_once(following: Following) -> None:
+    shelf = following.service.shelf("shelf-1", drives=2)
+    following.reports = [report_of(shelf)]
+    done = following.turn()
+    assert (done.status.phase, len(done.status.drives)) == (EnclosurePhase.READY, 2)
+    assert following.turn() == done
+    assert following.notified == 1
+
+
+def test_an_enclosure_that_exports_nothing_yet_waits(following: Following) -> None:
+    following.reports = [report_of(following.service.shelf("shelf-1", drives=1), is_exported=False)]
+    following.service.do(following.follower.turn())
+    assert following.known is None
+
+
+def test_new_addresses_replace_those_of_the_registration(following: Following, tmp_path: Path) -> None:
+    shelf = following.service.shelf("shelf-1", drives=1)
+    following.reports = [report_of(shelf)]
+    following.turn()
+    moved = tmp_path / "moved"
+    shelf.directory.rename(moved)
+    moved_to = parse_controller(f"files://{moved}")
+    shelf.directory = moved
+    shelf.drives = {nguid: moved / path.name for nguid, path in shelf.drives.items()}
+    shelf.export()
+    following.reports = [replace(report_of(shelf), controllers=(moved_to,))]
+    done = following.turn()
+    assert done.spec.controllers == (str(moved_to),)
+    assert (done.operation.state, done.status.phase) == (OperationState.DONE, EnclosurePhase.READY)
+
+
+def test_a_failed_onboarding_begins_anew_after_a_pause(following: Following) -> None:
+    shelf = following.service.shelf("shelf-1", drives=1)
+    following.reports = [report_of(shelf)]
+    shelf.leave()
+    failed = following.turn()
+    assert failed.operation.state is OperationState.FAILED
+    following.unix_s = failed.operation.ended_unix_s + 5.0
+    assert following.turn().operation.id == failed.operation.id
+    shelf.export()
+    following.unix_s = failed.operation.ended_unix_s + 30.0
+    assert following.turn().status.phase is EnclosurePhase.READY
+
+
+def test_a_registration_of_another_subsystem_stays_and_the_refusal_is_logged_once(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = following.service.shelf("shelf-1", drives=1)
+    following.reports = [report_of(shelf)]
+    registered = following.turn()
+    moved = (parse_controller("files:///elsewhere"),)
+    following.reports = [replace(report_of(shelf), nqn="nqn.2025-01.io.ostraca:other", controllers=moved)]
+    with caplog.at_level("WARNING"):
+        assert [following.turn() for _ in range(2)] == [registered] * 2
+    (refusal,) = (each.getMessage() for each in caplog.records if "is not followed" in each.getMessage())
+    assert refusal.endswith(f"names subsystem nqn.2025-01.io.ostraca:other, and the registration {shelf.nqn}")
+
+
+def test_wait_ends_once_the_enclosure_is_ready(following: Following, ostraca: Commands) -> None:
+    none = ostraca("enclosure", "wait", "--within", "0.1")
+    assert (none.code, "no enclosure is ready after 0.1 s: none is registered" in none.err) == (1, True)
+    following.reports = [report_of(following.service.shelf("shelf-1", drives=1))]
+    following.service.do(following.follower.turn())
+    ready = ostraca("enclosure", "wait", "--within", "30")
+    assert (ready.code, ready.out) == (0, "shelf-1 is ready\n")
