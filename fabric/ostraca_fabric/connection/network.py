@@ -155,11 +155,13 @@ class SocketNetwork:
         if isinstance(address, UnixAddress):
             await loop.create_unix_connection(lambda: protocol, address.path)
         elif isinstance(address, TlsAddress):
+            tls = self._with_tls(address)
             await loop.create_connection(
                 lambda: protocol,
                 address.host,
                 address.port,
-                ssl=self._with_tls(address).dialling,
+                ssl=tls.dialling,
+                server_hostname=tls.peer_name or address.host,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         else:

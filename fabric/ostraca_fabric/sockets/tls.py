@@ -66,12 +66,14 @@ class TlsFiles:
 class Tls:
     """TLS contexts of an end."""
 
-    def __init__(self, files: TlsFiles, hosts: Sequence[str] = ()) -> None:
+    def __init__(self, files: TlsFiles, hosts: Sequence[str] = (), *, peer_name: str = "") -> None:
         """Read the files.
 
-        *hosts* are the names dialled by others: our certificate must be valid for each. Raises UsageError for
-        unusable files, or for a certificate invalid for a host.
+        *hosts* are the names dialled by others: our certificate must be valid for each. *peer_name* is the
+        name that other ends' certificates carry, in place of the dialled host. Raises UsageError for unusable
+        files, or for a certificate invalid for a host.
         """
+        self.peer_name = peer_name
         self._files = files
         self._hosts = tuple(hosts)
         self._contexts = ReloadedFiles(self._paths(), self._made)

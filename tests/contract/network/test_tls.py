@@ -97,6 +97,17 @@ class TestConnections:
             assert not server.address.endswith(":0")
             await works(server, hello, b)
 
+    async def test_a_name_of_all_agents_stands_for_the_host_of_an_address(self, authority: Authority) -> None:
+        files = authority.files("pods", "agents.example")
+        named, other = (
+            SocketNetwork(Tls(files, peer_name=each)) for each in ("agents.example", "else.example")
+        )
+        async with serving(named) as server:
+            await works(server, AGENT_HELLO, named)
+            for refused in (SocketNetwork(Tls(files)), other):
+                with pytest.raises(ConnectError, match="does not carry that host"):
+                    await connect(server.address, AGENT_HELLO, network=refused)
+
     async def test_bulk_and_messages_cross_both_ways(self, a: SocketNetwork, b: SocketNetwork) -> None:
         handler = Answering()
         server = await serve(ASKED, handler, HANDSHAKE, SETTINGS, network=a)

@@ -259,8 +259,9 @@ class AgentDaemon:
         if not tls.cert:
             return SOCKETS
         reached = [parse_address(each) for each in self.reached_at]
-        hosts = [each.host for each in reached if isinstance(each, TlsAddress)]
-        return SocketNetwork(Tls(TlsFiles(Path(tls.ca), Path(tls.cert), Path(tls.key)), hosts))
+        hosts = [tls.peer_name or each.host for each in reached if isinstance(each, TlsAddress)]
+        files = TlsFiles(Path(tls.ca), Path(tls.cert), Path(tls.key))
+        return SocketNetwork(Tls(files, hosts, peer_name=tls.peer_name))
 
     def _read_access(self) -> Access:
         file, tls = Path(self._settings.tokens_file), self._settings.tls

@@ -39,6 +39,10 @@ class TlsPlace:
     """An agent's certificate must carry one of these names; empty: any certificate of the CA suffices. List
     names if the CA signs for others than agents."""
 
+    peer_name: str = ""
+    """Name that the certificates of all agents carry, checked in place of the host of an address; empty: the
+    host. For pods, whose addresses change. The CA must sign this name for agents only."""
+
     workers_show_certificates: bool = False
     """Whether workers must present a certificate of the CA beside their token."""
 
