@@ -126,12 +126,13 @@ def etcd_settings(place: EtcdPlace) -> EtcdSettings:
     Raises UsageError, and FormatError if the password is unreadable.
     """
     from ostraca_cli.composition.secret_files import read_secret
-    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls, EtcdUser
+    from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdUser
+    from ostraca_fabric.sockets.tls import TlsFiles
 
     tls = user = None
     if place.ca:
         pair = [Path(each) if each else None for each in (place.cert, place.key)]
-        tls = EtcdTls(Path(place.ca), *pair)
+        tls = TlsFiles(Path(place.ca), *pair)
     if place.user:
         file = Path(place.password_file)
 

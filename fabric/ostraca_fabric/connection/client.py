@@ -22,28 +22,22 @@ from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import TlsAddress, parse_address
 from ostraca_fabric.wire.handshake import AGENT, OPERATOR, WORKER, accepted
 from ostraca_fabric.wire.messages import (
-    AgentAnswer,
-    AgentRequest,
-    AnswerToAgent,
-    AnswerToOperator,
+    Answer,
     Cancel,
     Fetch,
     GetProgress,
     Hello,
     Leaving,
-    OperatorRequest,
     OwnerNotice,
     Refused,
+    Request,
     Settled,
     Welcome,
     WorkerNotice,
-    WorkerRequest,
 )
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | AgentRequest | OperatorRequest
-Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
 Aside = GetProgress | Settled | Fetch | Leaving
 """Messages of an agent besides its answers."""
 

@@ -45,33 +45,25 @@ from ostraca_fabric.wire.handshake import (
     PeerCertificate,
 )
 from ostraca_fabric.wire.messages import (
-    AgentAnswer,
-    AgentRequest,
-    AnswerToAgent,
-    AnswerToOperator,
+    Answer,
     Cancel,
     Damage,
     EndSession,
     Failure,
     Hello,
     Leaving,
-    OperatorRequest,
-    OwnerNotice,
+    Notice,
     Ping,
     Pong,
     Refused,
     Release,
+    Request,
     SessionEnded,
     Welcome,
-    WorkerNotice,
-    WorkerRequest,
 )
 
 log = logging.getLogger(__name__)
 
-Request = WorkerRequest | AgentRequest | OperatorRequest
-Notice = WorkerNotice | OwnerNotice
-Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
 
 _ACCEPTED: dict[str, codec.MessageDecoder[Any]] = {
     WORKER: codec.FROM_WORKER,

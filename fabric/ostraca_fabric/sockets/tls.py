@@ -62,6 +62,11 @@ class TlsFiles:
         if (self.cert is None) != (self.key is None):
             raise UsageError("a certificate and its key go together: give both files, or neither")
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files given."""
+        return [path for path in (self.ca, self.cert, self.key) if path is not None]
+
 
 class Tls:
     """TLS contexts of an end."""
@@ -76,7 +81,7 @@ class Tls:
         self.peer_name = peer_name
         self._files = files
         self._hosts = tuple(hosts)
-        self._contexts = ReloadedFiles(self._paths(), self._made)
+        self._contexts = ReloadedFiles(self._files.paths, self._made)
 
     @property
     def listening(self) -> ssl.SSLContext:
@@ -94,12 +99,9 @@ class Tls:
         """Whether incoming connections are possible."""
         return self._files.cert is not None
 
-    def _paths(self) -> list[Path]:
-        return [path for path in (self._files.ca, self._files.cert, self._files.key) if path is not None]
-
     def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         try:
-            for path in self._paths():
+            for path in self._files.paths:
                 path.stat()  # unlike an error of ssl, this error names the file
         except OSError as error:
             raise UsageError(f"a file of TLS can't be read: {explained(error)}") from error
@@ -112,7 +114,7 @@ class Tls:
                     context.load_cert_chain(self._files.cert, self._files.key, password=_no_password)
                 context.load_verify_locations(self._files.ca)
         except (OSError, ValueError) as error:
-            files = ", ".join(map(str, self._paths()))
+            files = ", ".join(map(str, self._files.paths))
             raise UsageError(f"TLS can't be set up with {files}: {error}") from error
         listening.verify_mode = ssl.CERT_OPTIONAL
         for host in self._hosts:

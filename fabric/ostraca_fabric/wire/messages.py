@@ -722,6 +722,10 @@ AnswerToAgent = OwnerAnswer | PrefetchDone
 OperatorRequest = Ping | StatusRequest | FlashWork | PlacementQuery | PrefetchFor
 AnswerToOperator = Pong | StatusDone | FlashWorkResult | PlacementAnswer | PrefetchDone | Failure
 
+Request = WorkerRequest | AgentRequest | OperatorRequest
+Notice = WorkerNotice | OwnerNotice
+Answer = AgentAnswer | AnswerToAgent | AnswerToOperator
+
 AnyMessage = (
     Hello
     | Welcome

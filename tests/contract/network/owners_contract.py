@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import pytest
 
 from ostraca_fabric.connection import ServerConnection
-from ostraca_fabric.connection.server import Answer, Notice, Request
 from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError, UsageError
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.ports.owners import AgentNetwork, AgentService
 from ostraca_fabric.telemetry.requests import labelled
 from ostraca_fabric.wire.messages import (
     AgentRequest,
+    Answer,
     AnswerToAgent,
     Commit,
     Committed,
@@ -27,8 +27,10 @@ from ostraca_fabric.wire.messages import (
     Hello,
     Inspect,
     Inspected,
+    Notice,
     OwnerNotice,
     Release,
+    Request,
     Reserve,
     Reserved,
     Resolve,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from tests.fabric.wire.samples import LAYOUT
 
 from ostraca_fabric.connection import ConnectionSettings, ServerConnection
-from ostraca_fabric.connection.server import Answer, Notice, Request
 from ostraca_fabric.errors import MalformedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import AgentId, StartId, TenantId
 from ostraca_fabric.wire.address import UnixAddress, parse_address
@@ -18,13 +17,16 @@ from ostraca_fabric.wire.codec import MessageDecoder
 from ostraca_fabric.wire.frames import HEADER_BYTES, LENGTH_BYTES, encode
 from ostraca_fabric.wire.handshake import WORKER, Access, AgentHandshake, hello_for
 from ostraca_fabric.wire.messages import (
+    Answer,
     AnyMessage,
     ConnectionLimits,
     Hello,
     LookupDone,
     Message,
+    Notice,
     OpenVolume,
     Refused,
+    Request,
     Resolve,
     Resolved,
     VolumeOpened,

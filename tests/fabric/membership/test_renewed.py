@@ -18,7 +18,7 @@ from tests.fabric.membership.nodes import Cluster, Secured
 
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.membership.etcd.client.client import EtcdClient, put
-from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.client.watch import Watch
 from ostraca_fabric.membership.etcd.lease import LeaseKeeper
 from ostraca_fabric.sockets.tls import TlsFiles
@@ -49,7 +49,7 @@ class Shown:
             shutil.copy(source, target)
 
     def settings(self, cluster: Cluster) -> EtcdSettings:
-        tls = EtcdTls(self.files.ca, self.files.cert, self.files.key)
+        tls = TlsFiles(self.files.ca, self.files.cert, self.files.key)
         return EtcdSettings(cluster.endpoints, tls=tls, operation_timeout_s=3, watch_silence_max_s=1)
 
 

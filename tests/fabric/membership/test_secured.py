@@ -18,12 +18,13 @@ from tests.support.stalls import Stopwatch
 
 from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError
 from ostraca_fabric.membership.etcd.client.client import EtcdClient, put
-from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls, EtcdUser
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdUser
 from ostraca_fabric.membership.etcd.client.watch import Watch
 from ostraca_fabric.membership.etcd.client.watch_events import EntryList
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.model.ids import FabricId
+from ostraca_fabric.sockets.tls import TlsFiles
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def guarded_etcd(fresh_etcd: Cluster) -> Cluster:
     return fresh_etcd
 
 
-def settings(cluster: Cluster, *, tls: EtcdTls | None = None, user: EtcdUser | None = None) -> EtcdSettings:
+def settings(cluster: Cluster, *, tls: TlsFiles | None = None, user: EtcdUser | None = None) -> EtcdSettings:
     return EtcdSettings(cluster.endpoints, tls=tls, user=user, operation_timeout_s=3)
 
 
@@ -97,7 +98,7 @@ Opened = Callable[[EtcdSettings], EtcdClient]
 async def test_mutual_tls_lets_in_who_shows_a_certificate(
     tls_etcd: Cluster, certificates: Certificates, opened: Opened
 ) -> None:
-    tls = EtcdTls(certificates["ca.crt"], certificates["client.crt"], certificates["client.key"])
+    tls = TlsFiles(certificates["ca.crt"], certificates["client.crt"], certificates["client.key"])
     client = opened(settings(tls_etcd, tls=tls))
     await client.txn([], [put(b"/k", b"v")])
     assert [kv.value for kv in (await client.range(b"/k")).kvs] == [b"v"]
@@ -117,8 +118,8 @@ async def test_who_is_not_trusted_gets_an_error_in_time(
 ) -> None:
     pair = (certificates["client.crt"], certificates["client.key"])
     tls = {
-        "a certificate of ours": EtcdTls(certificates["ca.crt"]),
-        "the right authority": EtcdTls(certificates["other-ca.crt"], *pair),
+        "a certificate of ours": TlsFiles(certificates["ca.crt"]),
+        "the right authority": TlsFiles(certificates["other-ca.crt"], *pair),
         "tls at all": None,
     }[lacks]
     client = opened(settings(tls_etcd, tls=tls))
@@ -130,13 +131,13 @@ async def test_who_is_not_trusted_gets_an_error_in_time(
 async def test_files_that_can_not_be_used_are_named(tmp_path: Path, opened: Opened) -> None:
     nonsense = tmp_path / "nonsense.crt"
     nonsense.write_text("nothing of use")
-    client = opened(EtcdSettings(("127.0.0.1:1",), tls=EtcdTls(nonsense)))
+    client = opened(EtcdSettings(("127.0.0.1:1",), tls=TlsFiles(nonsense)))
     with pytest.raises(MembershipError, match=r"can't be used.*nonsense\.crt"):
         await client.range(b"/k")
 
 
 async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, opened: Opened) -> None:
-    client = opened(EtcdSettings(("127.0.0.1:1",), tls=EtcdTls(tmp_path / "ca.crt")))
+    client = opened(EtcdSettings(("127.0.0.1:1",), tls=TlsFiles(tmp_path / "ca.crt")))
     with pytest.raises(MembershipError, match=r"ca\.crt"):
         await client.range(b"/k")
 

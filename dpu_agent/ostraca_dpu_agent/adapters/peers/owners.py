@@ -19,7 +19,6 @@ import msgspec
 from ostraca_dpu_agent.adapters.peers.peer_link import PeerLink, PeerSettings
 from ostraca_dpu_agent.adapters.peers.peer_request import release_of
 from ostraca_fabric.connection import SOCKETS, ClientConnection, ConnectionSettings, Network, connect
-from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.ports.owners import AgentService, PendingAnswer
@@ -29,7 +28,7 @@ from ostraca_fabric.telemetry.status import PeerStatus
 from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
 from ostraca_fabric.wire.frames import HEADER_BYTES, encode
 from ostraca_fabric.wire.handshake import AGENT, hello_for
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Failure, Message, OwnerNotice
+from ostraca_fabric.wire.messages import AgentRequest, Answer, AnswerToAgent, Failure, Message, OwnerNotice
 
 
 class NetworkOwners:

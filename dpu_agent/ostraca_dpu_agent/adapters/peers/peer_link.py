@@ -24,7 +24,6 @@ import msgspec
 
 from ostraca_dpu_agent.adapters.peers.peer_request import PeerRequest, Slots, release_of, timeout_error
 from ostraca_fabric.connection import ClientConnection
-from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.errors import (
     AuthenticationError,
     ConnectError,
@@ -38,7 +37,7 @@ from ostraca_fabric.policies.circuit_breaker import Breaker, BreakerSettings
 from ostraca_fabric.ports.owners import PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.status import AskCounters, PeerStatus
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Failure, OwnerNotice, Ping
+from ostraca_fabric.wire.messages import AgentRequest, Answer, AnswerToAgent, Failure, OwnerNotice, Ping
 
 Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
 

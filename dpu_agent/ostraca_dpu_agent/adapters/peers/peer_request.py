@@ -14,11 +14,11 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from ostraca_fabric.connection import ClientConnection
-from ostraca_fabric.connection.client import Answer
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.telemetry.requests import current_label
 from ostraca_fabric.wire.messages import (
     AgentRequest,
+    Answer,
     AnswerToAgent,
     Inspect,
     Message,

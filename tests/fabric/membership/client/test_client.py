@@ -15,9 +15,10 @@ from tests.support.stalls import Stopwatch
 from ostraca_fabric.errors import LeaseEndedError, MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.membership.etcd.client.client import EtcdClient, is_absent, put, range_end
 from ostraca_fabric.membership.etcd.client.faults import in_words
-from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.client.watch import Watch
 from ostraca_fabric.membership.etcd.client.watch_events import Entry, EntryChanges, EntryList
+from ostraca_fabric.sockets.tls import TlsFiles
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def test_an_endpoint_that_is_none_is_refused_with_what_to_write(endpoint: str) -
 def test_half_a_pair_for_mutual_tls_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp()
     with pytest.raises(UsageError, match="both"):
-        EtcdTls(folder / "ca.crt", cert=folder / "client.crt")
+        TlsFiles(folder / "ca.crt", cert=folder / "client.crt")
 
 
 def test_the_end_of_a_prefix_is_the_first_key_behind_it() -> None:

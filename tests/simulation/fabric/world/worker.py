@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from tests.simulation.fabric.world.blocks import Volume
 
     from ostraca._protocol.events import Effect
-    from ostraca_fabric.connection.client import Answer, Aside, Request
+    from ostraca_fabric.connection.client import Aside
     from ostraca_fabric.model.chain import Span
     from ostraca_fabric.model.ids import TenantId
+    from ostraca_fabric.wire.messages import Answer, Request
 
 MIB = 1 << 20
 SLOT_BYTES = blocks.BLOCK_BYTES

@@ -21,7 +21,7 @@ import grpc.aio
 
 from ostraca_fabric.errors import MembershipError, UsageError
 from ostraca_fabric.membership.etcd.client.faults import is_time_out
-from ostraca_fabric.membership.etcd.client.settings import EtcdSettings, EtcdTls
+from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.runtime.file_reload import ReloadedFiles
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.tasks import Tasks
@@ -146,7 +146,7 @@ class Channels:
             return None
         if self._credentials is None:
             try:
-                self._credentials = ReloadedFiles(tls.files, lambda: _credentials(tls))
+                self._credentials = ReloadedFiles(tls.paths, lambda: _credentials(tls))
             except UsageError as error:
                 raise MembershipError(f"the files for TLS towards etcd can't be used: {error}") from error
         return self._credentials.current()
@@ -168,9 +168,9 @@ class Channels:
         return grpc.aio.secure_channel(endpoint, self._shown, options)
 
 
-def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
+def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
     # Check the files first: grpc does not report unusable files, and never connects.
-    Tls(TlsFiles(tls.ca, tls.cert, tls.key))
+    Tls(tls)
     try:
         return grpc.ssl_channel_credentials(
             tls.ca.read_bytes(),

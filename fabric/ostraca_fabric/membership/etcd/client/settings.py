@@ -4,37 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.sockets.tls import TlsFiles
 
 _PORT_MAX = 65_535
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdTls:
-    """TLS towards etcd; mutual TLS with a certificate and key of our own."""
-
-    ca: Path
-    """CA certificates, in PEM, for the verification of etcd."""
-
-    cert: Path | None = None
-    """Our certificate, in PEM; None if etcd asks for none."""
-
-    key: Path | None = None
-    """Private key of the certificate."""
-
-    def __post_init__(self) -> None:
-        """Refuse a certificate without a key, or a key without a certificate."""
-        if (self.cert is None) != (self.key is None):
-            raise UsageError(
-                "mutual TLS towards etcd needs both, a certificate and its key: name both files, or neither"
-            )
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The configured files."""
-        return tuple(file for file in (self.ca, self.cert, self.key) if file is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +31,7 @@ class EtcdSettings:
     endpoints: tuple[str, ...]
     """``host:port`` of every member. The client leaves a silent member for the next."""
 
-    tls: EtcdTls | None = None
+    tls: TlsFiles | None = None
     """None: no encryption, for a local machine or an isolated network."""
 
     user: EtcdUser | None = None
