@@ -20,7 +20,7 @@ NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 def promtool(*words: str | Path) -> str:
     """Run promtool, and return its output after success."""
     tool = program("promtool", "prometheus")
-    done = subprocess.run([tool, *words], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([tool, *words], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
