@@ -14,7 +14,7 @@ import pytest
 import ostraca
 from ostraca_cli.tools.bench.fabric import running_fabric
 
-PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "look-at-a-drive.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "enclosures" / "look-at-a-drive.md").read_text()
 COMMANDS = re.findall(r"```console\n\$ ostraca (.*?)\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from tests.fabric.membership.nodes import Cluster, program
 
 from ostraca_cli.tools.doctor.fitness import find_drives, fitness_lines
 
-PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "serve-an-enclosure.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "enclosures" / "serve-an-enclosure.md").read_text()
 CONSOLE = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 from tests.fabric.membership.nodes import Cluster, free_ports, program
 
-PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "onboard-an-enclosure.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "enclosures" / "onboard-an-enclosure.md").read_text()
 BLOCKS = re.findall(r"```(console|toml)\n(.*?)```", PAGE, re.DOTALL)
 WITHIN_S = 90
 NEEDED = ("grpc", "google", "fastapi", "uvicorn", "rich")

@@ -11,7 +11,7 @@ import pytest
 
 from ostraca_cli.tools.bench.fabric import running_fabric
 
-PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "say-what-to-keep.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "volumes" / "say-what-to-keep.md").read_text()
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from tests.support.debian import program
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "helm" / "ostraca" / "files" / "alerts.yaml"
 CASES = Path(__file__).with_name("alerts_test.yaml")
-RUNBOOK = ROOT / "docs" / "howto" / "alerts.md"
+RUNBOOK = ROOT / "docs" / "howto" / "kubernetes" / "alerts.md"
 
 NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 
