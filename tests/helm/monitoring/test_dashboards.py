@@ -25,7 +25,7 @@ from tests.support.pod.processes import SHORT, Pod
 import ostraca
 from ostraca_fabric.model.inventory import DriveReport, DriveWear
 from ostraca_fabric.telemetry.conditions import Condition
-from ostraca_fabric.telemetry.enclosure_metrics import enclosure_samples
+from ostraca_fabric.telemetry.enclosure_metrics import ENCLOSURE_METRICS
 from ostraca_fabric.telemetry.openmetrics import render
 from ostraca_fabric.telemetry.status import EnclosureDaemonStatus
 
@@ -109,7 +109,7 @@ def worn_enclosure() -> Iterator[int]:
                     Condition("ready", is_true=True, since_s=uptime_s, sentence="drives are exported"),
                 ),
             )
-            body = render(enclosure_samples(status)).encode()
+            body = render(ENCLOSURE_METRICS, status).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/openmetrics-text; version=1.0.0")
             self.end_headers()
