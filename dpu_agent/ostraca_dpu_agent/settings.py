@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.drives.drive_health import HealthSettings
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.model.extent import rounded_up
 from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
@@ -19,6 +19,9 @@ from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.telemetry.http.app import HttpSettings
 
 MIB = 1 << 20
+KERNEL, USERSPACE = "kernel", "userspace"
+"""Values of ``nvme.initiator``."""
+
 _TURN_LEAST_S = 0.01
 BLOCKS_PER_SHARD_LEAST = 1024
 """An index keeps several segments of blocks, and one request may bring 4096: a smaller one would evict what
@@ -252,6 +255,10 @@ class RequestSettings:
 class NvmeSettings:
     """How this host reaches enclosures."""
 
+    initiator: str = KERNEL
+    """Host side of NVMe-oF: ``kernel``, or ``userspace`` for NVMe/TCP inside the agent. The latter needs no
+    modules and no privileges, is slow, and knows neither secrets, RDMA nor reservations: for trials."""
+
     host_nqn: str = ""
     """NQN of this host, listed by enclosures among the admitted hosts; empty: derived from the agent's
     name."""
@@ -277,6 +284,10 @@ class NvmeSettings:
     reconnect_delay_s: int = 2
     """Retry interval of a lost path, in whole seconds."""
 
+    io_timeout_s: float = 15.0
+    """Time that a command of the user-space initiator waits for its answer. Then the command fails, and its
+    connection ends. The kernel has ``nvme_core.io_timeout`` instead."""
+
     fast_io_fail_s: int = 15
     """Time that I/O waits for a lost path without an alternative, in whole seconds. Gets are misses by then;
     longer waits only delay writes. Paths too late for ``owner.late_write_s`` are not connected."""
@@ -290,10 +301,16 @@ class NvmeSettings:
 
     def __post_init__(self) -> None:
         """Refuse unusable combinations of values."""
+        if self.initiator not in (KERNEL, USERSPACE):
+            raise UsageError(f"nvme.initiator is {shown(self.initiator)}: set it to {KERNEL} or {USERSPACE}")
+        if self.initiator == USERSPACE and self.reservations:
+            raise UsageError(
+                "nvme.reservations needs the kernel's initiator: set one of reservations and initiator back"
+            )
         if self.host_nqn:
             check_nqn(self.host_nqn)
-        if min(self.turn_s, self.paths_wait_s, self.hold_s) <= 0:
-            raise UsageError("set turn_s, paths_wait_s and hold_s of nvme above 0")
+        if min(self.turn_s, self.paths_wait_s, self.hold_s, self.io_timeout_s) <= 0:
+            raise UsageError("set turn_s, paths_wait_s, hold_s and io_timeout_s of nvme above 0")
         if min(self.io_queues, self.keep_alive_s, self.reconnect_delay_s, self.fast_io_fail_s) < 1:
             raise UsageError(
                 "set io_queues, keep_alive_s, reconnect_delay_s and fast_io_fail_s of nvme to 1 or more"
@@ -348,6 +365,7 @@ class AgentSettings:
     def __post_init__(self) -> None:
         """Refuse unusable combinations of values."""
         memory = self.memory
+        _check_late_writes(self.owner, self.nvme)
         check_above_zero(self, "secrets_check_s", "reopen_backoff_s", "placement_ttl_s", "placement_turn_s")
         if self.turn_s < _TURN_LEAST_S:
             raise UsageError(
@@ -382,3 +400,16 @@ class AgentSettings:
                 f"memory.cache_protected_share is {memory.cache_protected_share}: set it to a share of the "
                 "cache, 0 to 1"
             )
+
+
+def _check_late_writes(owner: OwnerSettings, nvme: NvmeSettings) -> None:
+    """Raise UsageError if the user-space initiator could deliver a write after ``late_write_s``.
+
+    A write waits for its answer; then the enclosure drops its data within twice the keep-alive time.
+    """
+    delay_s, allowed_s = nvme.io_timeout_s + 2 * nvme.keep_alive_s, owner.late_write_s - owner.pause_max_s
+    if nvme.initiator == USERSPACE and delay_s > allowed_s:
+        raise UsageError(
+            f"a write may arrive {delay_s:g} s late, by nvme.io_timeout_s and twice nvme.keep_alive_s: lower "
+            f"them, or raise owner.late_write_s, which minus owner.pause_max_s is {allowed_s:g} s"
+        )

@@ -30,9 +30,15 @@ class Enclosure:
     """Running enclosure. Call ``start``, then ``stop``; usable once."""
 
     def __init__(
-        self, controller: ExportController, settings: EnclosureSettings, clock: Callable[[], float]
+        self,
+        controller: ExportController,
+        settings: EnclosureSettings,
+        clock: Callable[[], float],
+        *,
+        target: str = "",
     ) -> None:
-        """Store the dependencies; *clock* is monotonic, in seconds."""
+        """Store the dependencies; *clock* is monotonic, in seconds, *target* a name for the status."""
+        self._target = target
         self._controller = controller
         self._settings = settings
         self._clock = clock
@@ -112,6 +118,7 @@ class Enclosure:
             steps_failed=self._failed,
             conditions=self._conditions.after(now_s, self._observations()),
             lost_log_lines=lost_lines(),
+            target=self._target,
         )
 
     async def _run_turns(self) -> None:

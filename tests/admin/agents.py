@@ -15,6 +15,7 @@ from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_dpu_agent.volumes import Incarnations
+from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import ConnectError, OlderAgentError, OstracaError, RefusedError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.fabric_map import FabricMap
@@ -140,6 +141,7 @@ def made_agent(name: AgentId, newest_map: Callable[[], FabricMap]) -> Agent:
     """Return an agent of its own host, whose NQN ends with its name. Call it on the loop that it works on."""
     path_manager = PathManager(
         FilePaths(f"{NQN_PREFIX}{name}"),
+        DeviceOpener(),
         secret_of=lambda secret: secret,
         is_open=lambda _: False,
         clock=time.monotonic,

@@ -6,12 +6,9 @@ tables, file systems and volume managers, and a page in each of 64 parts between
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import (
@@ -26,6 +23,7 @@ from ostraca_fabric.flash.superblock import (
 from ostraca_fabric.model.extent import MIB, PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import DriveId, FabricId, enclosure_of, shard_id
+from ostraca_fabric.ports.opener import NamespaceOpener, RawDrive
 from ostraca_fabric.ports.paths import Namespace
 from ostraca_fabric.wire.flash_work import Content, DiscoveredDrive
 
@@ -33,11 +31,11 @@ _EDGE_BYTES = MIB
 _PARTS_BETWEEN = 64
 
 
-def inspect_drive(namespace: Namespace, fabric: FabricId) -> DiscoveredDrive:
+def inspect_drive(opener: NamespaceOpener, namespace: Namespace, fabric: FabricId) -> DiscoveredDrive:
     """Describe the contents of a drive. Never raises."""
     content, details, superblock = Content.UNREADABLE, "", None
     try:
-        with _open_raw(namespace, os.O_RDONLY) as drive:
+        with _open_checked(opener, namespace) as drive:
             content, details, superblock = _content(drive, fabric)
     except DriveError as error:
         details = str(error)
@@ -55,6 +53,7 @@ def inspect_drive(namespace: Namespace, fabric: FabricId) -> DiscoveredDrive:
 
 
 def format_drive(
+    opener: NamespaceOpener,
     namespace: Namespace,
     fabric: FabricId,
     drive: DriveId,
@@ -79,7 +78,7 @@ def format_drive(
         segment_bytes=segment_bytes or segment_bytes_for(namespace.size_bytes),
     )
     wanted = Superblock(fabric, format_id, enclosure_of(shard), drive, shard, 0, geometry)
-    with _open_raw(namespace, os.O_RDWR) as opened:
+    with _open_checked(opener, namespace, is_writable=True) as opened:
         content, details, found = _content(opened, fabric)
         if found == wanted:
             return shard_record(wanted)
@@ -93,53 +92,17 @@ def format_drive(
     return shard_record(wanted)
 
 
-class _RawDrive:
-    """A drive accessed past the page cache, in whole pages."""
-
-    def __init__(self, descriptor: int, size_bytes: int) -> None:
-        self._descriptor = descriptor
-        self.size_bytes = size_bytes
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Read whole pages. Raises DriveError."""
-        with mmap.mmap(-1, length) as memory:
-            try:
-                count = os.preadv(self._descriptor, [memory], offset)
-            except OSError as error:
-                raise DriveError(f"read error at {offset}: {error.strerror}") from error
-            if count != length:
-                raise DriveError(f"the drive ends at {offset + count}, before its reported size")
-            return memory[:]
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write whole pages durably. Raises DriveError."""
-        with mmap.mmap(-1, len(data)) as memory:
-            memory[:] = data
-            try:
-                count = os.pwritev(self._descriptor, [memory], offset)
-                os.fsync(self._descriptor)
-            except OSError as error:
-                raise DriveError(f"write error at {offset}: {error.strerror}") from error
-        if count != len(data):
-            raise DriveError(f"only {count} of {len(data)} bytes were written")
-
-
 @contextmanager
-def _open_raw(namespace: Namespace, flags: int) -> Iterator[_RawDrive]:
-    try:
-        descriptor = open_flash(namespace.device, flags | os.O_DIRECT)
-    except FlashFileError as error:
-        raise DriveError(f"the drive is not usable: {error}") from error
-    try:
-        size_bytes = os.lseek(descriptor, 0, os.SEEK_END)
-        if size_bytes < 2 * _EDGE_BYTES:
-            raise UsageError(f"the drive has {size_bytes} bytes, too few for a shard")
-        yield _RawDrive(descriptor, size_bytes // PAGE_BYTES * PAGE_BYTES)
-    finally:
-        os.close(descriptor)
+def _open_checked(
+    opener: NamespaceOpener, namespace: Namespace, *, is_writable: bool = False
+) -> Iterator[RawDrive]:
+    with opener.open_raw(namespace, is_writable=is_writable) as drive:
+        if drive.size_bytes < 2 * _EDGE_BYTES:
+            raise UsageError(f"the drive has {drive.size_bytes} bytes, too few for a shard")
+        yield drive
 
 
-def _content(drive: _RawDrive, fabric: FabricId) -> tuple[Content, str, Superblock | None]:
+def _content(drive: RawDrive, fabric: FabricId) -> tuple[Content, str, Superblock | None]:
     begin = drive.read(0, _EDGE_BYTES)
     chosen = chosen_copy(examine_superblock(begin[: SUPERBLOCK_COPIES * PAGE_BYTES]))
     if chosen.state not in (CopyState.BLANK, CopyState.FOREIGN):
@@ -159,7 +122,7 @@ def _shard_content(copy: SuperblockCopy, fabric: FabricId) -> tuple[Content, str
     return Content.OURS, f"the drive holds shard {superblock.shard} of this fabric", superblock
 
 
-def _describe_rest(drive: _RawDrive) -> str:
+def _describe_rest(drive: RawDrive) -> str:
     """Describe data found behind an empty first MiB; empty if none."""
     if not is_blank(drive.read(drive.size_bytes - _EDGE_BYTES, _EDGE_BYTES)):
         return "the last MiB is not empty, as with a RAID or a GPT"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.paths.contents import format_drive, inspect_drive
 from ostraca_dpu_agent.paths.manager import PathManager
-from ostraca_fabric.drives.file_drive import FileDrive
 from ostraca_fabric.errors import OstracaError, RefusedError, UsageError
 from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, PAGE_BYTES, Pieces
 from ostraca_fabric.model.fabric_map import FabricMap
@@ -94,7 +93,10 @@ class FlashWorker:
             return DiscoveredDrives(host, stage=error.stage.value, trouble=str(error))
         fabric = self._newest_map().fabric
         drives = await asyncio.gather(
-            *(asyncio.to_thread(inspect_drive, namespace, fabric) for namespace in namespaces)
+            *(
+                asyncio.to_thread(inspect_drive, self._manager.opener, namespace, fabric)
+                for namespace in namespaces
+            )
         )
         return DiscoveredDrives(host, tuple(drives), sum(state.is_live for state in states), len(states))
 
@@ -108,14 +110,16 @@ class FlashWorker:
             return ProbeResult(trouble=namespace)
         if ask.writes:
             self._check_is_free(ask.nguid)
-            seen = await asyncio.to_thread(inspect_drive, namespace, self._newest_map().fabric)
+            seen = await asyncio.to_thread(
+                inspect_drive, self._manager.opener, namespace, self._newest_map().fabric
+            )
             if seen.content is not Content.OURS:
                 return ProbeResult(
                     trouble=f"no write test: not formatted for this fabric: {seen.says or 'blank'}"
                 )
         with self._exclusive(ask.nguid):
             try:
-                drive = FileDrive.open(DriveId(f"looked-at/{ask.nguid}"), namespace.device)
+                drive = self._manager.opener.open(DriveId(f"looked-at/{ask.nguid}"), namespace.device)
                 try:
                     return await measure_drive(drive, seconds=ask.seconds, writes=ask.writes)
                 finally:
@@ -137,6 +141,7 @@ class FlashWorker:
                 log.info("Formatting %s as %s", namespace.device, drive)
                 record = await asyncio.to_thread(
                     format_drive,
+                    self._manager.opener,
                     namespace,
                     self._newest_map().fabric,
                     drive,

@@ -16,6 +16,7 @@ from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap
 from ostraca_fabric.model.ids import EnclosureId
 from ostraca_fabric.model.target import Target
+from ostraca_fabric.ports.opener import NamespaceOpener
 from ostraca_fabric.ports.paths import Namespace, PathError, Paths, PathState
 from ostraca_fabric.ports.reservations import HostReservations
 from ostraca_fabric.runtime.tasks import Tasks
@@ -44,6 +45,7 @@ class PathManager:
     def __init__(
         self,
         paths: Paths,
+        opener: NamespaceOpener,
         *,
         secret_of: Callable[[str], str],
         is_open: Callable[[Mapping[str, Namespace]], bool],
@@ -52,13 +54,14 @@ class PathManager:
         hold_s: float,
         reservations: HostReservations | None = None,
     ) -> None:
-        """Connect to each enclosure every *turn_s*.
+        """Connect to each enclosure every *turn_s*; *opener* opens the drives of *paths*.
 
         *secret_of* returns the secret of a name, and raises OstracaError. *is_open* tells whether any of
         these drives, by NGUID, is open here. An inspected target stays connected for *hold_s*.
         *reservations* reserves drives for this host, if enabled (``Reserving``).
         """
         self.paths = paths
+        self.opener = opener
         self.secret_of = secret_of
         self.reservations = reservations
         self._is_open = is_open
@@ -120,6 +123,7 @@ class PathManager:
                 tuple(PathStatus(str(each.controller), each.is_live, each.detail) for each in paths.states),
                 paths.trouble,
                 reserved.get(enclosure, ""),
+                "files" if paths.target.is_files else self.opener.initiator,
             )
             for enclosure, paths in sorted(self._enclosures.items())
         )

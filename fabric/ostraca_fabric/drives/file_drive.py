@@ -1,23 +1,17 @@
 """Drive on a file or block device, with a few threads for reads and writes.
 
 O_DIRECT where the file system allows: blocks go straight between flash and staging memory, and reads return
-the content of flash. A batch of pieces is cut into *shares*, which the threads take in turn. A share is moved
-and checked without the interpreter lock; the last share wakes the event loop, once per batch. A blocked read
-can't be interrupted, so the threads and their backlog are bounded. Before its next share, a thread runs one
-waiting short batch: short batches overtake long ones, but can't starve them.
+the content of flash. A share of pieces (``drive_threads``) is moved and checked without the interpreter lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import os
-import queue
 import stat
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,24 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_fabric.drives.drive_threads import DriveThreads, good_stretches
 from ostraca_fabric.drives.flash_files import FlashFileError, displacement, goes_direct, open_flash
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.native import at, library
 from ostraca_fabric.runtime.os_errors import state_and_remedy
-from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.telemetry.requests import current_label, labelled
 
 log = logging.getLogger(__name__)
-
-_Act = Callable[[slice], NDArray[np.bool_]]
-"""Operation on some pieces of a batch, in a thread of the drive; returns the success of each piece."""
-
-_FLUSH = [slice(0, 1)]
-_SHORT_BYTES = 256 << 10
-"""Batches up to this size overtake longer ones. For example a summary page: all writers of the listed blocks
-wait for the page."""
 
 _WRITE_TROUBLE_S = 60.0
 """Time after a failed write during which the drive reports the cause, so that an intermittent failure is
@@ -101,12 +86,6 @@ class FileDrive:
         self.size_bytes = size_bytes
         self.has_volatile_cache = has_volatile_cache
         self.is_file = is_file
-        self.failures = 0
-        """Failed operations since the drive was opened."""
-
-        self.last_error = ""
-        """Message of the last failure."""
-
         self._write_trouble = (-math.inf, 0)
         """Time of the last failed write, and its errno; 0 without a failure."""
 
@@ -114,17 +93,12 @@ class FileDrive:
         self._path = path
         """Path at opening; empty if unknown."""
 
-        self._settings = settings
-        self._queued = 0
-        self._failing = threading.Lock()
-        self._jobs: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._short: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"ostraca-{drive}-{number}", daemon=True)
-            for number in range(settings.threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = DriveThreads(
+            drive,
+            threads=settings.threads,
+            share_bytes_max=settings.share_bytes_max,
+            pieces_queued_max=settings.pieces_queued_max,
+        )
 
     @classmethod
     def open(cls, drive: DriveId, path: str, settings: DriveSettings | None = None) -> FileDrive:
@@ -158,7 +132,17 @@ class FileDrive:
     @property
     def queued(self) -> int:
         """Pieces submitted and not ended."""
-        return self._queued
+        return self._threads.queued
+
+    @property
+    def failures(self) -> int:
+        """Failed operations since the drive was opened."""
+        return self._threads.failures
+
+    @property
+    def last_error(self) -> str:
+        """Message of the last failure."""
+        return self._threads.last_error
 
     def submit_read(
         self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
@@ -173,37 +157,30 @@ class FileDrive:
                 return is_good
             if not failed:
                 return then(rows)
-            for begin, end in _stretches(is_good):
+            for begin, end in good_stretches(is_good):
                 is_good[begin:end] = then(slice(rows.start + begin, rows.start + end))
             return is_good
 
-        return self._submit(self._shares(pieces), read, is_short=_is_short(pieces))
+        return self._threads.submit_pieces(pieces, read)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         """Write every piece, as defined by the port."""
         pieces.check()
         move = _Move(self._descriptor, self.size_bytes, pieces, is_write=True)
-        shares, is_short = self._shares(pieces), _is_short(pieces)
-        return self._submit(shares, lambda rows: self._moved(move, rows)[0], is_short=is_short)
+        return self._threads.submit_pieces(pieces, lambda rows: self._moved(move, rows)[0])
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make all earlier writes durable."""
-        flushed = asyncio.get_running_loop().create_future()
 
-        def flush(_: slice) -> NDArray[np.bool_]:
+        def flush() -> bool:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
-                self._count_failures(1, f"flush: {error.strerror}")
-                return np.zeros(1, np.bool_)
-            return np.ones(1, np.bool_)
+                self._threads.count_failures(1, f"flush: {error.strerror}")
+                return False
+            return True
 
-        def end(ends: asyncio.Future[NDArray[np.bool_]]) -> None:
-            if not flushed.done():
-                flushed.set_result(bool(ends.result()[0]))
-
-        self._submit(_FLUSH, flush, is_short=True).add_done_callback(end)
-        return flushed
+        return self._threads.submit_one(flush)
 
     def submit_look(self) -> asyncio.Future[str | None]:
         """Check the drive's file, as defined by the port.
@@ -213,73 +190,21 @@ class FileDrive:
         looked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         said: list[str] = []
 
-        def look(_: slice) -> NDArray[np.bool_]:
+        def look() -> bool:
             said.append(self._look())
-            return np.ones(1, np.bool_)
+            return True
 
-        def end(ends: asyncio.Future[NDArray[np.bool_]]) -> None:
+        def end(ends: asyncio.Future[bool]) -> None:
             if not looked.done():
-                looked.set_result(said[0] if ends.result()[0] else None)
+                looked.set_result(said[0] if ends.result() else None)
 
-        self._submit(_FLUSH, look, is_short=True).add_done_callback(end)
+        self._threads.submit_one(look).add_done_callback(end)
         return looked
 
     def close(self) -> None:
         """Wait for operations in progress, then close the drive."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads.close()
         os.close(self._descriptor)
-
-    def _shares(self, pieces: Pieces) -> list[slice]:
-        """Cut a batch into shares: distribute its I/Os evenly to the threads, and cut long I/Os."""
-        count = len(pieces)
-        if not count:
-            return []
-        lengths, share_bytes = pieces.lengths, self._settings.share_bytes_max
-        begins = np.flatnonzero(pieces.drive_offsets[1:] != (pieces.drive_offsets + lengths)[:-1]) + 1
-        each = len(begins) // self._settings.threads + 1
-        cuts = {0, *begins[each - 1 :: each].tolist(), count}
-        if int(lengths.sum(dtype=np.int64)) > share_bytes:
-            filled = (np.cumsum(lengths, dtype=np.int64) - lengths) // share_bytes
-            cuts.update((np.flatnonzero(filled[1:] != filled[:-1]) + 1).tolist())
-        return [slice(*pair) for pair in itertools.pairwise(sorted(cuts))]
-
-    def _submit(self, shares: list[slice], act: _Act, *, is_short: bool) -> asyncio.Future[NDArray[np.bool_]]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
-        count = shares[-1].stop if shares else 0
-        if not count or self._queued + count > self._settings.pieces_queued_max:
-            future.set_result(np.zeros(count, np.bool_))
-            return future
-        self._queued += count
-        log.debug("drive %s: %d blocks submitted behind %d", self.id, count, self._queued - count)
-
-        def end(ends: NDArray[np.bool_]) -> None:
-            self._queued -= count
-            if not future.done():  # a caller may have cancelled the future, against the rules of the port
-                future.set_result(ends)
-
-        batch = _Batch(shares, act, loop, end)
-        if is_short:
-            self._short.put(batch)
-        for _ in range(min(len(shares), len(self._threads))):
-            self._jobs.put(batch)
-        return future
-
-    def _work(self) -> None:
-        show_name("drive")
-        while (batch := self._jobs.get()) is not None:
-            batch.work(self._work_short)
-
-    def _work_short(self) -> None:
-        """Run one waiting short batch, if any.
-
-        The batch's entry in the other queue then finds no shares left.
-        """
-        with contextlib.suppress(queue.Empty):
-            self._short.get_nowait().work()
 
     def _look(self) -> str:
         if not self._path:
@@ -295,19 +220,10 @@ class FileDrive:
         """Move some pieces; return for each whether moved whole, and the number of failed I/Os."""
         is_moved, failed, trouble, number = move.some(rows)
         if failed:
-            self._count_failures(failed, trouble)
+            self._threads.count_failures(failed, trouble)
             if move.is_write:
                 self._write_trouble = time.monotonic(), number
         return is_moved, failed
-
-    def _count_failures(self, failed: int, what: str) -> None:
-        with self._failing:
-            before, self.failures = self.failures, self.failures + failed
-            self.last_error = what
-            count = self.failures
-        # Warn only the 1st, 2nd, 4th, 8th ... time: a broken drive fails thousands of times.
-        level = logging.WARNING if count.bit_length() > before.bit_length() else logging.DEBUG
-        log.log(level, "Drive %s has failed %d times, just now: %s", self.id, count, what)
 
 
 class _Move:
@@ -354,57 +270,6 @@ class _Move:
         if now_bytes < was_bytes:
             return f"the drive was cut short: {now_bytes} bytes now, {was_bytes} bytes at opening"
         return f"the drive comes to an end at {was_bytes} bytes"
-
-
-class _Batch:
-    """Shares for several threads to take in turn; the last to finish wakes the loop."""
-
-    def __init__(
-        self,
-        shares: list[slice],
-        act: _Act,
-        loop: asyncio.AbstractEventLoop,
-        end: Callable[[NDArray[np.bool_]], None],
-    ) -> None:
-        self._shares = shares
-        self._act = act
-        self._loop = loop
-        self._end = end
-        self._label = current_label()
-        self._ends = np.zeros(shares[-1].stop, np.bool_)
-        # next() of a count is atomic under the interpreter lock: no two threads get the same number.
-        self._next = itertools.count()
-        self._done = itertools.count(1)
-
-    def work(self, before_each: Callable[[], None] = lambda: None) -> None:
-        """Take shares until none is left."""
-        before_each()
-        shares = self._shares
-        while (number := next(self._next)) < len(shares):
-            with labelled(self._label):
-                self._take(shares[number])
-            before_each()
-
-    def _take(self, share: slice) -> None:
-        try:
-            self._ends[share] = self._act(share)
-        except Exception:
-            log.exception("A bug in a drive's thread; the operation counts as failed")
-        if next(self._done) == len(self._shares):
-            # The loop may be gone at the end of the process; then no caller waits.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._end, self._ends)
-
-
-def _is_short(pieces: Pieces) -> bool:
-    return int(pieces.lengths.sum(dtype=np.int64)) <= _SHORT_BYTES
-
-
-def _stretches(is_good: NDArray[np.bool_]) -> list[list[int]]:
-    """Return (begin, end) of each run of good pieces."""
-    edges = np.flatnonzero(np.diff(is_good, prepend=False, append=False))
-    stretches: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return stretches
 
 
 def _opened(path: str, *, is_direct: bool) -> int:

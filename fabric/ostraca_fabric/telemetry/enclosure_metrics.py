@@ -25,9 +25,9 @@ ENCLOSURE_METRICS: tuple[Metric[EnclosureDaemonStatus], ...] = (
         "ostraca_enclosure",
         _I,
         "",
-        ("enclosure", "start_id", "version"),
+        ("enclosure", "start_id", "version", "target"),
         "Identity of the enclosure.",
-        lambda status: {(status.enclosure, status.start_id, status.version): 1},
+        lambda status: {(status.enclosure, status.start_id, status.version, status.target): 1},
     ),
     Metric(
         "ostraca_enclosure_uptime_seconds",

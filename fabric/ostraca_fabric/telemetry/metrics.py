@@ -381,6 +381,14 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         },
     ),
     Metric(
+        "ostraca_agent_enclosure_initiator",
+        _G,
+        "",
+        ("enclosure", "initiator"),
+        "1 for the host side of the enclosure's paths: kernel, userspace or files.",
+        lambda status: {(each.enclosure, each.initiator): 1 for each in status.paths},
+    ),
+    Metric(
         "ostraca_shard_blocks",
         _G,
         "blocks",

@@ -188,6 +188,9 @@ class EnclosurePathStatus(msgspec.Struct, frozen=True):
     reservations: str = ""
     """State of this host's NVMe reservations, as in ``held``; empty without reservations in use."""
 
+    initiator: str = ""
+    """Host side of the paths: ``kernel``, ``userspace``, or ``files``."""
+
 
 class AskCounters(msgspec.Struct):
     """Outcomes of requests to another agent. Abandoned requests are not counted."""
@@ -450,3 +453,6 @@ class EnclosureDaemonStatus(msgspec.Struct, frozen=True):
 
     lost_log_lines: int = 0
     """Log lines dropped because of a slow reader or a failed write."""
+
+    target: str = ""
+    """Target side of the exports: ``nvmet``, ``userspace``, or ``files``."""

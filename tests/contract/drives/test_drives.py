@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -26,18 +27,24 @@ from tests.contract.drives.drive_contract import (
     written,
 )
 from tests.support.invariants import check_health
+from tests.support.nvme_tcp.tcp_target import TcpTarget
 from tests.support.simulated.memory_drive import MemoryDrive
 from tests.support.simulated.simulated_drive import SimulatedDrive
 from tests.support.simulated.simulated_flash import SimulatedFlash
 
+from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import TcpDrive
+from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.model.target import Target
 
 DRIVE = DriveId("shelf/drive-0")
+NQN, HOST = "nqn.2025-01.io.ostraca:shelf", "nqn.2025-01.io.ostraca:host"
+NGUID = "0f" * 16
 
 
 @pytest.fixture
@@ -67,6 +74,20 @@ class TestFileDrive(DriveContract):
         made = opened(path)
         yield made
         made.close()
+
+
+class TestTcpDrive(DriveContract):
+    @pytest.fixture
+    async def drive(self, tmp_path: Path) -> AsyncIterator[TcpDrive]:
+        target = TcpTarget(tmp_path, NQN, {NGUID: DRIVE_BYTES})
+        paths = TcpPaths(HOST, str(uuid.uuid4()))
+        await paths.connect(Target(NQN, (target.controller,)), "")
+        settings = DriveSettings(pieces_queued_max=PIECES_QUEUED_MAX)
+        made = TcpDrive(DRIVE, paths.path_to(NQN, NGUID), settings)
+        yield made
+        made.close()
+        paths.close()
+        target.stop()
 
 
 class TestBufferedFileDrive(DriveContract):

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from tests.contract.paths.paths_contract import DRIVE_BYTES, NGUIDS, NQN
 from tests.contract.paths.simulated_nvme import SimulatedNvme, Subsystem
+from tests.support.nvme_tcp.tcp_target import TcpTarget, free_controller
 
 from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths
 from ostraca_dpu_agent.adapters.nvme_of.kernel import PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
 from ostraca_dpu_agent.adapters.nvme_of.sysfs import NvmeSysfs
+from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
 from ostraca_fabric.model.target import Controller, TargetTransport
 
@@ -54,6 +56,37 @@ class FileShelf:
 
     def add_path(self) -> None:
         self._directories[1].symlink_to(self._directories[0])
+
+
+class TcpShelf:
+    """An enclosure over the user-space target, with the user-space initiator."""
+
+    def __init__(self, directory: Path) -> None:
+        self.target = TcpTarget(directory, NQN, dict.fromkeys(NGUIDS, DRIVE_BYTES))
+        self.controllers = (self.target.controller, free_controller())
+        self._made: list[TcpPaths] = []
+
+    def paths(self, host: str) -> TcpPaths:
+        made = TcpPaths(host, HOST_ID)
+        self._made.append(made)
+        return made
+
+    def allow(self, hosts: Mapping[str, str]) -> None:
+        self.target.allow(frozenset(hosts))
+
+    def leave(self) -> None:
+        self.target.stop()
+
+    def come_back(self) -> None:
+        self.target.start()
+
+    def add_path(self) -> None:
+        self.target.server.listen(self.controllers[1])
+
+    def close(self) -> None:
+        for paths in self._made:
+            paths.close()
+        self.target.stop()
 
 
 class NvmeShelf:

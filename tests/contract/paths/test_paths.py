@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.paths.paths_contract import HOST, NGUIDS, NQN, PathsContract, Shelf, live
-from tests.contract.paths.shelves import HOST_ID, FileShelf, NvmeShelf
+from tests.contract.paths.paths_contract import HOST, NGUIDS, NQN, SECRET, PathsContract, Shelf, live
+from tests.contract.paths.shelves import HOST_ID, FileShelf, NvmeShelf, TcpShelf
 
 from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths, TargetPaths
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
@@ -66,6 +67,22 @@ class TestTargetPathsOverNvme(PathsContract):
         return AnyNvmeShelf(NvmeShelf(tmp_path))
 
 
+class TestTcpPaths(PathsContract):
+    @pytest.fixture
+    def shelf(self, tmp_path: Path) -> Iterator[TcpShelf]:
+        made = TcpShelf(tmp_path)
+        yield made
+        made.close()
+
+    async def test_a_host_needs_its_secret_and_no_message_shows_one(  # type: ignore[override] # has none
+        self, shelf: TcpShelf
+    ) -> None:
+        with pytest.raises(PathError, match=r"set nvme\.initiator to kernel") as caught:
+            await shelf.paths(HOST).connect(only(shelf), SECRET)
+        assert caught.value.stage is Stage.AUTHENTICATE
+        assert SECRET not in str(caught.value)
+
+
 class TestFilePaths(PathsContract):
     @pytest.fixture
     def shelf(self, tmp_path: Path) -> FileShelf:
@@ -77,7 +94,7 @@ def files(tmp_path: Path) -> FileShelf:
     return FileShelf(tmp_path)
 
 
-def only(shelf: FileShelf) -> Target:
+def only(shelf: Shelf) -> Target:
     return Target(NQN, shelf.controllers[:1])
 
 

@@ -11,6 +11,7 @@ from tests.admin.agents import Agent, made_agent
 from tests.admin.shelf import Shelf
 
 from ostraca_dpu_agent.paths.contents import format_drive
+from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import FormatError, RefusedError
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
 from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, PlacementEpoch, drive_id
@@ -100,6 +101,7 @@ async def test_drive_added_to_the_map_meanwhile_is_not_formatted(host: Host) -> 
     namespace = Namespace(nguid, str(host.shelf.drives[nguid]), 64 << 20, 4096)
     with pytest.raises(FormatError, match="meanwhile"):
         format_drive(
+            DeviceOpener(),
             namespace,
             host.map.fabric,
             drive_id(SHELF, "drive-0"),

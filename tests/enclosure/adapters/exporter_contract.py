@@ -41,6 +41,10 @@ class ExporterContract:
         """Return an exporter of this enclosure, as another start of its daemon would."""
 
     controllers: tuple[Controller, ...]
+    secrets = HostSecrets(SECRET)
+    """Secrets of an admitted host."""
+
+    others = HostSecrets(OTHER)
 
     @pytest.fixture
     def drives(self, tmp_path: Path) -> list[Export]:
@@ -55,7 +59,7 @@ class ExporterContract:
 
     @pytest.fixture
     def want(self, drives: list[Export]) -> WantedExports:
-        return WantedExports(self.controllers, frozenset(drives[:2]), {ALICE: HostSecrets(SECRET)})
+        return WantedExports(self.controllers, frozenset(drives[:2]), {ALICE: self.secrets})
 
     def test_nothing_is_exported_at_first(self) -> None:
         assert self.make().observe({}) == PresentExports()
@@ -102,7 +106,7 @@ class ExporterContract:
 
     def test_hosts_come_and_go(self, want: WantedExports) -> None:
         brought(self.make(), want)
-        have = brought(self.make(), replace(want, hosts={BOB: HostSecrets(OTHER)}))
+        have = brought(self.make(), replace(want, hosts={BOB: self.others}))
         assert have.hosts == {BOB}
         assert brought(self.make(), replace(want, hosts={})).allows_any_host
         have = brought(self.make(), want)

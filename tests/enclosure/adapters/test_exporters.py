@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +19,12 @@ from tests.enclosure.adapters.exporter_contract import (
     brought,
 )
 from tests.enclosure.adapters.simulated_nvmet import Killed, SimulatedNvmet
+from tests.support.nvme_tcp.tcp_target import free_controller
 
 from ostraca_enclosure.adapters.file_exporter import FileExporter
+from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
+from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
+from ostraca_enclosure.adapters.nvme_tcp.tcp_exporter import TcpExporter
 from ostraca_enclosure.adapters.nvmet import NvmetExporter
 from ostraca_enclosure.adapters.nvmet_record import NvmetRecord
 from ostraca_enclosure.plan import (
@@ -247,6 +253,51 @@ class TestNvmet(ExporterContract):
 
     def test_denied_host_keeps_its_connections(self) -> None:
         assert "stay until the host disconnects" in str(DenyHost(ALICE))
+
+
+class TestTcp(ExporterContract):
+    secrets = others = HostSecrets()
+
+    @pytest.fixture(autouse=True)
+    def place(self) -> Iterator[None]:
+        self.controllers = (free_controller(), free_controller())
+        self.server = TargetServer(Subsystem(NQN))
+        yield
+        self.server.close()
+
+    def make(self) -> TcpExporter:
+        return TcpExporter(self.server)
+
+    @pytest.mark.parametrize("secret", [SECRET, OTHER])
+    def test_changed_secret_is_repaired(self, want: WantedExports, secret: str) -> None:
+        brought(self.make(), want)
+        with pytest.raises(ExportError, match="has no DH-HMAC-CHAP: list the host without"):
+            self.make().apply(AllowHost(ALICE, HostSecrets(secret)))
+        assert self.make().observe({}).hosts == {ALICE}
+
+    def test_namespace_number_is_never_used_twice(self, want: WantedExports, drives: list[Export]) -> None:
+        before = brought(self.make(), want)
+        brought(self.make(), replace(want, drives=frozenset()))
+        after = brought(self.make(), want)
+        numbers = [{each.slot for each in have.namespaces} for have in (before, after)]
+        assert numbers == [{1, 2}, {3, 4}], "a host could take one drive for another"
+
+    def test_address_in_use_is_reported(self, want: WantedExports) -> None:
+        brought(self.make(), want)
+        other = TargetServer(Subsystem(NQN))
+        with pytest.raises(ExportError, match="the address is in use"):
+            TcpExporter(other).apply(AddListener(self.controllers[0]))
+        other.close()
+
+    def test_host_name_means_every_address(self, want: WantedExports) -> None:
+        named = Controller(TargetTransport.TCP, "shelf-0.enclosures", self.controllers[0].service)
+        have = brought(self.make(), replace(want, controllers=(named,)))
+        assert have.controllers == {named}
+        socket.create_connection(("127.0.0.1", named.service), 5).close()
+
+    def test_rdma_is_refused(self) -> None:
+        with pytest.raises(ExportError, match="set target to nvmet"):
+            self.make().apply(AddListener(RDMA))
 
 
 def test_both_start_empty(tmp_path: Path) -> None:

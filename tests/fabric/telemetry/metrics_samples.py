@@ -125,7 +125,10 @@ STATUS = AgentStatus(
     ),
     paths=(
         EnclosurePathStatus(
-            "shelf-1", 2, (PathStatus("rdma://a:4420", True), PathStatus("tcp://b:4420", False, "connecting"))
+            "shelf-1",
+            2,
+            (PathStatus("rdma://a:4420", True), PathStatus("tcp://b:4420", False, "connecting")),
+            initiator="kernel",
         ),
     ),
 )
@@ -137,6 +140,7 @@ ENCLOSURE = EnclosureDaemonStatus(
     nqn="nqn.2025-01.io.ostraca:shelf-1",
     controllers=("rdma://10.0.8.1:4420",),
     hosts=("nqn.2025-01.io.ostraca:host-1",),
+    target="nvmet",
     drives=(
         DriveReport(
             "nvme0n1",

@@ -19,6 +19,8 @@ from ostraca_cli.terminal.logs import log_levels
 from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths, TargetPaths
 from ostraca_dpu_agent.adapters.nvme_of.kernel import PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
+from ostraca_dpu_agent.adapters.nvme_tcp.association import TcpPathSettings
+from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpOpener, TcpPaths
 from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.conditions import AgentPhase
@@ -26,9 +28,10 @@ from ostraca_dpu_agent.experimental.nvme_reservations import NvmeReservations
 from ostraca_dpu_agent.lifecycle import Lifecycle
 from ostraca_dpu_agent.paths.manager import PathManager
 from ostraca_dpu_agent.server.peer_health_check import PeerHealthCheck
+from ostraca_dpu_agent.settings import USERSPACE
 from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.network import check_free
-from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import DriveError, FormatError, MembershipError, OtherFabricError
 from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.model.target import NQN_PREFIX
@@ -81,8 +84,12 @@ class AgentDaemon:
         self._drives = OpenDrives(self._open_drive)
 
         nvme = settings.nvme
+        host = nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"
+        self._tcp_paths = _tcp_paths(settings, host) if nvme.initiator == USERSPACE else None
+        self._opener = DeviceOpener() if self._tcp_paths is None else TcpOpener(self._tcp_paths)
         self._path_manager = PathManager(
-            _paths(settings, nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"),
+            TargetPaths(files=FilePaths(host), nvme=self._tcp_paths or _nvme_paths(settings, host)),
+            self._opener,
             secret_of=lambda name: read_nvme_secret(Path(nvme.secrets_dir), name),
             is_open=lambda namespaces: not namespaces.keys().isdisjoint(self._drives.nguids),
             clock=time.monotonic,
@@ -213,6 +220,8 @@ class AgentDaemon:
         has_ended = await self._drives.are_idle() and has_ended
         if has_ended:
             self._drives.close_all()
+        if self._tcp_paths is not None:
+            self._tcp_paths.close()
         for transport in self._transports.values():
             await transport.close()
         if agent is not None and has_ended:
@@ -302,15 +311,20 @@ class AgentDaemon:
                 f"this host has no path to drive {record.id} ({record.nguid}): check the enclosure and its "
                 "paths"
             )
-        settings = DriveSettings(has_volatile_cache=True if self._settings.flushes else None)
-        return FileDrive.open(record.id, device, settings)
+        return self._opener.open(record.id, device, flushes=self._settings.flushes)
 
 
-def _paths(settings: DaemonSettings, host: str) -> TargetPaths:
-    """Return this host's paths.
+def _tcp_paths(settings: DaemonSettings, host: str) -> TcpPaths:
+    """Return this host's paths over the user-space initiator."""
+    nvme = settings.nvme
+    path_settings = TcpPathSettings(
+        io_queues=nvme.io_queues, keep_alive_s=nvme.keep_alive_s, io_timeout_s=nvme.io_timeout_s
+    )
+    return TcpPaths(host, _host_id(host), path_settings)
 
-    The host id derives from the host name, because enclosures associate the two.
-    """
+
+def _nvme_paths(settings: DaemonSettings, host: str) -> NvmePaths:
+    """Return this host's paths over the kernel's initiator."""
     nvme, owner = settings.nvme, settings.owner
     path_settings = PathSettings(
         late_write_s=owner.late_write_s,
@@ -320,5 +334,9 @@ def _paths(settings: DaemonSettings, host: str) -> TargetPaths:
         reconnect_delay_s=nvme.reconnect_delay_s,
         fast_io_fail_s=nvme.fast_io_fail_s,
     )
-    host_id = str(uuid.uuid5(uuid.NAMESPACE_URL, host))
-    return TargetPaths(files=FilePaths(host), nvme=NvmePaths(host, host_id, path_settings))
+    return NvmePaths(host, _host_id(host), path_settings)
+
+
+def _host_id(host: str) -> str:
+    """Return the host id, derived from the host name because enclosures associate the two."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, host))

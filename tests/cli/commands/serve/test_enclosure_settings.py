@@ -22,7 +22,7 @@ def test_each_setting_is_documented() -> None:
 
 def test_a_target_is_what_agents_connect_to() -> None:
     settings = EnclosureDaemonSettings(id="shelf-1", listen=("rdma://10.0.8.1", "tcp://[FD00:0::1]:4421"))
-    assert settings.target() == Target(
+    assert settings.export_target() == Target(
         "nqn.2025-01.io.ostraca:shelf-1",
         (parse_controller("rdma://10.0.8.1:4420"), parse_controller("tcp://[fd00::1]:4421")),
     )
@@ -34,13 +34,13 @@ def test_a_target_is_what_agents_connect_to() -> None:
 )
 def test_drives_that_are_files_are_reached_where_they_lie(given: dict[str, Any]) -> None:
     settings = EnclosureDaemonSettings(id="shelf-1", **given)
-    assert settings.target().controllers == (parse_controller("files:///srv/shelf"),)
+    assert settings.export_target().controllers == (parse_controller("files:///srv/shelf"),)
     assert settings.directory() == Path("/srv/shelf")
 
 
 def test_files_can_be_exported_over_nvmeof() -> None:
     settings = EnclosureDaemonSettings(id="shelf-1", files="/srv/shelf", listen=("tcp://10.0.8.1",))
-    assert not settings.target().is_files
+    assert not settings.export_target().is_files
     assert settings.directory() == Path("/srv/shelf")
 
 
@@ -61,7 +61,7 @@ def test_files_can_be_exported_over_nvmeof() -> None:
 )
 def test_what_nobody_could_connect_to_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        EnclosureDaemonSettings(**({"id": "shelf-1"} | given)).target()
+        EnclosureDaemonSettings(**({"id": "shelf-1"} | given)).export_target()
 
 
 def test_options_environment_and_flags_say_the_same(

@@ -37,6 +37,7 @@ _OPTIONS = (
     DaemonOption("--id", "id", "NAME", "name of the enclosure in the fabric (default: host name)"),
     DaemonOption("--nqn", "nqn", "NQN", "NQN of the subsystem (default: derived from the id)"),
     DaemonOption("--files", "files", "DIR", "use files in this directory as drives, not NVMe drives"),
+    DaemonOption("--target", "target", "NAME", "nvmet (default), or userspace for files without nvmet"),
     DaemonOption("--drives", "file_drives", "N", "number of files; missing files are created"),
     DaemonOption("--drive-size", "file_drive_bytes", "SIZE", "size of created files (default: 1GiB)"),
     DaemonOption("--hosts", "hosts_file", "FILE", "admitted hosts, with their secrets (default: every host)"),
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     from ostraca_cli.commands.serve.store import check_place
 
-    settings.target()
+    settings.export_target()
     log_to_stderr(options, is_daemon=True)
     check_place(settings.etcd)
     check_client_of_etcd("an enclosure daemon")
@@ -106,6 +107,7 @@ def _run(options: argparse.Namespace) -> int:
 async def _serve(settings: EnclosureDaemonSettings) -> None:
     """Run the enclosure until a signal; raises fatal errors."""
     from ostraca_cli.commands.serve.enclosure.daemon import EnclosureDaemon
+    from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
     from ostraca_cli.commands.serve.notify import Notifier
     from ostraca_cli.commands.serve.reload import FileReloader
     from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
@@ -131,7 +133,8 @@ async def _serve(settings: EnclosureDaemonSettings) -> None:
         finally:
             await tasks.stop()
             await daemon.stop()
-    log.info("Stopped. %s", "All exports have ended." if settings.withdraw else "All exports stay.")
+    has_ended = settings.withdraw or settings.target == USERSPACE
+    log.info("Stopped. %s", "All exports have ended." if has_ended else "All exports stay.")
 
 
 async def _start(daemon: EnclosureDaemon) -> None:

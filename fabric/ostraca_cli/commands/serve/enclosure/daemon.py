@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca_cli.commands.serve.enclosure.hosts import read_hosts
+from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
 from ostraca_cli.commands.serve.store import await_namesake, open_reports, retry_while_away
 from ostraca_cli.composition.state import lock_directory
 from ostraca_enclosure.adapters.configfs import Configfs
 from ostraca_enclosure.adapters.file_drives import FileDrives
 from ostraca_enclosure.adapters.file_exporter import FileExporter
 from ostraca_enclosure.adapters.nvme_drives import NvmeDrives
+from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
+from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
+from ostraca_enclosure.adapters.nvme_tcp.tcp_exporter import TcpExporter, no_secrets
 from ostraca_enclosure.adapters.nvmet import NvmetExporter
 from ostraca_enclosure.adapters.nvmet_record import NvmetRecord, boot_id
 from ostraca_enclosure.controller import EnclosureIdentity, ExportController
 from ostraca_enclosure.drive_selection import SelectionSettings
 from ostraca_enclosure.enclosure import Enclosure
 from ostraca_enclosure.export_history import ExportHistory
-from ostraca_fabric.errors import NamesakeError, OstracaError, OtherFabricError
+from ostraca_fabric.errors import FormatError, NamesakeError, OstracaError, OtherFabricError
 from ostraca_fabric.model.ids import ID_BYTES, FabricId, StartId
 from ostraca_fabric.runtime.atomic_files import make_private_folder
 from ostraca_fabric.runtime.tasks import Tasks
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
     from ostraca_enclosure.plan import HostSecrets
     from ostraca_enclosure.ports import Exporter, Inventory
     from ostraca_fabric.membership.etcd.admin_records import EtcdReports
-    from ostraca_fabric.model.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class EnclosureDaemon:
         Raises FormatError and UsageError with the problem of a file or a setting.
         """
         self.id = settings.enclosure_id()
-        self.target = settings.target()
+        self.target = settings.export_target()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Future of the fatal error, if any."""
 
@@ -70,8 +73,10 @@ class EnclosureDaemon:
         directory = settings.directory()
         self._files = FileDrives(directory) if directory is not None else None
         self._directory = directory
+        self._server: TargetServer | None = None
         hosts = self._read_hosts()
-        self.enclosure = Enclosure(self._make_controller(hosts), settings, time.monotonic)
+        target = "files" if self.target.is_files else settings.target
+        self.enclosure = Enclosure(self._make_controller(hosts), settings, time.monotonic, target=target)
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
@@ -118,6 +123,8 @@ class EnclosureDaemon:
         await self.enclosure.stop(withdraw=self._settings.withdraw)
         if self._reports is not None:
             await self._reports.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
         self._locks.close()
 
     async def _join_meanwhile(self) -> None:
@@ -160,7 +167,13 @@ class EnclosureDaemon:
     def _read_hosts(self) -> Mapping[str, HostSecrets]:
         if not self._settings.hosts_file:
             return {}
-        return read_hosts(Path(self._settings.hosts_file), is_files=self.target.is_files)
+        path = Path(self._settings.hosts_file)
+        hosts = read_hosts(path, is_files=self.target.is_files)
+        if self._settings.target == USERSPACE:
+            for host, secrets in hosts.items():
+                if secrets.host:
+                    raise FormatError(f"{path}: {no_secrets(host)}")
+        return hosts
 
     def _make_controller(self, hosts: Mapping[str, HostSecrets]) -> ExportController:
         settings = self._settings
@@ -173,16 +186,19 @@ class EnclosureDaemon:
             EnclosureIdentity(self.id, self._start, self.target.nqn, self.target.controllers),
             SelectionSettings(settings.drives, settings.force, settings.fit),
             inventory,
-            _exporter(self.target, self._state.path, reservations=settings.reservations),
+            self._exporter(),
             ExportHistory(self._state.path),
             time.time,
         )
         controller.use_hosts(hosts)
         return controller
 
-
-def _exporter(target: Target, state: Path, *, reservations: bool) -> Exporter:
-    if target.is_files:
-        return FileExporter(Path(target.controllers[0].address), target.nqn)
-    record = NvmetRecord(state, boot_id(PROC))
-    return NvmetExporter(Configfs(NVMET), target.nqn, record, reservations=reservations)
+    def _exporter(self) -> Exporter:
+        target = self.target
+        if target.is_files:
+            return FileExporter(Path(target.controllers[0].address), target.nqn)
+        if self._settings.target == USERSPACE:
+            self._server = TargetServer(Subsystem(target.nqn))
+            return TcpExporter(self._server)
+        record = NvmetRecord(self._state.path, boot_id(PROC))
+        return NvmetExporter(Configfs(NVMET), target.nqn, record, reservations=self._settings.reservations)

@@ -11,10 +11,13 @@ from ostraca_cli.commands.serve.daemon_settings import named_fabric
 from ostraca_cli.composition.etcd_options import EtcdPlace
 from ostraca_cli.composition.http_pages import http_address
 from ostraca_enclosure.settings import EnclosureSettings
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.model.ids import EnclosureId, FabricId, checked_name
 from ostraca_fabric.model.limits import check_above_zero
 from ostraca_fabric.model.target import NQN_PREFIX, Controller, Target, TargetTransport, parse_controller
+
+NVMET, USERSPACE = "nvmet", "userspace"
+"""Values of ``target``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class EnclosureDaemonSettings(EnclosureSettings):
     """Controllers, preferred first: ``rdma://10.0.8.1:4420``, ``tcp://10.0.9.1:4420``, or
     ``files:///directory`` for drives that are files on a disk shared by all agents. Use addresses of this
     machine as agents reach them."""
+
+    target: str = NVMET
+    """Target side of NVMe-oF: ``nvmet`` of the kernel, or ``userspace`` for NVMe/TCP inside the daemon, from
+    ``files`` alone. The latter needs no modules and no privileges, is slow, and has neither secrets nor RDMA:
+    for trials. Its exports end with the daemon, and a host name in ``listen`` means every address."""
 
     nqn: str = ""
     """NQN of the subsystem, exclusive to this enclosure: every export of this machine under the NQN belongs
@@ -69,6 +77,8 @@ class EnclosureDaemonSettings(EnclosureSettings):
         EnclosureSettings.__post_init__(self)  # not super(): slots=True makes a new class
         self.wanted_fabric()
         check_above_zero(self, "file_drive_bytes")
+        if self.target not in (NVMET, USERSPACE):
+            raise UsageError(f"target is {shown(self.target)}: set it to {NVMET} or {USERSPACE}")
         if self.http_listen:
             http_address(self.http_listen)
 
@@ -81,7 +91,7 @@ class EnclosureDaemonSettings(EnclosureSettings):
         """Return the required fabric; raises UsageError."""
         return named_fabric(self.fabric)
 
-    def target(self) -> Target:
+    def export_target(self) -> Target:
         """Return the NVMe-oF or file target for hosts; raises UsageError."""
         listen = self.listen or ((f"files://{Path(self.files).absolute()}",) if self.files else ())
         if not listen:
@@ -90,8 +100,12 @@ class EnclosureDaemonSettings(EnclosureSettings):
                 "--files DIR for files as drives"
             )
             raise UsageError(message)
-        controllers = tuple(_at_address(parse_controller(each)) for each in listen)
+        controllers = tuple(
+            _at_address(parse_controller(each), is_named=self.target == USERSPACE) for each in listen
+        )
         target = Target(self.nqn or f"{NQN_PREFIX}{self.enclosure_id()}", controllers)
+        if self.target == USERSPACE:
+            self._check_userspace(target)
         if target.is_files and len(controllers) > 1:
             message = "an enclosure on files has a single directory: give --listen files:// once"
             raise UsageError(message)
@@ -101,21 +115,36 @@ class EnclosureDaemonSettings(EnclosureSettings):
             )
         return target
 
+    def _check_userspace(self, target: Target) -> None:
+        """Raise UsageError for what the user-space target can't do."""
+        if any(each.transport is not TargetTransport.TCP for each in target.controllers):
+            raise UsageError(
+                "the user-space target speaks TCP alone: give --listen tcp://ADDRESS:4420, or --target nvmet"
+            )
+        if not self.files:
+            message = "the user-space target exports files alone: give --files DIR, or --target nvmet"
+            raise UsageError(message)
+        if self.reservations:
+            message = "the user-space target has no reservations: omit reservations, or give --target nvmet"
+            raise UsageError(message)
+
     def directory(self) -> Path | None:
         """Return the directory of the drives' files, None for NVMe drives; raises UsageError."""
-        target = self.target()
+        target = self.export_target()
         if target.is_files:
             return Path(target.controllers[0].address)
         return Path(self.files).absolute() if self.files else None
 
 
-def _at_address(controller: Controller) -> Controller:
-    """Return a controller with its numeric address; raises UsageError for a host name."""
+def _at_address(controller: Controller, *, is_named: bool) -> Controller:
+    """Return a controller with its numeric address; raises UsageError for a host name, unless *is_named*."""
     if controller.transport is TargetTransport.FILES:
         return controller
     try:
         address = ipaddress.ip_address(controller.address)
     except ValueError:
+        if is_named:
+            return controller
         raise UsageError(
             f"{controller} has a host name, and the kernel needs an address: write, for example, "
             f"{controller.transport.value}://10.0.8.1:{controller.service}"

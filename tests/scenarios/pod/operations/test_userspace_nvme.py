@@ -1,0 +1,100 @@
+"""A fabric whose enclosure is reached by NVMe/TCP without the kernel: agents and daemons as processes."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from tests.fabric.membership.nodes import free_ports
+from tests.support.pod.admin import MIB, Admin
+from tests.support.pod.enclosures import EnclosureProcess
+from tests.support.pod.processes import Pod, until
+from tests.support.pod.work import await_puts, missing, not_found, put_all
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def trial(own: Pod) -> Iterator[Pod]:
+    """Start a fabric of two agents with the user-space initiator."""
+    own.create(enclosures=1, capacity="132MiB")
+    for number in range(2):
+        own.agent(
+            f"agent-{number}",
+            *("--set", "nvme.initiator=userspace", "--set", "nvme.turn_s=0.2"),
+            *("--set", "reopen_backoff_s=0.5", "--set", "nvme.keep_alive_s=2"),
+            *("--set", "nvme.io_timeout_s=5", "--set", "owner.late_write_s=15"),
+        )
+    own.start()
+    yield own
+    own.check_logs()
+
+
+class UserspaceShelf(EnclosureProcess):
+    """An enclosure's daemon with the user-space target."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.port, self.http = free_ports(2)
+        super().__init__(
+            pod,
+            "shelf-1",
+            *("--drive-size", "66MiB", "--target", "userspace", "--listen", f"tcp://127.0.0.1:{self.port}"),
+            *("--http", f"127.0.0.1:{self.http}"),
+        )
+
+
+@pytest.fixture
+def shelf(trial: Pod) -> Iterator[UserspaceShelf]:
+    made = UserspaceShelf(trial)
+    made.start()
+    yield made
+    made.kill()
+    assert "Traceback" not in made.said
+
+
+def test_blocks_cross_to_drives_of_another_process_and_outlive_it(trial: Pod, shelf: UserspaceShelf) -> None:
+    form = {
+        "nqn": "nqn.2025-01.io.ostraca:shelf-1",
+        "controllers": [f"tcp://localhost:{shelf.port}"],  # by name, as a headless Service has one
+        "segment_bytes": MIB,
+    }
+    with Admin(trial) as admin:
+        onboarded = admin.done(admin.ask("PUT", "/v1/enclosures/shelf-1", form))
+        assert [step["state"] for step in onboarded["steps"]] == ["done"] * 7
+    trial.await_settled()
+    assert any(name.startswith("shelf-1/") for name in trial.claims())
+    first, second = trial.agents
+    with first.connect() as client:
+        put_all(client)
+    with second.connect() as client:
+        assert missing(client) == []
+
+    # The daemon is killed: its drives are away, and come back with it, without a wrong or a lost block.
+    shelf.kill()
+    until(lambda: not _is_live(trial), "both agents see that the path is lost")
+    shelf.start()
+    until(lambda: _is_live(trial), "both agents are connected again")
+    with second.connect() as client:
+        until(lambda: not_found(client) == [], "every chain is found again")
+        until(lambda: missing(client) == [], "every chain is got again")
+    with first.connect() as client:
+        await_puts(client)
+
+    # Both ends say which path this is.
+    for agent in trial.agents:
+        status = agent.status()
+        assert status is not None
+        assert [(path.enclosure, path.initiator) for path in status.paths] == [("shelf-1", "userspace")]
+    with urllib.request.urlopen(f"http://127.0.0.1:{shelf.http}/metrics", timeout=5) as page:
+        assert b'target="userspace"' in page.read()
+    shelf.stop()
+    assert "All exports have ended." in shelf.said
+
+
+def _is_live(pod: Pod) -> bool:
+    statuses = [agent.status() for agent in pod.agents]
+    return all(
+        status is not None and all(each.is_live for path in status.paths for each in path.paths)
+        for status in statuses
+    )
