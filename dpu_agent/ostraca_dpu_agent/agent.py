@@ -18,8 +18,8 @@ from ostraca_dpu_agent.conditions import AgentPhase
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener, path_on_record, preempt_none
 from ostraca_dpu_agent.controller.epoch_retirement import EpochRetirement
+from ostraca_dpu_agent.controller.recovery import read_superblock
 from ostraca_dpu_agent.controller.unavailable import shard_counts
-from ostraca_dpu_agent.controller.volume_copies import VolumeCopies
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.location.routing import PreviousOwners, RouteTable
 from ostraca_dpu_agent.datapath.request import RequestContext
@@ -29,11 +29,11 @@ from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
 from ostraca_dpu_agent.lifecycle import Lifecycle, tenant_statuses
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.manager import PathManager
-from ostraca_dpu_agent.server.admission import RequestAdmission, flash_shares
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.shards.reports import shard_status
-from ostraca_dpu_agent.shards.service import OwnerService
+from ostraca_dpu_agent.shards.service import OwnerService, flash_shares
+from ostraca_dpu_agent.shards.volume_copy import VolumeCopies
 from ostraca_dpu_agent.volumes import Incarnations, Volumes
 from ostraca_fabric.connection import SOCKETS, Network, Server, serve
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -118,16 +118,16 @@ class Agent:
             events=self._events,
             membership=membership,
         )
-        self._data_path = DataPath(agent, context, membership, unhit_volumes_max=settings.unhit_volumes_max)
         self._incarnations = Incarnations(membership, clock, self._apply_flash_shares)
+        self._data_path = DataPath(
+            agent, context, membership, self._incarnations, unhit_volumes_max=settings.unhit_volumes_max
+        )
         volumes = Volumes(membership, fabric_key, self._incarnations)
-        admission = RequestAdmission(agent, membership, self._incarnations, context.counters, clock)
         self._dispatcher = RequestDispatcher(
             settings.requests,
             data_path=self._data_path,
             owner=self._owner,
             volumes=volumes,
-            admission=admission,
             transports=transports,
             status=self.status,
             flash=None if path_manager is None else FlashWorker(path_manager, lambda: membership.map),
@@ -168,7 +168,11 @@ class Agent:
             ttl_s=settings.placement_ttl_s,
         )
         self._volume_copies = VolumeCopies(
-            membership, owner=self._owner, drives=self._drives, turn_s=settings.turn_s
+            membership,
+            served=self._owner.shards,
+            drives=self._drives,
+            turn_s=settings.turn_s,
+            read_superblock=read_superblock,
         )
         self._servers: list[Server] = []
         self._loops = Tasks(f"agent {agent}", on_crash=self.crashed.set)

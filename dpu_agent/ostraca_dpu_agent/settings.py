@@ -373,14 +373,14 @@ class AgentSettings:
                 "leaves time for requests"
             )
         if self.events_max < 1:
-            raise UsageError(f"events_max is {self.events_max}: keep at least one event")
+            raise UsageError(f"events_max is {self.events_max}: keep 1 or more")
         check_one_at_least(self, "unhit_volumes_max")
         if memory.chunk_bytes % (2 * MIB) or memory.chunk_bytes <= 0:
             raise UsageError(f"memory.chunk_bytes is {memory.chunk_bytes}: set it to a multiple of {2 * MIB}")
         if memory.staging_bytes < 2 * memory.chunk_bytes:
             raise UsageError(
                 f"memory.staging_bytes is {memory.staging_bytes}: set it to at least two chunks of "
-                f"{memory.chunk_bytes} bytes, one for gets and one for puts"
+                f"{memory.chunk_bytes} bytes, for gets and for puts"
             )
         if not all(
             0 < part <= 1

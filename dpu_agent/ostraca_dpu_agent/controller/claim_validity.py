@@ -12,10 +12,10 @@ callers of the store need not repeat the warning.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
+from ostraca_dpu_agent.shards.group_commit import set_within
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MembershipError, StoreAwayError
 from ostraca_fabric.model.fabric_map import AgentRecord
@@ -106,9 +106,7 @@ class ClaimValidity:
             began_s = self._clock()
             self._doubted.clear()
             await self._confirm()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, began_s + every_s - self._clock())):
-                    await self._doubted.wait()
+            await set_within(self._doubted, max(0.0, began_s + every_s - self._clock()))
 
     async def _confirm(self) -> None:
         asked_s = self._clock()

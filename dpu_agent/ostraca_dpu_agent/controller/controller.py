@@ -33,6 +33,7 @@ from ostraca_dpu_agent.controller.plan import (
 from ostraca_dpu_agent.controller.served_shards import ServedShards
 from ostraca_dpu_agent.controller.unavailable import find_unavailable
 from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_dpu_agent.shards.group_commit import set_within
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.drive_health import DriveCondition
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -185,10 +186,7 @@ class AgentController:
         earliest_s, due_s = -math.inf, self._clock() + self._until_next_turn_s()
         try:
             while not following.done():  # done after a crash
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, due_s - self._clock())):
-                        await changed.wait()
-                if changed.is_set():
+                if await set_within(changed, max(0.0, due_s - self._clock())):
                     changed.clear()
                     due_s = min(due_s, earliest_s)
                     if self._clock() < due_s:

@@ -138,7 +138,6 @@ class ServedShards:
         try:
             superblock = await read_superblock(drive, record, self._membership.map.fabric)
         except Exception as error:  # noqa: BLE001 (logged there)
-            self._log_crash(record.id, error)
             self._fail(record, error)
             return
         if self.is_ending.is_set():
@@ -150,13 +149,11 @@ class ServedShards:
             return
         self._on_claimed(record.id)
         has_pins = max(claimed.epoch, epoch_min) > 1  # readers may hold pins of an earlier owner
+        owned = None
         try:
             owned = await self._new_shard(record, drive, superblock, has_pins=has_pins)
         except Exception as error:  # noqa: BLE001 (logged there)
-            self._log_crash(record.id, error)
             self._fail(record, error)
-            await self.release(record.id)
-            return
         if owned is None:
             await self.release(record.id)
             return
@@ -322,8 +319,8 @@ class ServedShards:
         except MembershipError as error:
             log.warning("%s can't claim shard %s, trying again: %s", self._agent.id, shard, error)
         except Exception as error:  # noqa: BLE001 (logged there)
-            self._log_crash(shard, error)
             if served.owned.is_closed:  # stopped; the claim may belong to a newer recovery
+                self._log_crash(shard, error)
                 return
             self._fail(served.owned.record, error)
             await self.release(shard)
@@ -413,6 +410,7 @@ class ServedShards:
 
         The next attempt comes after a while, or when an unresponsive drive answers again.
         """
+        self._log_crash(record.id, error)
         why = str(error) if isinstance(error, OstracaError) else _CRASHED
         is_known = self._failure_reasons.get(record.id) == why
         log.log(

@@ -1,12 +1,18 @@
-"""Entry points of the data path: switch, limits and measurement of requests."""
+"""Entry points of the data path: switch, erasures, limits and measurement of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
@@ -14,18 +20,19 @@ from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.queries import explain, look_up
 from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext, WorkerConnection
 from ostraca_dpu_agent.datapath.shadow import Shadows
-from ostraca_dpu_agent.volumes import ServedVolume
+from ostraca_dpu_agent.volumes import Incarnations, ServedVolume
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.ids import AgentId, TenantId
-from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.model.overrides import Switch
-from ostraca_fabric.policies.fair_sharing import may_take
+from ostraca_fabric.policies.rate_limit import RateLimit
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockPlacements
 from ostraca_fabric.telemetry.requests import STATES, HitWatches, tally_text, unhit_sentence
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     Explain,
@@ -41,80 +48,103 @@ from ostraca_fabric.wire.messages import (
     PutDone,
 )
 
-_T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
+BlockRequest = Get | Put | Lookup | Prefetch | PrefetchFor
 
-_Watched = TypeVar("_Watched", bound="LookupDone | GetDone | PutDone")
+_T = TypeVar("_T", bound="LookupDone | GetDone | PutDone | PrefetchDone")
 
 log = logging.getLogger(__name__)
 
 _UNHIT_NAMED = 16
-_SWITCHED = {Switch.OFF: Reason.SWITCHED_OFF, Switch.SHADOW: Reason.SHADOWED}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """Kind of block requests: its name, its answer, and its part in a tenant's rate limit."""
+
+    name: str
+    done: type[LookupDone | GetDone | PutDone | PrefetchDone]
+    rate_left_min: float = 0.0
+    """Declined if no more than this share of the tenant's rate limit is left."""
+    used: tuple[IntEnum, ...] = ()
+    """States of blocks with possibly transferred bytes."""
+
+
+_PREFETCH = _Operation("prefetch", PrefetchDone, 0.25, (BlockState.HIT, BlockState.LATE))
+
+_OPERATIONS = {
+    Get: _Operation("get", GetDone, 0.0, (BlockState.HIT, BlockState.LATE)),
+    Put: _Operation("put", PutDone, 0.5, (PutState.STAGED, PutState.COMMITTED, PutState.LATE)),
+    Lookup: _Operation("lookup", LookupDone),
+    Prefetch: _PREFETCH,
+    PrefetchFor: _PREFETCH,
+}
 
 
 class DataPath:
     """Data path for the workers of an agent. Use on the event loop's thread only."""
 
     def __init__(
-        self, agent: AgentId, context: RequestContext, membership: Membership, *, unhit_volumes_max: int
+        self,
+        agent: AgentId,
+        context: RequestContext,
+        membership: Membership,
+        incarnations: Incarnations,
+        *,
+        unhit_volumes_max: int,
     ) -> None:
-        """Serve for *agent*, with the overrides of *membership*.
+        """Serve for *agent*, with the overrides of *membership* and the erasures of *incarnations*.
 
         Hits of up to *unhit_volumes_max* volumes are watched.
         """
         self._agent = agent
         self.context = context
         self._membership = membership
+        self._incarnations = incarnations
         self._hit_watches = HitWatches(unhit_volumes_max)
         self._shadows = Shadows(context)
-        self._requests = 0
+        self._rates: defaultdict[TenantId, RateLimit] = defaultdict(lambda: RateLimit(context.clock()))
 
     async def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> GetDone:
         """Load blocks into the worker's arena."""
-        switch = self.switch(volume)
-        if switch is Switch.SHADOW:
-            self._shadows.get(worker, volume, request)
-        if switch is not Switch.ON:
-            return self._decline("get", volume, request, switch, GetDone)
-
-        def run(deadline: Deadline) -> Awaitable[GetDone]:
-            return GetRun(self.context, worker, volume, request, deadline).run()
-
-        stopped = worker.stopped(request.request)
-        return self._watch_hits("get", volume, await self._serve("get", worker, request, stopped, run))
+        return await self._serve(
+            worker,
+            volume,
+            request,
+            worker.stopped(request.request),
+            lambda deadline: GetRun(self.context, worker, volume, request, deadline).run(),
+            shadow=lambda: self._shadows.get(worker, volume, request),
+        )
 
     async def put(self, worker: WorkerConnection, volume: ServedVolume, request: Put) -> PutDone:
         """Store blocks from the worker's arena."""
-        if self.switch(volume) is Switch.OFF:
-            return self._decline("put", volume, request, Switch.OFF, PutDone)
-
-        def run(deadline: Deadline) -> Awaitable[PutDone]:
-            return PutRun(self.context, worker, volume, request, deadline).run()
-
-        stopped = worker.stopped(request.request)
-        return self._watch_hits("put", volume, await self._serve("put", worker, request, stopped, run))
+        return await self._serve(
+            worker,
+            volume,
+            request,
+            worker.stopped(request.request),
+            lambda deadline: PutRun(self.context, worker, volume, request, deadline).run(),
+        )
 
     async def lookup(self, worker: WorkerConnection, volume: ServedVolume, request: Lookup) -> LookupDone:
         """Return which blocks are available."""
-        switch = self.switch(volume)
-        if switch is Switch.SHADOW:
-            self._shadows.lookup(volume, request)
-        if switch is not Switch.ON:
-            return self._decline("lookup", volume, request, switch, LookupDone)
-        run = partial(look_up, self.context, volume, request, counted_as="lookup")
-        stopped = worker.stopped(request.request)
-        return self._watch_hits("lookup", volume, await self._serve("lookup", worker, request, stopped, run))
+        return await self._serve(
+            worker,
+            volume,
+            request,
+            worker.stopped(request.request),
+            partial(look_up, self.context, volume, request, counted_as="lookup"),
+            shadow=lambda: self._shadows.lookup(volume, request),
+        )
 
     async def prefetch(
         self, worker: WorkerConnection, volume: ServedVolume, request: Prefetch
     ) -> PrefetchDone:
         """Load blocks into the DRAM cache of this agent or of a named agent."""
         stopped = worker.stopped(request.request)
-        if request.at in ("", self._agent):
+        if self._is_served_here(request):
             return await self.prefetch_here(volume, request, holder=worker, stopped=stopped)
-        if self.switch(volume) is Switch.OFF:
-            return self._decline("prefetch", volume, request, Switch.OFF, PrefetchDone)
         run = partial(prefetch_at_peer, self.context, volume, request)
-        return await self._serve("prefetch", worker, request, stopped, run)
+        return await self._serve(worker, volume, request, stopped, run)
 
     async def prefetch_here(
         self,
@@ -125,13 +155,15 @@ class DataPath:
         stopped: asyncio.Future[None],
     ) -> PrefetchDone:
         """Load blocks into the DRAM cache, with staging charged to *holder*."""
-        if self.switch(volume) is Switch.OFF:
-            return self._decline("prefetch", volume, request, Switch.OFF, PrefetchDone)
-
-        def run(deadline: Deadline) -> Awaitable[PrefetchDone]:
-            return PrefetchRun(self.context, volume, request, holder=holder, deadline=deadline).run()
-
-        return await self._serve("prefetch", holder, request, stopped, run)
+        return await self._serve(
+            holder,
+            volume,
+            request,
+            stopped,
+            lambda deadline: PrefetchRun(
+                self.context, volume, request, holder=holder, deadline=deadline
+            ).run(),
+        )
 
     def end_session(self, volume: ServedVolume, spans: Sequence[Span]) -> None:
         """Mark blocks for earlier eviction, here and at their owners.
@@ -175,7 +207,80 @@ class DataPath:
         ]
         return Unhit(len(found), tuple(found[:_UNHIT_NAMED]))
 
-    def _watch_hits(self, operation: str, volume: ServedVolume, answer: _Watched) -> _Watched:
+    async def _serve(
+        self,
+        holder: Holder,
+        volume: ServedVolume,
+        request: BlockRequest,
+        stopped: asyncio.Future[None],
+        run: Callable[[Deadline], Awaitable[_T]],
+        *,
+        shadow: Callable[[], None] | None = None,
+    ) -> _T:
+        """Serve a request, or decline all of its blocks. In shadow mode, *shadow* replaces *run* if given.
+
+        Raises as *run* does, MalformedError, and RefusedError if too many requests are under way.
+        """
+        operation, switch, record = _OPERATIONS[type(request)], self.switch(volume), volume.record
+        if switch is Switch.OFF:
+            return self._decline_by_switch(operation, volume, request, Reason.SWITCHED_OFF)  # type: ignore[no-any-return]  # as ``_OPERATIONS`` says
+        if not self._incarnations.is_served(record):
+            return self._decline(operation, request, Reason.STALE_VOLUME)  # type: ignore[no-any-return]  # as above
+        charged_bytes = self._charge(operation, volume, request)
+        if charged_bytes is None:
+            return self._decline(operation, request, Reason.QUOTA)  # type: ignore[no-any-return]  # as above
+        answer: _T | None = None
+        self._incarnations.begin_use(record)
+        try:
+            if switch is Switch.SHADOW and shadow is not None:
+                shadow()
+                answer = self._decline_by_switch(operation, volume, request, Reason.SHADOWED)
+            else:
+                answer = await self._execute(operation, holder, request, stopped, run)
+                if operation is not _PREFETCH:
+                    self._watch_hits(operation.name, volume, answer)
+            return answer
+        finally:
+            self._incarnations.end_use(record)
+            if charged_bytes:
+                self._settle(operation, volume, request, charged_bytes, answer)
+
+    async def _execute(
+        self,
+        operation: _Operation,
+        holder: Holder,
+        request: BlockRequest,
+        stopped: asyncio.Future[None],
+        run: Callable[[Deadline], Awaitable[_T]],
+    ) -> _T:
+        """Run and time a request.
+
+        Refused if too many requests are under way, in total or of the tenant.
+        """
+        name, blocks = operation.name, sum(map(len, request.spans))
+        tenants = self.context.staging.tenants
+        if not self._has_room_for(holder.tenant):
+            self.context.counters.decline(name, blocks, Reason.OVERLOADED)
+            raise RefusedError(
+                "overloaded",
+                f"{tenants.requests.total()} requests are in progress on this agent: retry later",
+            )
+        begun_s, is_debug = self.context.clock(), log.isEnabledFor(logging.DEBUG)
+        if is_debug:
+            log.debug("%s of %d blocks begins, %.3f s left", name, blocks, request.deadline_s)
+        tenants.add(tenants.requests, holder.tenant)
+        try:
+            answer = await run(self.context.start_deadline(request.deadline_s, stopped))
+        finally:
+            tenants.remove(tenants.requests, holder.tenant)
+            took_s = self.context.clock() - begun_s
+            self.context.counters.tallies[name].timed(took_s)
+        if is_debug:
+            tally = tally_text(answer.states, answer.reasons, STATES[name])
+            log.debug("%s answered after %.3f ms: %s", name, 1e3 * took_s, tally)
+        return answer
+
+    def _watch_hits(self, operation: str, volume: ServedVolume, answer: _T) -> None:
         """Note whether blocks were found.
 
         A volume whose blocks are never found is logged once.
@@ -185,62 +290,69 @@ class DataPath:
         if watch.take_notice():
             sentence = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
             log.warning("No hits in %s", sentence)
-        return answer
 
-    async def _serve(
-        self,
-        operation: str,
-        holder: Holder,
-        request: Get | Put | Lookup | Prefetch | PrefetchFor,
-        stopped: asyncio.Future[None],
-        run: Callable[[Deadline], Awaitable[_T]],
-    ) -> _T:
-        """Serve and time a request.
+    def _decline(self, operation: _Operation, request: BlockRequest, reason: Reason) -> Any:  # noqa: ANN401 (the answer to it)
+        outcomes = self.context.counters.decline(operation.name, sum(map(len, request.spans)), reason)
+        return operation.done(request.request, *outcomes.encode())
 
-        Refused if too many requests are under way, in total or of the tenant.
-        """
-        blocks = sum(map(len, request.spans))
-        if not self._has_room_for(holder.tenant):
-            self.context.counters.decline(operation, blocks, Reason.OVERLOADED)
-            raise RefusedError(
-                "overloaded", f"{self._requests} requests are in progress on this agent: retry later"
-            )
-        self._requests += 1
-        begun_s = self.context.clock()
-        is_debug = log.isEnabledFor(logging.DEBUG)
-        if is_debug:
-            log.debug("%s of %d blocks begins, %.3f s left", operation, blocks, request.deadline_s)
-        self.context.staging.tenants.begin_request(holder.tenant)
-        try:
-            answer = await run(self.context.start_deadline(request.deadline_s, stopped))
-        finally:
-            self.context.staging.tenants.end_request(holder.tenant)
-            self._requests -= 1
-            took_s = self.context.clock() - begun_s
-            self.context.counters.tallies[operation].timed(took_s)
-        if is_debug:
-            tally = tally_text(answer.states, answer.reasons, STATES[operation])
-            log.debug("%s answered after %.3f ms: %s", operation, 1e3 * took_s, tally)
-        return answer
-
-    def _decline(
-        self,
-        operation: str,
-        volume: ServedVolume,
-        request: Get | Put | Lookup | Prefetch | PrefetchFor,
-        switch: Switch,
-        answer: Callable[[int, bytes, bytes], _T],
-    ) -> _T:
+    def _decline_by_switch(
+        self, operation: _Operation, volume: ServedVolume, request: BlockRequest, reason: Reason
+    ) -> Any:  # noqa: ANN401 (the answer to it)
         """Decline a request at once, as an operator has ordered."""
         keys = derive_keys(volume.secret, request.spans)
-        outcomes = Outcomes.filled(len(keys), STATES[operation]["DECLINED"], _SWITCHED[switch])
-        self.context.record(operation, keys, outcomes)
-        self.context.counters.tallies[operation].timed(0.0)
-        return answer(request.request, *outcomes.encode())
+        outcomes = Outcomes.filled(len(keys), STATES[operation.name]["DECLINED"], reason)
+        self.context.record(operation.name, keys, outcomes)
+        self.context.counters.tallies[operation.name].timed(0.0)
+        return operation.done(request.request, *outcomes.encode())
 
     def _has_room_for(self, tenant: TenantId) -> bool:
-        most, tenants = self.context.requests_max, self.context.staging.tenants
-        is_alone = len(tenants.members) <= 1 and tenant in tenants.members
-        return self._requests < most and (
-            is_alone or may_take(most, tenants.requests, tenants.members, tenant, 1)
-        )
+        tenants = self.context.staging.tenants
+        return tenants.may_add(tenants.requests, tenant, self.context.requests_max)
+
+    def _is_served_here(self, request: BlockRequest) -> bool:
+        return not isinstance(request, Prefetch) or request.at in ("", self._agent)
+
+    def _charge(self, operation: _Operation, volume: ServedVolume, request: BlockRequest) -> int | None:
+        """Charge a request's possible bytes to its tenant's rate limit.
+
+        Returns the bytes for ``_settle``, or None to decline. Raises MalformedError.
+        """
+        tenant = volume.record.tenant
+        bytes_per_s = self._membership.overrides.tenant(tenant).agent_bytes_per_s
+        if not bytes_per_s:
+            self._rates.pop(tenant, None)
+            return 0
+        if not operation.used or not self._is_served_here(request):
+            return 0  # the request moves no bytes, or the other agent counts the request
+        rate = self._rates[tenant]
+        if rate.fullness(self.context.clock(), bytes_per_s) <= operation.rate_left_min:
+            return None
+        request_bytes = int(_lengths(volume, request).sum())
+        rate.take(request_bytes)
+        return request_bytes
+
+    def _settle(
+        self,
+        operation: _Operation,
+        volume: ServedVolume,
+        request: BlockRequest,
+        charged_bytes: int,
+        answer: _T | None,
+    ) -> None:
+        """Refund unused bytes; all of them if the request failed."""
+        rate = self._rates.get(volume.record.tenant)
+        if rate is not None:
+            states = np.frombuffer(b"" if answer is None else answer.states, np.uint8)
+            used = _lengths(volume, request)[: len(states)][np.isin(states, operation.used)]
+            rate.take(int(used.sum()) - charged_bytes)
+
+
+def _lengths(volume: ServedVolume, request: BlockRequest) -> NDArray[np.uint32]:
+    """Return the bytes of each block, as far as known.
+
+    For a prefetch, the largest possible length.
+    """
+    count = sum(map(len, request.spans))
+    if isinstance(request, Get | Put):
+        return codec.u32(request.lengths, count)
+    return np.full(count, volume.record.block_bytes, np.uint32)

@@ -163,7 +163,7 @@ class GetRun(TransferRun[Get]):
     def _find_cached(self) -> list[CachedWave]:
         """Find the blocks in the DRAM cache, in waves of one slot size."""
         cache = self._context.staging.cache
-        if not len(cache):
+        if not cache.limit_bytes:
             return []
         positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
         if not len(rows):

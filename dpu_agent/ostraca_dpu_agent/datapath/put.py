@@ -153,11 +153,16 @@ class PutRun(TransferRun[Put]):
 
         New lanes are added to *lanes*.
         """
+        tenants, tenant = self._context.staging.tenants, self._worker.tenant
+        waiting, most = tenants.waiting_puts, self._context.settings.waiting_puts_max
         try:
-            if self._space.is_busy.any():
-                with self._context.waiting_puts.waiting(self._worker.tenant) as may_wait:
-                    while may_wait and self._space.is_busy.any() and await self._wait_to_retry():
+            if self._space.is_busy.any() and tenants.may_add(waiting, tenant, most):
+                tenants.add(waiting, tenant)
+                try:
+                    while self._space.is_busy.any() and await self._wait_to_retry():
                         lanes += self._lanes(await self._reserve_again())
+                finally:
+                    tenants.remove(waiting, tenant)
         finally:
             self._count_checked()
 

@@ -32,7 +32,7 @@ async def look_up(
     if within_s > 0:
         is_pinned = request.pin_s > 0
         is_cached = np.zeros(len(keys), np.bool_) if is_pinned else context.staging.cache.contains(keys)
-        locations = await context.locator.look_up(
+        locations = await context.locator.locate(
             context.routes(),
             volume,
             request.spans,
@@ -40,6 +40,7 @@ async def look_up(
             wanted=~is_cached,
             within_s=within_s,
             pin_s=request.pin_s,
+            is_brief=True,
         )
         is_hit = is_cached | locations.is_found
         outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), locations.reasons)

@@ -24,7 +24,7 @@ from ostraca_dpu_agent.datapath.flash_io import Loader, WaveIO
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import StagingLease, WaitingPuts
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import AgentSettings
@@ -262,7 +262,6 @@ class RequestContext:
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
         )
         self.tasks = Tasks("the data path")
-        self.waiting_puts = WaitingPuts(settings.flow.waiting_puts_max, staging.tenants.members)
         self._checkers = ThreadPoolExecutor(
             _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
         )

@@ -15,14 +15,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
-from ostraca_dpu_agent.server.admission import RequestAdmission
 from ostraca_dpu_agent.settings import RequestSettings
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.volumes import ServedVolume, Volumes
@@ -193,21 +191,20 @@ class RequestDispatcher:
         data_path: DataPath,
         owner: OwnerService,
         volumes: Volumes,
-        admission: RequestAdmission,
         transports: Mapping[str, Transport],
         status: Callable[[], AgentStatus],
         flash: FlashWorker | None,
     ) -> None:
         """Serve workers, other agents and operators.
 
-        *data_path* serves workers after *admission*, *owner* serves shards, and *flash* operators.
+        *data_path* serves workers, *owner* serves shards, and *flash* operators.
         *flash* is None if this host has no paths of its own.
         """
         self._settings = settings
         self._data_path = data_path
+        self._tenants = data_path.context.staging.tenants
         self._owner = owner
         self._volumes = volumes
-        self._admission = admission
         self._transports = transports
         self._status = status
         self._flash = flash
@@ -264,7 +261,7 @@ class RequestDispatcher:
                 break
         session = self._sessions[connection] = WorkerSession(connection, hello, arena)
         if session.tenant:  # a worker's connection
-            self._data_path.context.staging.tenants.add_connection(session.tenant)
+            self._tenants.add(self._tenants.connections, session.tenant)
 
     def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
         """Serve a request."""
@@ -296,7 +293,7 @@ class RequestDispatcher:
         session = self._sessions.pop(connection)
         session.close()
         if session.tenant:
-            self._data_path.context.staging.tenants.remove_connection(session.tenant)
+            self._tenants.remove(self._tenants.connections, session.tenant)
         self._closing = [each for each in (*self._closing, session) if each.transfers]
 
     def _end_session(self, session: WorkerSession, notice: EndSession) -> None:
@@ -346,8 +343,9 @@ class RequestDispatcher:
                     f"{request.incarnation}: retry later",
                 )
             volume.check_spans(request.spans, blocks_max=self._settings.blocks_max)
-            load = partial(self._data_path.prefetch_here, holder=RemoteWorkers(tenant), stopped=stopped)
-            return await self._admission.serve(volume, request, load)
+            return await self._data_path.prefetch_here(
+                volume, request, holder=RemoteWorkers(tenant), stopped=stopped
+            )
 
     async def _prefetch_until_closed(self, request: PrefetchFor) -> PrefetchDone:
         if self._is_closed:
@@ -408,13 +406,12 @@ class RequestDispatcher:
         volume = session.volume(request.handle, self._volumes)
         # Columns and sizes are checked by their readers.
         volume.check_spans(request.spans, blocks_max=self._settings.blocks_max)
-        serve, data_path = self._admission.serve, self._data_path
         match request:
             case Get():
-                return await serve(volume, request, partial(data_path.get, session))
+                return await self._data_path.get(session, volume, request)
             case Put():
-                return await serve(volume, request, partial(data_path.put, session))
+                return await self._data_path.put(session, volume, request)
             case Lookup():
-                return await serve(volume, request, partial(data_path.lookup, session))
+                return await self._data_path.lookup(session, volume, request)
             case Prefetch():
-                return await serve(volume, request, partial(data_path.prefetch, session))
+                return await self._data_path.prefetch(session, volume, request)

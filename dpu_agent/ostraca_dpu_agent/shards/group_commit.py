@@ -13,41 +13,20 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.settings import OwnerSettings
-from ostraca_dpu_agent.shards.core import CommitAnswer, CommitResults, SummaryWrite, slots_in
+from ostraca_dpu_agent.shards.core import CommitResults, ShardCore, SummaryWrite, slots_in
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger(__name__)
-
-
-class SummarySource(Protocol):
-    """Core of a shard, as a source of summary writes."""
-
-    @property
-    def has_writes_due(self) -> bool:
-        """Whether writes are due."""
-
-    @property
-    def may_get_commits(self) -> bool:
-        """Whether commits may come that could share the next write."""
-
-    def writes_due(self, now_s: float) -> list[SummaryWrite]:
-        """Take the writes that are due."""
-
-    def written(self, now_s: float, write: SummaryWrite, *, is_ok: bool) -> CommitResults:
-        """End a write."""
-
-    def dropped(self, now_s: float, write: SummaryWrite) -> CommitResults:
-        """End a write without any submitted piece."""
 
 
 class GroupCommit:
@@ -55,7 +34,7 @@ class GroupCommit:
 
     def __init__(
         self,
-        source: SummarySource,
+        core: ShardCore,
         record: ShardRecord,
         drive: Drive,
         clock: Callable[[], float],
@@ -65,7 +44,7 @@ class GroupCommit:
         on_end: Callable[[], None],
     ) -> None:
         """Call *on_end* after each change of *source* by the end of a write."""
-        self._source = source
+        self._core = core
         self._record = record
         self._drive = drive
         self._clock = clock
@@ -85,7 +64,7 @@ class GroupCommit:
         self.pages = HugeMemory(1 << 20, prefault=False)
         """Memory of writes, which the user closes or leaks in the end."""
 
-    def issue(self, reservations: NDArray[np.uint64], answer: CommitAnswer) -> Ticket:
+    def issue(self, reservations: NDArray[np.uint64], answer: Outcomes) -> Ticket:
         """Return the ticket of a commit with this immediate answer."""
         return self._tickets.issue(reservations, answer)
 
@@ -96,9 +75,9 @@ class GroupCommit:
 
     def begin_due(self) -> None:
         """Begin the writes that are due."""
-        if self._source.has_writes_due:
+        if self._core.has_writes_due:
             self._is_due.set()
-            if not self._source.may_get_commits:
+            if not self._core.may_get_commits:
                 self._has_all_commits.set()
 
     async def ended_within(self, seconds: float) -> bool:
@@ -128,7 +107,7 @@ class GroupCommit:
             self._is_due.clear()
             await self._gather()
             begun_s = self._clock()
-            while writes := self._source.writes_due(begun_s):
+            while writes := self._core.writes_due(begun_s):
                 await self._write(writes, begun_s)
                 begun_s = self._clock()
             if self._is_closing:
@@ -137,7 +116,7 @@ class GroupCommit:
     async def _gather(self) -> None:
         """Wait for commits that may share the next write."""
         self._has_all_commits.clear()
-        if self._source.may_get_commits and not self._is_closing:
+        if self._core.may_get_commits and not self._is_closing:
             await set_within(self._has_all_commits, self._group_commit_s)
 
     async def _write(self, writes: list[SummaryWrite], begun_s: float) -> None:
@@ -176,12 +155,12 @@ class GroupCommit:
             log.warning(
                 "shard %s drops a summary: the agent was stopped for over %.0f s", shard, self._pause_max_s
             )
-            results = self._source.dropped(now_s, write)
+            results = self._core.dropped(now_s, write)
         else:
             if not is_ok:
                 self.has_failed = True
                 log.warning("shard %s could not write a summary: its blocks are declined", shard)
-            results = self._source.written(now_s, write, is_ok=is_ok)
+            results = self._core.written(now_s, write, is_ok=is_ok)
         self.answer(results)
         self._on_end()
 
@@ -246,7 +225,7 @@ class Tickets:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def issue(self, reservations: NDArray[np.uint64], answer: CommitAnswer) -> Ticket:
+    def issue(self, reservations: NDArray[np.uint64], answer: Outcomes) -> Ticket:
         """Issue a ticket for the core's immediate answer; without waiting rows it is done."""
         rows = np.flatnonzero(answer.states == PutState.STAGED)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -278,9 +257,6 @@ class Tickets:
         """Decline every waiting row: no write will answer."""
         for ticket in self._tickets.values():
             rows = np.flatnonzero(ticket.states == PutState.STAGED)
-            ticket.answer(
-                rows,
-                np.full(len(rows), PutState.DECLINED, np.uint8),
-                np.full(len(rows), reason, np.uint8),
-            )
+            declined = Outcomes.filled(len(rows), PutState.DECLINED, reason)
+            ticket.answer(rows, declined.states, declined.reasons)
         self._tickets.clear()

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,8 +40,8 @@ _SUSPENDED_CHECK_S = 1.0
 """Interval of the checks whether a scrub is still suspended by operators."""
 
 
-class ScrubbedShard(Protocol):
-    """Shard being scrubbed."""
+class VerifiedShard(Protocol):
+    """Shard with verified blocks."""
 
     @property
     def is_closed(self) -> bool:
@@ -59,13 +60,22 @@ class ScrubbedShard(Protocol):
     def count_damage(self, offset: int) -> None:
         """Report confirmed damage at this offset in the shard."""
 
+    def is_listed(self, report: Damage) -> bool:
+        """Return whether the index lists exactly the reported extent."""
+
+    def drop(self, report: Damage) -> bool:
+        """Remove the reported block from the index; return whether it was still listed."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run *work* in the background."""
+
 
 class ShardScrubber:
     """Scrub of a shard until the shard is closed."""
 
     def __init__(  # noqa: PLR0913 (what is read, where, and how fast)
         self,
-        shard: ScrubbedShard,
+        shard: VerifiedShard,
         record: ShardRecord,
         superblock: Superblock,
         ring: Ring,
@@ -113,8 +123,7 @@ class ShardScrubber:
     async def _scrub(self, number: int) -> None:
         geometry = self._superblock.geometry
         generation = self._ring.segments[number].generation
-        memory = HugeMemory(geometry.summary_bytes, prefault=False)
-        try:
+        with closing(HugeMemory(geometry.summary_bytes, prefault=False)) as memory:
             area = memory.array[: geometry.summary_bytes]
             begin = self._record.offset + geometry.summary_offset(number)
             (is_read,) = await self._drive.submit_read(Pieces.one(area, drive_offset=begin))
@@ -123,8 +132,6 @@ class ShardScrubber:
                 return
             numbers, rows = np.array([number], np.intp), area.reshape(1, -1)
             found = await asyncio.to_thread(recover, self._superblock, numbers, rows)
-        finally:
-            memory.close()
         if not (self._ring.is_sealed(number, generation) and self._shard.is_exclusive):
             return
         listed = [segment.entries for segment in found.segments if segment.generation == generation]
@@ -156,9 +163,8 @@ class ShardScrubber:
         seeds, offsets = entries["seed"].astype(np.uint64), offsets_of(entries)
         sizes = whole_pages(lengths)
         ends = np.cumsum(sizes, dtype=np.int64)
-        memory = HugeMemory(int(ends[-1]), prefault=False)
         is_wrong = np.zeros(len(entries), np.bool_)
-        try:
+        with closing(HugeMemory(int(ends[-1]), prefault=False)) as memory:
             drive_offsets = self._record.offset + offsets.astype(np.int64)
             pieces = Pieces(memory.array, ends - sizes, drive_offsets, sizes)
 
@@ -170,8 +176,6 @@ class ShardScrubber:
                 return good
 
             await self._drive.submit_read(pieces, check)
-        finally:
-            memory.close()
         self.progress.spend(self._clock(), int(ends[-1]), blocks=len(entries))
         for row in np.flatnonzero(is_wrong).tolist():
             self._shard.check_damage(
@@ -201,29 +205,13 @@ _CHECKS_MAX = 64
 """Limit of concurrent checks. Further reports are ignored, and come again with the next read."""
 
 
-class DamagedShard(Protocol):
-    """Shard with reported damage."""
-
-    def is_listed(self, report: Damage) -> bool:
-        """Return whether the index lists exactly the reported extent."""
-
-    def drop(self, report: Damage) -> bool:
-        """Remove the reported block from the index; return whether it was still listed."""
-
-    def count_damage(self, offset: int) -> None:
-        """Report confirmed damage at this offset in the shard."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run *work* in the background."""
-
-
 class DamageChecker:
     """Checks of the blocks of one shard.
 
     No report is trusted. A report of an extent that the index does not list is ignored.
     """
 
-    def __init__(self, shard: DamagedShard, record: ShardRecord, drive: Drive, events: EventRing) -> None:
+    def __init__(self, shard: VerifiedShard, record: ShardRecord, drive: Drive, events: EventRing) -> None:
         self._shard = shard
         self._record = record
         self._drive = drive
@@ -248,11 +236,8 @@ class DamageChecker:
             self._shard.count_damage(report.offset)
 
     async def _is_damaged(self, report: Damage) -> bool:
-        memory = HugeMemory(rounded_up(report.length), prefault=False)
-        try:
+        with closing(HugeMemory(rounded_up(report.length), prefault=False)) as memory:
             block = memory.array[: rounded_up(report.length)]
             extent = Pieces.one(block, drive_offset=self._record.offset + report.offset)
             (is_read,) = await self._drive.submit_read(extent)
             return bool(is_read) and not matches(block[: report.length].data, report.seed, report.tag)
-        finally:
-            memory.close()

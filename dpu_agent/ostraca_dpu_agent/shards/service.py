@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -17,9 +18,10 @@ from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.reports import owner_view
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.model.fabric_map import Claim
+from ostraca_fabric.model.fabric_map import Claim, FabricMap
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.model.overrides import Overrides
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import labelled, tally_text
 from ostraca_fabric.wire import codec
@@ -224,9 +226,11 @@ class OwnerService:
         match notice:
             case Release():
                 for part in notice.shards:
-                    owned = self.shards.get(ShardId(part.shard))
-                    if owned is not None:
-                        owned.release(part.pins, _u64(part.reservations), may_land=part.may_land)
+                    owned, ended = self.shards.get(ShardId(part.shard)), _u64(part.reservations)
+                    if owned is not None and owned.core.release(
+                        self._clock(), part.pins, ended, may_land=part.may_land
+                    ):
+                        owned.wake()
             case SessionEnded():
                 for named in notice.shards:
                     owned = self.shards.get(ShardId(named.shard))
@@ -266,7 +270,7 @@ class OwnerService:
         return ShardExtents(
             part.shard,
             is_owner=True,
-            owner_epoch=owned.epoch,
+            owner_epoch=owned.core.epoch,
             found=found.tobytes(),
             offsets=offsets,
             lengths=lengths,
@@ -329,7 +333,7 @@ class OwnerService:
         return ShardReservations(
             part.shard,
             is_owner=True,
-            owner_epoch=owned.epoch,
+            owner_epoch=owned.core.epoch,
             states=allocations.states.tobytes(),
             reasons=allocations.reasons.tobytes(),
             reservations=allocations.reservations.tobytes(),
@@ -345,10 +349,8 @@ class OwnerService:
     ) -> ShardCommitted:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
-            count = len(numbers)
-            declined = np.full(count, PutState.DECLINED, np.uint8).tobytes()
-            why = np.full(count, Reason.NO_OWNER, np.uint8).tobytes()
-            return ShardCommitted(part.shard, declined, why, *self._known(part.shard))
+            declined = codec.Outcomes.filled(len(numbers), PutState.DECLINED, Reason.NO_OWNER)
+            return ShardCommitted(part.shard, *declined.encode(), *self._known(part.shard))
         keys = owned.keys_of(numbers)
         states, reasons = await owned.commit(numbers, tags, seeds, epoch=OwnerEpoch(part.owner_epoch))
         self.events.record(EventKind.COMMITTED, keys, states, reasons)
@@ -383,3 +385,16 @@ def _lengths_and_depths(part: ShardWants) -> tuple[NDArray[np.uint32], NDArray[n
 
 def _u64(column: bytes) -> NDArray[np.uint64]:
     return codec.u64(column, len(column) // codec.U64.itemsize)
+
+
+def flash_shares(overrides: Overrides, fabric_map: FabricMap) -> dict[int, float]:
+    """Return each pool's share of flash: its tenant's quota of usable flash.
+
+    Every shard has the same share, since placement fills shards alike.
+    """
+    usable_bytes = sum(shard.weight for shard in fabric_map.shards())
+    quotas: Counter[int] = Counter()
+    for tenant in overrides.tenants.values():
+        if tenant.flash_bytes:
+            quotas[tenant.pool] += tenant.flash_bytes
+    return {pool: quota / usable_bytes for pool, quota in quotas.items()} if usable_bytes else {}

@@ -37,6 +37,7 @@ from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Damage
 
 log = logging.getLogger(__name__)
@@ -255,11 +256,6 @@ class OwnedShard:
         self.wake()
         self._check_grant()
 
-    def own_alone(self) -> None:
-        """Grant everything for ever: no other owner knows of this shard."""
-        self.core.own_alone(self._clock())
-        self.wake()
-
     def confirm(self, until_s: float, *, asked_s: float = math.inf) -> None:
         """Write until *until_s*, as ``ShardCore.confirm``."""
         self.core.confirm(until_s, asked_s=asked_s)
@@ -290,7 +286,7 @@ class OwnedShard:
 
     @property
     def withheld(self) -> frozenset[int]:
-        """Segments under unretired grants, whose summaries must be read again for ``adopt``."""
+        """Segments under unretired grants of earlier epochs."""
         return self.core.grants.withheld
 
     def adopt(self, areas: RecoveredAreas) -> int:
@@ -427,8 +423,8 @@ class OwnedShard:
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """List blocks; return (states, reasons) at the end of their summary write."""
         if self._closed.is_set():
-            declined = np.full(len(reservations), PutState.DECLINED, np.uint8)
-            return declined, np.full(len(reservations), Reason.NO_OWNER, np.uint8)
+            declined = Outcomes.filled(len(reservations), PutState.DECLINED, Reason.NO_OWNER)
+            return declined.states, declined.reasons
         was_doubted = self.core.grants.is_doubted
         answer = self.core.commit(self._clock(), reservations, tags, seeds, epoch=epoch)
         if self.core.grants.is_doubted and not was_doubted and self.on_doubt is not None:
@@ -440,9 +436,7 @@ class OwnedShard:
 
     def release(self, pins: Sequence[int], reservations: NDArray[np.uint64], *, may_land: bool) -> None:
         """End pins and reservations early, as ``ShardCore.release``."""
-        may_free = len(reservations) > 0 or bool(self.core.ring.draining)
-        self.core.release(self._clock(), pins, reservations, may_land=may_land)
-        if may_free:
+        if self.core.release(self._clock(), pins, reservations, may_land=may_land):
             self.wake()
 
     def keys_of(self, reservations: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -10,14 +10,17 @@ after the retirement of the earlier grants: until then a late write of an earlie
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ostraca_dpu_agent.shards.shard import OwnedShard
-from ostraca_fabric.errors import DriveError, OstracaError
+from ostraca_fabric.errors import DriveError, MembershipError, OstracaError
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.flash.volume_records import (
     COPIES,
@@ -31,8 +34,11 @@ from ostraca_fabric.flash.volume_records import (
     newest_copy,
 )
 from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.model.fabric_map import ShardRecord
+from ostraca_fabric.model.ids import DriveId, FabricId, ShardId
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.runtime.memory import HugeMemory
 
 log = logging.getLogger(__name__)
@@ -144,8 +150,7 @@ class VolumeCopy:
         size_bytes = COPIES * copy_bytes(superblock.geometry)
         if not size_bytes:
             return None, None
-        memory = HugeMemory(size_bytes, prefault=False)
-        try:
+        with closing(HugeMemory(size_bytes, prefault=False)) as memory:
             area = memory.array[:size_bytes]
             at = self.owned.record.offset + copy_offset(superblock.geometry, 0)
             (is_read,) = await self._drive.submit_read(Pieces.one(area, drive_offset=at))
@@ -153,24 +158,78 @@ class VolumeCopy:
                 raise DriveError(f"drive {self._drive.id} can't be read")
             copies = examine_volumes(superblock, area.tobytes())
             del area
-        finally:
-            memory.close()
         number = newest_copy(copies)
         return number, None if number is None else copies[number]
 
     async def _write(self, offset: int, pages: bytes) -> None:
         """Write one copy, whole and durable. Raises DriveError."""
         self.owned.core.budget.spend(len(pages))
-        memory = HugeMemory(len(pages), prefault=False)
-        try:
+        with closing(HugeMemory(len(pages), prefault=False)) as memory:
             room = memory.array[: len(pages)]
             room[:] = np.frombuffer(pages, np.uint8)
             (is_ok,) = await self._drive.submit_write(
                 Pieces.one(room, drive_offset=self.owned.record.offset + offset)
             )
             del room
-        finally:
-            memory.close()
         if not is_ok or (self._drive.has_volatile_cache and not await self._drive.submit_flush()):
             self.owned.expect_late_volume_write()
             raise DriveError(f"drive {self._drive.id} did not write them")
+
+
+class VolumeCopies:
+    """Volume copies of served shards; ``run`` beside the controller."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        served: Mapping[ShardId, OwnedShard],
+        drives: Mapping[DriveId, Drive],
+        turn_s: float,
+        read_superblock: Callable[[Drive, ShardRecord, FabricId], Awaitable[Superblock]],
+    ) -> None:
+        """Follow the volumes in *membership*; look for new shards in *served* every *turn_s*."""
+        self._membership = membership
+        self._served = served
+        self._drives = drives
+        self._turn_s = turn_s
+        self._read_superblock = read_superblock
+        self._copies: dict[ShardId, VolumeCopy] = {}
+        self._volumes: tuple[VolumeRecord, ...] | None = None
+
+    def of(self, shard: ShardId) -> VolumeCopy | None:
+        """Return a shard's copy, if any."""
+        return self._copies.get(shard)
+
+    async def run(self) -> None:
+        """Follow until cancelled. Writes under way belong to their shards, and end with the shards."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            while True:
+                self.turn()
+                await asyncio.sleep(self._turn_s)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for volumes in self._membership.volume_changes():
+                    self._volumes = volumes
+                    self.turn()
+            except MembershipError as error:
+                log.warning("changes of volumes can't be read, trying again: %s", error)
+            await asyncio.sleep(self._turn_s)
+
+    def turn(self) -> None:
+        """Write the present volumes to every recovered shard."""
+        self._copies = {
+            shard: copy for shard, copy in self._copies.items() if self._served.get(shard) is copy.owned
+        }
+        for shard, owned in self._served.items():
+            drive = self._drives.get(owned.record.drive)
+            if self._volumes is None or drive is None or owned.core.is_recovering or owned.is_closed:
+                continue
+            if shard not in self._copies:
+                fabric = self._membership.map.fabric
+                reads = partial(self._read_superblock, drive, owned.record, fabric)
+                self._copies[shard] = VolumeCopy(owned, drive, reads)
+            self._copies[shard].update(self._volumes)

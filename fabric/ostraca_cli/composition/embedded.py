@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ostraca_cli.composition.open_drives import OpenDrives
 from ostraca_cli.composition.state import FabricShape, FabricState
 from ostraca_cli.composition.transports import create_transports
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_enclosure.files import NOTHING_RECORDED, FileEnclosure

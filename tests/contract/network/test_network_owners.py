@@ -13,8 +13,9 @@ from tests.contract.conftest import VIRTUAL
 from tests.contract.network.owners_contract import FAR_S, OWNER, SHARD, Owner, Serving
 from tests.support.simulated.simulated_network import SimulatedNetwork
 
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
-from ostraca_dpu_agent.adapters.peers.peer_link import PeerSettings
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.owners import NetworkOwners
+from ostraca_dpu_agent.adapters.peers.peer_connection import PeerSettings
 from ostraca_fabric.connection import Server, serve
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.model.ids import AgentId, StartId

@@ -10,7 +10,8 @@ from tests.contract.conftest import VIRTUAL
 from tests.contract.network.owners_contract import OWNER, Owner, OwnersContract, Reached, Serving
 from tests.support.simulated.simulated_network import SimulatedNetwork
 
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.owners import NetworkOwners
 from ostraca_fabric.connection import SOCKETS, Network, serve
 from ostraca_fabric.model.ids import AgentId, StartId
 from ostraca_fabric.wire.handshake import Access, AgentHandshake

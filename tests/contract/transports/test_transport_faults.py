@@ -29,7 +29,8 @@ from tests.contract.transports.transport_contract import (
 )
 
 from ostraca_dpu_agent.adapters.transports import nixl_thread
-from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlPeer, NixlSettings, NixlTransport
+from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer
+from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import unique_name

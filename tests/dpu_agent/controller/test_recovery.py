@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -73,7 +74,8 @@ async def with_blocks(drive: HeldDrive, *commits: list[int]) -> None:
     )
     epoch = OwnerEpoch(core.highest_epoch + 1)
     shard.begin(epoch)
-    shard.own_alone()
+    shard.confirm(math.inf)
+    shard.apply_grant(range(shard.core.geometry.segments))
     for numbers in commits:
         lengths = np.full(len(numbers), BLOCK_BYTES, np.uint32)
         made = await shard.reserve(keys_of(numbers), lengths, hold_s=5, within_s=5)

@@ -31,7 +31,7 @@ from tests.support.agent.owned_shard import OwnedShard as CoreShard
 from tests.support.agent.owned_shard import key, keys_of
 from tests.support.stalls import Stopwatch
 
-from ostraca_dpu_agent.datapath.staging.leases import WaitingPuts
+from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.settings import BLOCKS_PER_SHARD_LEAST
 from ostraca_dpu_agent.shards.core import ShardSettings, may_get_space
 from ostraca_dpu_agent.shards.shard import OwnedShard
@@ -82,7 +82,7 @@ async def held(shard: OwnedShard, *, by_readers: bool = False) -> Hold:
 
 
 async def waits(fabric: Assembly, puts: int = 1) -> None:
-    await until(lambda: len(fabric.context.waiting_puts) == puts)
+    await until(lambda: fabric.context.staging.tenants.waiting_puts.total() == puts)
 
 
 @pytest.mark.parametrize("by_readers", [False, True])
@@ -137,7 +137,7 @@ async def test_a_put_that_is_cancelled_while_it_waits_ends_at_once() -> None:
         worker.stopped(message.request).set_result(None)
         assert put_states(await put) == [PutState.DECLINED]
         assert await fabric.context.tasks.finish(within_s=5)
-        assert not len(fabric.context.waiting_puts)
+        assert not fabric.context.staging.tenants.waiting_puts
         hold.end()
 
 
@@ -196,14 +196,16 @@ async def test_beyond_the_limit_of_puts_that_wait_blocks_are_declined_at_once(mo
 
 def test_tenants_share_the_places_of_puts_that_wait() -> None:
     first, second = TenantId("first"), TenantId("second")
-    waiting = WaitingPuts(4, {first, second})
-    entered = [waiting.waiting(first) for _ in range(4)]
-    assert [each.__enter__() for each in entered] == [True, True, True, False]
-    with waiting.waiting(second) as may_wait:
-        assert may_wait
-    for each in entered:
-        each.__exit__(None, None, None)
-    assert not len(waiting)
+    tenants = Tenants()
+    for tenant in (first, second):
+        tenants.add(tenants.connections, tenant)
+    waiting, entered = tenants.waiting_puts, []
+    for tenant in [first] * 4 + [second]:
+        entered.append(tenants.may_add(waiting, tenant, 4))
+        if entered[-1]:
+            tenants.add(waiting, tenant)
+    assert entered == [True, True, True, False, True]
+    assert not tenants.may_add(waiting, second, 4)
 
 
 async def test_a_full_index_is_waited_for_like_full_flash() -> None:

@@ -341,7 +341,7 @@ async def test_a_worker_whose_transfers_never_end_cannot_keep_the_cache_from_the
             assert set(get_states(done)) == {BlockState.LATE}
         assert len(stopped.arena.held) == waves, "no more began"
         assert staging.quarantined_cached_bytes == waves * 2 * SLOT_BYTES
-        assert staging.quarantined_cached_blocks == staging.cache.held_blocks == 2 * waves
+        assert staging.quarantined_cached_blocks == len(staging.cache._order.held) == 2 * waves
         status = fabric.agent.status()
         assert status.quarantined_cached_blocks == 2 * waves
         refused = await fabric.get(stopped, range(32))
@@ -362,7 +362,7 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
         reader.arena.is_held = True
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.arena.held) == 2)
-        assert staging.cache.held_blocks == 4
+        assert len(staging.cache._order.held) == 4
         staging._pool.drop(staging.cache.shrink(0))
         assert len(staging.cache) == 4
         reader.arena.let_go()

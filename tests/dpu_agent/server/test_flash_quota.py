@@ -11,7 +11,7 @@ from tests.support.agent.assembly import BLOCK_BYTES, LAYOUT, SETTINGS, Assembly
 
 import ostraca
 from ostraca import Ack, BlockState, ClientSettings, PutState
-from ostraca_dpu_agent.server.admission import flash_shares
+from ostraca_dpu_agent.shards.service import flash_shares
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap, ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, PlacementEpoch, TenantId, drive_id, shard_id
 from ostraca_fabric.model.overrides import VERSION, Overrides, TenantOverride

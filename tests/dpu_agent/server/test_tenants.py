@@ -27,7 +27,7 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
-from ostraca_dpu_agent.datapath.staging.leases import Tenants
+from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.connection import connect
@@ -77,7 +77,8 @@ class Tenant:
 
     def leave(self) -> None:
         for _ in self.workers:
-            self.fabric.context.staging.tenants.remove_connection(self.name)
+            tenants = self.fabric.context.staging.tenants
+            tenants.remove(tenants.connections, self.name)
 
 
 async def tenant(fabric: Assembly, name: TenantId, connections: int) -> Tenant:
@@ -86,7 +87,7 @@ async def tenant(fabric: Assembly, name: TenantId, connections: int) -> Tenant:
     volume = await volumes.open(name, OpenVolume(0, "v", LAYOUT, BLOCK_BYTES, create=True))
     own, workers = replace(fabric, volume=volume), []
     for _ in range(connections):
-        fabric.context.staging.tenants.add_connection(name)
+        fabric.context.staging.tenants.add(fabric.context.staging.tenants.connections, name)
         workers.append(replace(fabric.worker(), tenant=name))
     return Tenant(own, name, workers)
 
@@ -128,7 +129,7 @@ class Flood:
 
     async def _read(self, worker: MemoryWorker, numbers: list[int]) -> None:
         fabric = self.by.fabric
-        self.most_under_way = max(self.most_under_way, fabric.data_path._requests)
+        self.most_under_way = max(self.most_under_way, fabric.context.staging.tenants.requests.total())
         fabric.requests += 1
         request = Prefetch(fabric.requests, 0, FAR_S, chain_of(numbers))
         try:
@@ -243,17 +244,17 @@ async def test_workers_that_never_end_their_transfers_decline_nothing_of_another
 async def test_tenants_are_those_that_are_connected_or_have_requests() -> None:
     tenants, left = Tenants(), list[set[TenantId]]()
     tenants.on_left = lambda: left.append(set(tenants.members))
-    tenants.add_connection(A)
-    tenants.add_connection(A)
-    tenants.begin_request(A)
-    tenants.begin_request(B)
+    tenants.add(tenants.connections, A)
+    tenants.add(tenants.connections, A)
+    tenants.add(tenants.requests, A)
+    tenants.add(tenants.requests, B)
     assert tenants.members == {A, B}
-    tenants.end_request(B)
-    tenants.end_request(A)
+    tenants.remove(tenants.requests, B)
+    tenants.remove(tenants.requests, A)
     assert left == [{A}]
-    tenants.remove_connection(A)
+    tenants.remove(tenants.connections, A)
     assert tenants.connections == {A: 1}
-    tenants.remove_connection(A)
+    tenants.remove(tenants.connections, A)
     assert left == [{A}, set()]
     assert not tenants.requests
 

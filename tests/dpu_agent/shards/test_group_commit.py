@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraca_dpu_agent.shards.core import CommitAnswer, CommitResults, slots_in
+from ostraca_dpu_agent.shards.core import CommitResults, slots_in
 from ostraca_dpu_agent.shards.group_commit import Ticket, Tickets
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.wire.codec import Outcomes
 
 SLOTS = 64
 ENDS = [(PutState.COMMITTED, Reason.NONE), (PutState.DECLINED, Reason.DRIVE_ERROR)]
@@ -22,7 +23,7 @@ def issued(tickets: Tickets, slots: list[int], waits: list[bool]) -> Ticket:
     """Commit reservations in these slots, of which the core took some."""
     states = np.where(waits, PutState.STAGED, PutState.DECLINED).astype(np.uint8)
     reasons = np.where(waits, Reason.NONE, Reason.EXPIRED).astype(np.uint8)
-    return tickets.issue(numbers_of(slots), CommitAnswer(states, reasons))
+    return tickets.issue(numbers_of(slots), Outcomes(states, reasons))
 
 
 def numbers_of(slots: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

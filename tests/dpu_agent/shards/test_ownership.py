@@ -198,7 +198,8 @@ async def test_a_put_writes_nothing_once_its_space_has_run_out_even_if_it_was_ch
 async def test_a_fenced_owner_answers_look_ups_and_declines_puts_and_commits() -> None:
     drive, clock = HeldDrive(), Clock()
     async with owned(drive, clock) as shard:
-        shard.own_alone()
+        shard.confirm(math.inf)
+        shard.apply_grant(range(shard.core.geometry.segments))
         await ready(shard)
         assert await committed(shard, await reserved(shard, [1]), [1]) == [COMMITTED]
         made = await reserved(shard, [2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import time
@@ -138,7 +139,8 @@ async def owned(path: Path, lengths: dict[int, int] | None = None) -> AsyncItera
         events=EventRing("a", 16, time.monotonic),
     )
     shard.begin(OwnerEpoch(core.highest_epoch + 1))
-    shard.own_alone()
+    shard.confirm(math.inf)
+    shard.apply_grant(range(shard.core.geometry.segments))
     yield Store(drive, shard, dict(lengths or {}))
     assert await shard.close(within_s=FAR_S)
     drive.close()

@@ -119,25 +119,27 @@ def the_past_is_settled_before_it_is() -> None:
 
 
 def an_unowned_block_is_found() -> None:
-    look_up = Locator.look_up
+    locate = Locator.locate
 
     async def hopeful(self: Locator, *rest: Any, **named: Any) -> Any:
-        located = await look_up(self, *rest, **named)
-        located.is_found[:] |= located.reasons == Reason.NO_OWNER
+        located = await locate(self, *rest, **named)
+        if named.get("is_brief"):
+            located.is_found[:] |= located.reasons == Reason.NO_OWNER
         return located
 
-    _change(Locator, "look_up", hopeful)
+    _change(Locator, "locate", hopeful)
 
 
 def every_block_is_found() -> None:
-    look_up = Locator.look_up
+    locate = Locator.locate
 
     async def boasting(self: Locator, *rest: Any, **named: Any) -> Any:
-        located = await look_up(self, *rest, **named)
-        located.is_found[:] = True
+        located = await locate(self, *rest, **named)
+        if named.get("is_brief"):
+            located.is_found[:] = True
         return located
 
-    _change(Locator, "look_up", boasting)
+    _change(Locator, "locate", boasting)
 
 
 def no_block_is_found() -> None:

@@ -6,6 +6,7 @@ Nothing else in the simulation knows how an owner is made, asked or told.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -119,7 +120,8 @@ class Owner:
         numbers = core.ring.pool_numbers.tolist()
         self._found_of = [core.ring.pools.of(number).number for number in numbers]
         self._shard.begin(OwnerEpoch(max(epoch_above, core.highest_epoch) + 1))
-        self._shard.own_alone()
+        self._shard.confirm(math.inf)
+        self._shard.apply_grant(range(self._shard.core.geometry.segments))
 
     @property
     def shard(self) -> OwnedShard:

@@ -15,13 +15,14 @@ from tests.simulation.shard.world import Fate, Setup, World
 from tests.support.simulated.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
-from ostraca_dpu_agent.shards.core import CommitAnswer, ShardCore, SummaryWrite
+from ostraca_dpu_agent.shards.core import ShardCore, SummaryWrite
 from ostraca_dpu_agent.shards.core.reservations import ReservationTable
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
 from ostraca_dpu_agent.shards.group_commit import GroupCommit
 from ostraca_fabric.flash import recovery
 from ostraca_fabric.flash.summary import Entries, Pages
 from ostraca_fabric.model.ids import OwnerEpoch
+from ostraca_fabric.wire.codec import Outcomes
 
 HISTORIES = 25
 SLOW = DriveFaults(service_s=0.002)
@@ -100,7 +101,7 @@ def trusting(
     seeds: NDArray[np.uint64],
     *,
     epoch: OwnerEpoch,
-) -> CommitAnswer:
+) -> Outcomes:
     """Commit whatever the epoch."""
     return _COMMIT(self, now_s, reservations, tags, seeds, epoch=self.epoch)
 

@@ -17,7 +17,7 @@ from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_cache, check_slots
 from tests.support.simulated.memory_drive import MemoryDrive
 
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
@@ -55,9 +55,8 @@ from ostraca_fabric.model.ids import (
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
-from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport, Wave
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
-from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
@@ -358,11 +357,11 @@ class Assembly:
         assert staging.quarantined_cached_blocks == staging.quarantined_cached_bytes == 0
         assert not staging._held_by
         assert not staging._quarantined_by
-        assert not any(staging._shares._held.values())
+        assert not any(staging._held.values())
         assert not any(staging._queues.values())
         check_slots(staging._pool)
         check_cache(staging.cache)
-        assert staging.cache.held_blocks == 0
+        assert len(staging.cache._order.held) == 0
         check_core(self.shard.core)
         # An owner's answer that came too late for its data path is given back when it comes.
         counts = self.shard.core.counts

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostraca_dpu_agent.adapters.nvme_of.kernel import KernelError
-from ostraca_dpu_agent.adapters.nvme_of.sysfs import Connecting, NvmeSysfs, leads_to
+from ostraca_dpu_agent.adapters.nvme_of.sysfs import FoundController, NvmeSysfs, leads_to
 from ostraca_fabric.model.target import Controller, TargetTransport
 from ostraca_fabric.ports.paths import PathError, Stage
 
@@ -85,46 +85,58 @@ def refusal(
     """
     if (unsent := _unsent(controller, error, late)) is not None:
         return unsent
-    log = "\n".join(error.log)
-    code = errno.errorcode.get(error.code, str(error.code))
+    log, is_late, late = "\n".join(error.log), error.code == errno.ETIME, late or AttemptState()
+    code, reason = errno.errorcode.get(error.code, str(error.code)), _REASONS.get(error.code, "")
     detail = f"; kernel log: {error.log[-1]}" if error.log else ""
-    if _contains(log, _NOT_ALLOWED):
-        stage, why = Stage.AUTHENTICATE, f"rejects this host: add {host} to the hosts of the enclosure"
-    elif _contains(log, _ANOTHER):
-        stage, why = Stage.IDENTIFY, f"has no subsystem {nqn}: correct the enclosure's controllers"
-    elif _contains(log, _NOT_AUTHENTICATED) or error.code in _SECRET_ERRORS:
-        stage = Stage.AUTHENTICATE
-        secret = "this secret" if has_secret else "no secret"
-        why = f"rejects {host} with {secret}: configure the enclosure's secret for this host"
-    elif _contains(log, _BUSY):
-        stage, why = Stage.REACH, "accepts no further hosts: raise the limit of hosts"
-    elif error.code == errno.ETIME:
-        may_be_refused = has_secret and not _contains(log, _AUTHENTICATED)
-        stage, why = _timeout(host, late or AttemptState(), may_be_refused=may_be_refused)
-    elif error.code in _REASONS:
-        stage, why = Stage.REACH, f"is not reachable: {_REASONS[error.code]} ({code}); {_CHECK}"
-    elif error.code == errno.EIO:
-        stage = Stage.AUTHENTICATE
-        why = (
-            f"answers, but rejects this host: add {host} to the hosts of the enclosure, or correct the "
-            f"secret or the subsystem {nqn}; the kernel log has the reason{detail}"
-        )
-    else:
-        stage, why = Stage.FIT, f"failed in this host's kernel: {os.strerror(error.code)} ({code}){detail}"
+    secret = "this secret" if has_secret else "no secret"
+    is_secret_wrong = _contains(log, _NOT_AUTHENTICATED) or error.code in _SECRET_ERRORS
+    may_be_refused = has_secret and not _contains(log, _AUTHENTICATED)
+    causes = (
+        (
+            _contains(log, _NOT_ALLOWED),
+            Stage.AUTHENTICATE,
+            f"rejects this host: add {host} to the hosts of the enclosure",
+        ),
+        (
+            _contains(log, _ANOTHER),
+            Stage.IDENTIFY,
+            f"has no subsystem {nqn}: correct the enclosure's controllers",
+        ),
+        (
+            is_secret_wrong,
+            Stage.AUTHENTICATE,
+            f"rejects {host} with {secret}: configure the enclosure's secret for this host",
+        ),
+        (_contains(log, _BUSY), Stage.REACH, "accepts no further hosts: raise the limit of hosts"),
+        (
+            # Linux's target ends a refused host's connection, often before the answer is sent.
+            is_late and late.has_answered and may_be_refused,
+            Stage.AUTHENTICATE,
+            (
+                f"accepted the connection of {host}, and did not finish authentication in time, as after a "
+                "wrong secret: configure the enclosure's secret for this host; the enclosure's kernel log "
+                "has the reason"
+            ),
+        ),
+        (
+            is_late and late.has_answered,
+            Stage.REACH,
+            f"accepted the connection of {host}, then fell silent: see its kernel log",
+        ),
+        (is_late, Stage.REACH, f"is not reachable: no end in time (ETIME); {_CHECK}"),
+        (bool(reason), Stage.REACH, f"is not reachable: {reason} ({code}); {_CHECK}"),
+        (
+            error.code == errno.EIO,
+            Stage.AUTHENTICATE,
+            (
+                f"answers, but rejects this host: add {host} to the hosts of the enclosure, or correct the "
+                f"secret or the subsystem {nqn}; the kernel log has the reason{detail}"
+            ),
+        ),
+        (True, Stage.FIT, f"failed in this host's kernel: {os.strerror(error.code)} ({code}){detail}"),
+    )
+    stage, why = next((stage, why) for applies, stage, why in causes if applies)
     return PathError(stage, f"{controller} {why}")
-
-
-def _timeout(host: str, late: AttemptState, *, may_be_refused: bool) -> tuple[Stage, str]:
-    if late.has_answered and may_be_refused:
-        # Linux's target ends a refused host's connection, often before the answer is sent.
-        return Stage.AUTHENTICATE, (
-            f"accepted the connection of {host}, and did not finish authentication in time, as after a "
-            "wrong secret: configure the enclosure's secret for this host; the enclosure's kernel log has "
-            "the reason"
-        )
-    if late.has_answered:
-        return Stage.REACH, f"accepted the connection of {host}, then fell silent: see its kernel log"
-    return Stage.REACH, f"is not reachable: no end in time (ETIME); {_CHECK}"
 
 
 def _unsent(controller: Controller, error: KernelError, late: AttemptState | None) -> PathError | None:
@@ -190,7 +202,7 @@ class UnfinishedAttempts:
 
         *others*: controllers that existed before the attempt.
         """
-        under_way = self._under_way()
+        under_way = self._sysfs.first_attempts()
         behind = [each.name for each in under_way if each.name in others]
         own = [each for each in under_way if each.name not in others and _matches(each, attempt)]
         return AttemptState(
@@ -211,7 +223,7 @@ class UnfinishedAttempts:
         A repetition with the same secret could only give the same result. None if there is no such
         attempt.
         """
-        under_way = {each.name: each for each in self._under_way()}
+        under_way = {each.name: each for each in self._sysfs.first_attempts()}
         for name, (earlier, error) in list(self._errors.items()):
             if name not in under_way:
                 self._errors.pop(name, None)
@@ -219,9 +231,6 @@ class UnfinishedAttempts:
                 return PathError(error.stage, str(error))
         return None
 
-    def _under_way(self) -> list[Connecting]:
-        return [each for each in self._sysfs.connecting() if not each.has_been]
 
-
-def _matches(found: Connecting, attempt: ConnectionAttempt) -> bool:
+def _matches(found: FoundController, attempt: ConnectionAttempt) -> bool:
     return found.host == attempt.host and leads_to(found, attempt.controller, attempt.addresses)

@@ -54,6 +54,14 @@ class FoundController:
     is_patient: bool
     """Whether the controller reconnects without limit, or the kernel does not tell."""
 
+    nqn: str
+    """The subsystem's. Linux learns it only after authentication, and shows ``(efault)`` until then."""
+
+    has_answered: bool
+    """Whether the other end assigned a controller id. The allow-list then permitted this host; the check of
+    the secret comes next.
+    """
+
     @property
     def is_live(self) -> bool:
         """Whether the controller takes I/O now."""
@@ -63,24 +71,6 @@ class FoundController:
     def is_going(self) -> bool:
         """Whether the controller is being removed."""
         return self.state.startswith("deleting")
-
-
-@dataclass(frozen=True, slots=True)
-class Connecting:
-    """A controller that is being connected or reconnected."""
-
-    name: str
-    transport: str
-    address: str
-    service: int
-    host: str
-    has_answered: bool
-    """Whether the other end assigned a controller id. The allow-list then permitted this host; the check of
-    the secret comes next.
-    """
-
-    has_been: bool
-    """Whether a connection existed before, shown by a subsystem. Only the kernel ends a first attempt."""
 
 
 class NvmeSysfs:
@@ -100,7 +90,7 @@ class NvmeSysfs:
         return _number(_text(self._parameter("io_timeout")), IO_TIMEOUT_DEFAULT_S)
 
     def refused_s(self) -> float:
-        """Return the longest time to notice a refused secret (``unfinished_attempts``)."""
+        """Return the longest time to notice a refused secret (``UnfinishedAttempts``)."""
         return _number(_text(self._parameter("admin_timeout")), ADMIN_TIMEOUT_DEFAULT_S) * (
             1 + _number(_text(self._parameter("max_retries")), RETRIES_DEFAULT)
         )
@@ -111,9 +101,20 @@ class NvmeSysfs:
 
     def controllers(self, nqn: str) -> list[FoundController]:
         """Return a subsystem's controllers over a fabric, in numerical order."""
+        return [each for each in self._controllers() if each.nqn == nqn]
+
+    def first_attempts(self) -> list[FoundController]:
+        """Return controllers without an earlier connection, for any target: only the kernel ends these."""
+        return [
+            each
+            for each in self._controllers()
+            if each.state in _CONNECTING and not each.nqn.startswith(_NQN_BEGINS)
+        ]
+
+    def _controllers(self) -> list[FoundController]:
         found = []
         for directory in _entries(self._root / "class" / "nvme", _CONTROLLER):
-            if _text(directory / "subsysnqn") != nqn or _text(directory / "transport") not in _FABRICS:
+            if _text(directory / "transport") not in _FABRICS:
                 continue
             address, service = _where(directory)
             fast_io_fail = _text(directory / "fast_io_fail_tmo")
@@ -137,30 +138,8 @@ class NvmeSysfs:
                     ),
                     secret=_text(directory / "dhchap_secret"),
                     is_patient=_text(directory / "ctrl_loss_tmo") in ("off", ""),
-                )
-            )
-        return found
-
-    def connecting(self) -> list[Connecting]:
-        """Return all controllers that are being connected, for any target.
-
-        Linux learns a controller's subsystem only after authentication, and shows ``(efault)`` until then.
-        """
-        found = []
-        for directory in _entries(self._root / "class" / "nvme", _CONTROLLER):
-            transport = _text(directory / "transport")
-            if transport not in _FABRICS or _text(directory / "state") not in _CONNECTING:
-                continue
-            address, service = _where(directory)
-            found.append(
-                Connecting(
-                    name=directory.name,
-                    transport=transport,
-                    address=address,
-                    service=service,
-                    host=_text(directory / "hostnqn"),
+                    nqn=_text(directory / "subsysnqn"),
                     has_answered=_number(_text(directory / "cntlid"), 0) > 0,
-                    has_been=_text(directory / "subsysnqn").startswith(_NQN_BEGINS),
                 )
             )
         return found
@@ -215,7 +194,7 @@ def _where(directory: Path) -> tuple[str, int]:
     return canonical(where.get("traddr", "")), int(_number(where.get("trsvcid", ""), 0))
 
 
-def leads_to(found: FoundController | Connecting, controller: Controller, addresses: tuple[str, ...]) -> bool:
+def leads_to(found: FoundController, controller: Controller, addresses: tuple[str, ...]) -> bool:
     """Return whether a path leads to a controller.
 
     *addresses*: the resolved addresses of the controller's name.

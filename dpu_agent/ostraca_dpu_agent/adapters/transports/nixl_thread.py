@@ -1,4 +1,4 @@
-"""The thread that owns a NIXL agent, and memory as descriptor lists for this thread.
+"""Transfers by NIXL: the thread that owns a NIXL agent, memory as lists, and a worker's arena.
 
 The thread never spins for long. With transfers under way, the thread polls a few times in a row. Then it
 sleeps between polls for a sixteenth of the time since the last event, 50 µs to 5 ms. Waits grow by a few
@@ -16,19 +16,23 @@ extra cost of 0.05 µs per block.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
-from ostraca_fabric.ports.transport import Direction
+from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.slots import Wave, slot_numbers
 
@@ -47,7 +51,7 @@ class NixlThread:
     """Exclusive owner of *agent*: no other thread may call the agent."""
 
     def __init__(self, agent: NixlAgent) -> None:
-        self._agent = agent
+        self.agent = agent
         self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._inflight: list[tuple[Transfer, Callable[[TransferState], None]]] = []
         self._unknown: list[Transfer] = []
@@ -88,10 +92,10 @@ class NixlThread:
         to *spin_s* (a fraction of a millisecond) for the end; returns whether the end came in this time.
         """
         self._note_event()
-        state = self._agent.post(transfer)
+        state = self.agent.post(transfer)
         until_s = time.monotonic() + spin_s
         while state is TransferState.PENDING and time.monotonic() < until_s:
-            state = self._agent.poll(transfer)
+            state = self.agent.poll(transfer)
         if self._settle(transfer, state, ended):
             return True
         self._inflight.append((transfer, ended))
@@ -121,7 +125,7 @@ class NixlThread:
             if self._inflight:
                 self._poll()
             elif job is None:
-                self._agent.progress()
+                self.agent.progress()
             if self._stop_at_s is not None and (not self._inflight or time.monotonic() >= self._stop_at_s):
                 return
 
@@ -140,7 +144,7 @@ class NixlThread:
     def _poll(self) -> None:
         inflight, self._inflight = self._inflight, []
         for transfer, ended in inflight:
-            if not self._settle(transfer, self._agent.poll(transfer), ended):
+            if not self._settle(transfer, self.agent.poll(transfer), ended):
                 self._inflight.append((transfer, ended))
         if len(self._inflight) < len(inflight):
             self._note_event()
@@ -154,10 +158,10 @@ class NixlThread:
         if state is TransferState.UNKNOWN:
             self._unknown.append(transfer)
         else:
-            self._agent.release(transfer)
+            self.agent.release(transfer)
             if state is TransferState.FAILED:
                 # The endpoint is closed now; let earlier received data be processed.
-                self._agent.progress()
+                self.agent.progress()
         ended(state)
         return True
 
@@ -253,3 +257,112 @@ def transfer_of(
         arena.spell_out(wave.arena, wave.lengths),
         arena.remote,
     )
+
+
+@dataclass(slots=True, eq=False)
+class NixlRemote:
+    """NIXL agent of a worker process. Use on the owning thread only."""
+
+    name: str
+    metadata: bytes
+    peers: int = 1
+    under_way: int = 0
+    is_broken: bool = False
+
+
+class NixlPeer:
+    """A worker's arena, from ``NixlTransport.attach``."""
+
+    def __init__(
+        self,
+        thread: NixlThread,
+        remote: NixlRemote,
+        arena: NixlSlots,
+        own: NixlSlots,
+        channel: BulkChannel,
+        forget: Callable[[NixlRemote], None],
+    ) -> None:
+        """Move waves between *own* memory and *arena*. *forget* is called on *thread* for an idle remote."""
+        self.remote = remote
+        self.arena = arena
+        self._thread = thread
+        self._own = own
+        self._channel = channel
+        self._forget = forget
+        self._is_closed = False
+
+    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
+        """Submit a wave as the port specifies.
+
+        The wave's arrays must not change until the future resolves.
+        """
+        fits = wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
+        if self._is_closed or not fits or not len(wave.lengths):
+            future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
+            future.set_result(TransferEnd.DONE if fits and not self._is_closed else TransferEnd.FAILED)
+            return future
+        end, begin = self.prepare(direction, self._own, wave)
+        self._thread.submit(begin)
+        return end
+
+    def prepare(
+        self, direction: Direction, own: NixlSlots, wave: Wave, *, spin_s: float = 0.0
+    ) -> tuple[asyncio.Future[TransferEnd], Callable[[], bool]]:
+        """Return a wave's future, and the job that begins the wave.
+
+        The job spins up to *spin_s* for the end, and returns whether the end came.
+        """
+        loop, remote = asyncio.get_running_loop(), self.remote
+        future: asyncio.Future[TransferEnd] = loop.create_future()
+
+        def ended(state: TransferState) -> None:
+            is_done, is_known = state is TransferState.DONE, state is not TransferState.UNKNOWN
+            remote.under_way -= is_known
+            if not remote.peers:
+                self._forget(remote)
+            if not is_done:
+                remote.is_broken = True
+                _soon(loop, self.break_off)
+            if is_known:
+                _soon(loop, _resolve, future, TransferEnd.DONE if is_done else TransferEnd.FAILED)
+
+        def begin() -> bool:
+            remote.under_way += 1
+            try:
+                transfer = transfer_of(self._thread.agent, direction, own, self.arena, wave)
+            except TransportError:
+                ended(TransferState.FAILED)
+                return True
+            return self._thread.post(transfer, ended, spin_s=spin_s)
+
+        return future, begin
+
+    def break_off(self) -> None:
+        """Close the control connection: transfers with this worker no longer work."""
+        self._channel.break_off("a transfer failed, so the worker's memory is no longer reachable: reconnect")
+
+    def close(self) -> None:
+        """Close as the port specifies.
+
+        The worker is forgotten when its last transfer has ended.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.submit(self._leave)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(TransportError):
+            self.arena.release()
+        self.remote.peers -= 1
+        self._forget(self.remote)
+
+
+def _resolve(future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:
+    if not future.done():
+        future.set_result(end)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    """Call a function in the loop's thread, after earlier calls."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
+        loop.call_soon_threadsafe(function, *arguments)

@@ -33,15 +33,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlSlots, NixlThread, transfer_of
+from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer, NixlRemote, NixlSlots, NixlThread
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.nixl.runtime import (
     NAME,
     NixlAgent,
     Registration,
-    Transfer,
-    TransferState,
     unique_name,
     unsealed,
 )
@@ -83,17 +81,6 @@ class NixlSettings:
     """How long closing waits for transfers under way before it gives their memory up."""
 
 
-class _Remote:
-    """NIXL agent of a worker process. Use on the owning thread only."""
-
-    def __init__(self, name: str, metadata: bytes) -> None:
-        self.name = name
-        self.metadata = metadata
-        self.peers = 0
-        self.under_way = 0
-        self.is_broken = False
-
-
 class NixlTransport:
     """Agent's end. Make with ``create``; ``close`` before the process ends."""
 
@@ -103,7 +90,7 @@ class NixlTransport:
         self._agent = agent
         self._settings = settings
         self._thread = NixlThread(agent)
-        self._remotes: dict[str, _Remote] = {}
+        self._remotes: dict[str, NixlRemote] = {}
         self._staging: list[NixlSlots] = []
         self._registrations: list[Registration] = []
         self._probe_memory = HugeMemory(HUGE_PAGE_BYTES, prefault=True)
@@ -160,7 +147,7 @@ class NixlTransport:
             chunk_bytes=offer.chunk_bytes,
             remote=remote.name,
         )
-        peer = NixlPeer(self, remote, arena, own, channel)
+        peer = NixlPeer(self._thread, remote, arena, own, channel, self._forget_if_idle)
         try:
             await self._probe(peer)
         except BaseException:
@@ -190,51 +177,6 @@ class NixlTransport:
                 self._agent.deregister(registration)
         self._probe_memory.close()
 
-    def submit(
-        self, direction: Direction, peer: NixlPeer, own: NixlSlots, wave: Wave
-    ) -> asyncio.Future[TransferEnd]:
-        """Start a wave that fits. For NixlPeer."""
-        end, begin = self._prepared(direction, peer, own, wave)
-        self._thread.submit(begin)
-        return end
-
-    def _prepared(
-        self, direction: Direction, peer: NixlPeer, own: NixlSlots, wave: Wave, *, spin_s: float = 0.0
-    ) -> tuple[asyncio.Future[TransferEnd], Callable[[], bool]]:
-        """Return a wave's future, and the job that begins the wave.
-
-        The job spins up to *spin_s* for the end, and returns whether the end came.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[TransferEnd] = loop.create_future()
-
-        def ended(state: TransferState) -> None:
-            if state is not TransferState.DONE:
-                _soon(loop, peer.break_off)
-            if state is not TransferState.UNKNOWN:
-                _soon(
-                    loop,
-                    _resolve,
-                    future,
-                    TransferEnd.DONE if state is TransferState.DONE else TransferEnd.FAILED,
-                )
-
-        def make() -> Transfer:
-            return transfer_of(self._agent, direction, own, peer.arena, wave)
-
-        return future, partial(self._begin, peer.remote, make, ended, spin_s)
-
-    def leave(self, remote: _Remote, arena: NixlSlots) -> None:
-        """Forget a closed peer's worker once no transfer is under way. For NixlPeer."""
-
-        def job() -> None:
-            with contextlib.suppress(TransportError):  # a broken worker's lists are already gone
-                arena.release()
-            remote.peers -= 1
-            self._forget_if_idle(remote)
-
-        self._thread.submit(job)
-
     def _slots_of(self, staging: memoryview) -> NixlSlots:
         address = np.frombuffer(staging, np.uint8).ctypes.data
         for slots in self._staging:
@@ -249,7 +191,7 @@ class NixlTransport:
                 return part
         raise TransportError("the staging memory was not registered with this transport")
 
-    def _add_remote(self, metadata: bytes) -> _Remote:
+    def _add_remote(self, metadata: bytes) -> NixlRemote:
         for known in list(self._remotes.values()):
             if known.metadata != metadata:
                 continue
@@ -269,8 +211,7 @@ class NixlTransport:
         existing = self._remotes.get(name)
         if existing is not None and existing.metadata != metadata:
             raise TransportError("another worker has a NIXL agent of the same name: restart the worker")
-        remote = _Remote(name, metadata)
-        remote.peers = 1
+        remote = NixlRemote(name, metadata)
         self._remotes[name] = remote
         return remote
 
@@ -306,7 +247,7 @@ class NixlTransport:
             staging_slot_bytes=PAGE_BYTES,
             arena_slot_bytes=PAGE_BYTES,
         )
-        end, begin = self._prepared(Direction.FROM_WORKER, peer, self._staging[0], wave, spin_s=_UNAIDED_S)
+        end, begin = peer.prepare(Direction.FROM_WORKER, self._staging[0], wave, spin_s=_UNAIDED_S)
         end.add_done_callback(lambda _: self._probes.give(places))
         is_quick = await self._in_thread(begin)
         await asyncio.wait((end,), timeout=max(0.0, until_s - asyncio.get_running_loop().time()))
@@ -319,31 +260,7 @@ class NixlTransport:
             raise TransportError("the worker's memory is not reachable, or differs from the offer")
         return is_quick
 
-    def _begin(
-        self,
-        remote: _Remote,
-        make: Callable[[], Transfer],
-        ended: Callable[[TransferState], None],
-        spin_s: float,
-    ) -> bool:
-        try:
-            transfer = make()
-        except TransportError:
-            remote.is_broken = True
-            ended(TransferState.FAILED)
-            return True
-        remote.under_way += 1
-        return self._thread.post(transfer, partial(self._end, remote, ended), spin_s=spin_s)
-
-    def _end(self, remote: _Remote, ended: Callable[[TransferState], None], state: TransferState) -> None:
-        if state is not TransferState.DONE:
-            remote.is_broken = True
-        if state is not TransferState.UNKNOWN:
-            remote.under_way -= 1
-        self._forget_if_idle(remote)
-        ended(state)
-
-    def _forget_if_idle(self, remote: _Remote) -> None:
+    def _forget_if_idle(self, remote: NixlRemote) -> None:
         if remote.peers or remote.under_way or self._remotes.get(remote.name) is not remote:
             return
         del self._remotes[remote.name]
@@ -354,58 +271,3 @@ class NixlTransport:
         if self._is_closed:
             raise TransportError("the transport is closed")
         return asyncio.wrap_future(self._thread.call(function))
-
-
-class NixlPeer:
-    """A worker's arena, from ``NixlTransport.attach``."""
-
-    def __init__(
-        self,
-        transport: NixlTransport,
-        remote: _Remote,
-        arena: NixlSlots,
-        own: NixlSlots,
-        channel: BulkChannel,
-    ) -> None:
-        self.remote = remote
-        self.arena = arena
-        self._transport = transport
-        self._own = own
-        self._channel = channel
-        self._is_closed = False
-
-    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Submit a wave as the port specifies.
-
-        The wave's arrays must not change until the future resolves.
-        """
-        fits = wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
-        if self._is_closed or not fits or not len(wave.lengths):
-            future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
-            future.set_result(TransferEnd.DONE if fits and not self._is_closed else TransferEnd.FAILED)
-            return future
-        return self._transport.submit(direction, self, self._own, wave)
-
-    def break_off(self) -> None:
-        """Close the control connection: transfers with this worker no longer work."""
-        self._channel.break_off("a transfer failed, so the worker's memory is no longer reachable: reconnect")
-
-    def close(self) -> None:
-        """Close as the port specifies.
-
-        The worker is forgotten when its last transfer has ended.
-        """
-        if not self._is_closed:
-            self._is_closed = True
-            self._transport.leave(self.remote, self.arena)
-
-
-def _resolve(future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:
-    if not future.done():
-        future.set_result(end)
-
-
-def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    """Call a function in the loop's thread, after earlier calls."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-        loop.call_soon_threadsafe(function, *arguments)

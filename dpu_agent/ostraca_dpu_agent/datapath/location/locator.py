@@ -143,42 +143,17 @@ class Locator:
         wanted: NDArray[np.bool_],
         within_s: float,
         pin_s: float,
+        is_brief: bool = False,
     ) -> BlockLocations:
         """Locate the *wanted* blocks of a request.
 
         Blocks of a silent owner are not found. Located blocks stay readable for *pin_s*, counted from
         before this call. Call ``release`` after reading.
+
+        *is_brief*: tell which blocks exist, without their positions and at less cost. With a *pin_s*,
+        existing blocks stay available for this time.
         """
-        return await self._locate(routes, volume, spans, keys, wanted, Resolve(0, within_s, pin_s, ()))
-
-    async def look_up(
-        self,
-        routes: Routes,
-        volume: ServedVolume,
-        spans: Sequence[Span],
-        keys: NDArray[np.uint8],
-        *,
-        wanted: NDArray[np.bool_],
-        within_s: float,
-        pin_s: float,
-    ) -> BlockLocations:
-        """Return which *wanted* blocks exist, without their positions.
-
-        The cost is less than that of ``locate``. With a *pin_s*, existing blocks stay available for this
-        time.
-        """
-        terms = Resolve(0, within_s, pin_s, (), promises=pin_s > 0, is_brief=True)
-        return await self._locate(routes, volume, spans, keys, wanted, terms)
-
-    async def _locate(
-        self,
-        routes: Routes,
-        volume: ServedVolume,
-        spans: Sequence[Span],
-        keys: NDArray[np.uint8],
-        wanted: NDArray[np.bool_],
-        terms: Resolve,
-    ) -> BlockLocations:
+        terms = Resolve(0, within_s, pin_s, (), promises=is_brief and pin_s > 0, is_brief=is_brief)
         locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
         parts, unowned = by_owner(volume.placement_secret, spans)

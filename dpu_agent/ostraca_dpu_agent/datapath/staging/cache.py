@@ -221,11 +221,6 @@ class BlockCache:
         return self._parts.bytes_of
 
     @property
-    def held_blocks(self) -> int:
-        """Number of blocks used by transfers."""
-        return len(self._order.held)
-
-    @property
     def _has_unread(self) -> bool:
         """Whether a prefetched block has not been read yet."""
         count = self.prefetched

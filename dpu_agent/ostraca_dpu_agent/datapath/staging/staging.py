@@ -5,8 +5,8 @@ DRAM cache. This happens only after the known end of every I/O and transfer on t
 request ends earlier is in *quarantine* meanwhile: counted, limited, and never cut short.
 
 Leases wait up to their deadline. The tenant that holds least is served first, in order of arrival within
-the tenant. Half of staging is guaranteed to connected tenants in equal parts; a single tenant may have all
-(``TenantShares``). Puts hold at most their share, so that gets never wait for flash writes. Each worker
+the tenant. Half of staging is guaranteed to connected tenants in equal parts; a single tenant may have all.
+Puts hold at most their share, so that gets never wait for flash writes. Each worker
 and each drive holds at most its share, so that a stopped worker or a hanging drive can't use up staging.
 Cached blocks are evicted when staging needs memory and eviction helps. Blocks of a tenant with little
 memory are not evicted for a tenant with much. A transfer out of the cache leases the blocks without moving
@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +31,68 @@ from ostraca_dpu_agent.datapath.staging.leases import (
     LeaseRefusal,
     Purpose,
     StagingLease,
-    Tenants,
-    TenantShares,
     Waiter,
     WaitQueue,
-    subtract,
+    in_turn,
 )
 from ostraca_dpu_agent.settings import MemorySettings
+from ostraca_fabric.model.ids import TenantId
+from ostraca_fabric.policies.fair_sharing import is_guaranteed, may_take
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
 
+_User = TypeVar("_User")
+
 NO_ROWS = np.empty(0, np.int64)
+
+
+class Tenants:
+    """Counters of connections, requests and waiting puts. Use on the event loop's thread only.
+
+    A tenant counts with connected workers or requests under way. Tenants of other agents' workers
+    (``RemoteWorkers``) count only while requests for them are under way. ``policies.fair_sharing`` divides a
+    resource among tenants.
+    """
+
+    def __init__(self) -> None:
+        """Begin without tenants."""
+        self.connections: Counter[TenantId] = Counter()
+        """Workers' connections; read only."""
+        self.requests: Counter[TenantId] = Counter()
+        """Requests under way; read only."""
+        self.waiting_puts: Counter[TenantId] = Counter()
+        """Puts that wait for space; read only."""
+        self._uses: Counter[TenantId] = Counter()
+        self.members = self._uses.keys()
+        """Tenants that share the agent: a live view."""
+        self.on_left: Callable[[], None] = lambda: None
+        """Called when the number of members has fallen."""
+
+    def add(self, counts: Counter[TenantId], tenant: TenantId) -> None:
+        """Add one to one of these counters."""
+        counts[tenant] += 1
+        self._uses[tenant] += 1
+
+    def remove(self, counts: Counter[TenantId], tenant: TenantId) -> None:
+        """Subtract one from one of these counters."""
+        subtract(counts, tenant, 1)
+        subtract(self._uses, tenant, 1)
+        if tenant not in self._uses:
+            self.on_left()
+
+    def may_add(self, counts: Counter[TenantId], tenant: TenantId, most: int) -> bool:
+        """Return whether *counts* may grow by one of *tenant*: up to *most*, and the tenant's part."""
+        is_alone = len(self.members) <= 1 and tenant in self.members
+        return counts.total() < most and (is_alone or may_take(most, counts, self.members, tenant, 1))
+
+
+def subtract(counts: Counter[_User], user: _User, amount: int) -> None:
+    """Subtract from a user's count, and drop the user at zero."""
+    left = counts[user] - amount
+    if left:
+        counts[user] = left
+    else:
+        counts.pop(user, None)
 
 
 class Staging:
@@ -64,14 +115,9 @@ class Staging:
         self.cache = BlockCache(
             settings.cache_bytes, protected_share=settings.cache_protected_share, members=members
         )
-        self._shares = TenantShares(
-            members,
-            slot_bytes=settings.staging_bytes,
-            put_bytes=self.put_bytes_max,
-            cached_bytes=min(settings.staging_bytes, settings.cache_bytes),
-        )
+        self._held: dict[Purpose, Counter[Hashable]] = {purpose: Counter() for purpose in Purpose}
+        """Bytes held per tenant, and per drive after abandonment."""
         self._pool = SlotPool(total, settings.chunk_bytes)
-        self._held = dict.fromkeys(Purpose, 0)
         self._held_by: Counter[Hashable] = Counter()
         self._held_on: Counter[Hashable] = Counter()
         """Bytes of slots under I/O per drive, including abandoned I/O."""
@@ -81,12 +127,12 @@ class Staging:
         self.quarantined_cached_bytes = 0
         self._quarantined_cached: set[StagingLease] = set()
         """Leases of cached blocks in quarantine."""
-        self._queues = {purpose: WaitQueue() for purpose in Purpose}
+        self._queues: dict[Purpose, WaitQueue] = {purpose: {} for purpose in Purpose}
 
     @property
     def held_bytes(self) -> int:
         """Bytes of leased slots, including quarantine, without cached blocks."""
-        return self._held[Purpose.GET] + self._held[Purpose.PUT]
+        return self._held[Purpose.GET].total() + self._held[Purpose.PUT].total()
 
     @property
     def quarantined_bytes(self) -> int:
@@ -96,7 +142,7 @@ class Staging:
     @property
     def slots_of(self) -> Counter[Hashable]:
         """Bytes of slots leased per tenant, and per drive after abandonment."""
-        return self._shares.slots
+        return self._held[Purpose.GET] + self._held[Purpose.PUT]
 
     @property
     def put_bytes_max(self) -> int:
@@ -125,20 +171,21 @@ class Staging:
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
             return LeaseRefusal.TOO_LARGE
         result: asyncio.Future[StagingLease | LeaseRefusal] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(count, slot_bytes, purpose, holder, tenant, drive, result)
+        waiter = Waiter(count, slot_bytes, count * slot_bytes, purpose, holder, tenant, drive, result)
         if self._is_too_much_quarantined(waiter):
             return LeaseRefusal.QUARANTINED
-        queue.add(waiter)
+        if not (queue or self._is_at_its_share(waiter) or self._is_drive_at_its_share(waiter)):
+            lease = self._grant(waiter, self._may_take)
+            if lease is not None:
+                return lease
+        queue.setdefault(tenant, {})[waiter] = None
         self._serve(queue, purpose)
         if result.done():
             return result.result()
         if self._is_blocked_by_quarantine(waiter):
-            queue.remove(waiter)
+            self._remove(waiter)
             return LeaseRefusal.QUARANTINED
-        if within_s > 0:
-            return await self._wait(waiter, within_s, given_up)
-        queue.remove(waiter)
-        return LeaseRefusal.DEADLINE
+        return await self._wait(waiter, max(0.0, within_s), given_up)
 
     async def _wait(
         self, waiter: Waiter, within_s: float, given_up: asyncio.Future[None] | None
@@ -148,9 +195,15 @@ class Staging:
         if waiter.result.done():
             return waiter.result.result()
         waiter.result.cancel()
-        self._queues[waiter.purpose].remove(waiter)
+        self._remove(waiter)
         self._serve_waiters()
         return LeaseRefusal.DEADLINE if given_up is None or not given_up.done() else LeaseRefusal.GIVEN_UP
+
+    def _remove(self, waiter: Waiter) -> None:
+        queue = self._queues[waiter.purpose]
+        del queue[waiter.tenant][waiter]
+        if not queue[waiter.tenant]:
+            del queue[waiter.tenant]
 
     def hold(self, lease: StagingLease, rows: NDArray[np.int64]) -> None:
         """Hold cached blocks under a CACHED lease, at most as many as leased."""
@@ -194,8 +247,8 @@ class Staging:
         for counts in (self._held_by, self._quarantined_by):
             subtract(counts, lease.holder, lease.held_bytes)
             counts[lease.drive] += lease.held_bytes
-        self._shares.count(lease.purpose, lease.tenant, -lease.held_bytes)
-        self._shares.count(lease.purpose, lease.drive, lease.held_bytes)
+        subtract(self._held[lease.purpose], lease.tenant, lease.held_bytes)
+        self._held[lease.purpose][lease.drive] += lease.held_bytes
         lease.holder = lease.tenant = lease.drive
         self._serve_waiters()
 
@@ -236,9 +289,8 @@ class Staging:
     def _count(self, lease: StagingLease, more_bytes: int) -> None:
         if more_bytes:
             lease.held_bytes += more_bytes
-            self._held[lease.purpose] += more_bytes
             subtract(self._held_by, lease.holder, -more_bytes)
-            self._shares.count(lease.purpose, lease.tenant, more_bytes)
+            subtract(self._held[lease.purpose], lease.tenant, -more_bytes)
 
     def _limit(self, purpose: Purpose) -> int:
         return self.put_bytes_max if purpose is Purpose.PUT else self._settings.staging_bytes
@@ -255,7 +307,7 @@ class Staging:
         total = self.quarantined_bytes + self.quarantined_cached_bytes
         if total <= self._settings.quarantine_share * self._settings.staging_bytes:
             return False
-        return not self._shares.is_guaranteed(waiter.purpose, waiter.tenant, waiter.wanted_bytes)
+        return not self._is_guaranteed(waiter)
 
     def _is_above_share(self, held_bytes: int) -> bool:
         return held_bytes > self._settings.worker_share * self._settings.staging_bytes
@@ -273,7 +325,35 @@ class Staging:
         held = 0 if waiter.drive is None else self._held_on.get(waiter.drive, 0)
         return held > 0 and held + waiter.wanted_bytes > settings.drive_share * settings.staging_bytes
 
-    def _grant(self, waiter: Waiter) -> StagingLease | None:
+    def _may_take(self, waiter: Waiter) -> bool:
+        """Return whether a waiter's tenant may take the memory without touching others' guaranteed parts."""
+        members = self.tenants.members
+        if len(members) <= 1 and waiter.tenant in members:
+            return True
+        return all(
+            may_take(total, held, members, waiter.tenant, waiter.wanted_bytes)
+            for total, held in self._divided(waiter.purpose)
+        )
+
+    def _is_guaranteed(self, waiter: Waiter) -> bool:
+        """Return whether the memory is within the guaranteed part of a waiter's tenant."""
+        return all(
+            is_guaranteed(total, held, self.tenants.members, waiter.tenant, waiter.wanted_bytes)
+            for total, held in self._divided(waiter.purpose)
+        )
+
+    def _divided(self, purpose: Purpose) -> Iterator[tuple[int, Counter[Hashable]]]:
+        """Yield the bytes divided among tenants for a purpose, and the bytes held of them."""
+        if purpose is Purpose.CACHED:
+            yield min(self._settings.staging_bytes, self._settings.cache_bytes), self._held[purpose]
+            return
+        yield self._settings.staging_bytes, self.slots_of
+        if purpose is Purpose.PUT:
+            yield self.put_bytes_max, self._held[purpose]
+
+    def _grant(self, waiter: Waiter, may_take: Callable[[Waiter], bool]) -> StagingLease | None:
+        if not may_take(waiter):
+            return None
         offsets = NO_ROWS if waiter.purpose is Purpose.CACHED else self._take_slots(waiter)
         if offsets is None:
             return None
@@ -294,7 +374,7 @@ class Staging:
     def _take_slots(self, waiter: Waiter) -> NDArray[np.int64] | None:
         """Take slots, if necessary from the cache; None if impossible now."""
         count, slot_bytes, wanted = waiter.count, waiter.slot_bytes, waiter.wanted_bytes
-        if self._held[waiter.purpose] + wanted > self._limit(waiter.purpose):
+        if self._held[waiter.purpose].total() + wanted > self._limit(waiter.purpose):
             return None
         if self.held_bytes + wanted > self._settings.staging_bytes:
             return None
@@ -313,7 +393,7 @@ class Staging:
         Blocks of disconnected tenants go first, then those of tenants with most memory, cache and slots
         counted together.
         """
-        beside = self._shares.slots
+        beside = self.slots_of
         beside[waiter.tenant] += waiter.wanted_bytes
         equal_bytes = self._pool.memory_bytes / max(1, len(self.tenants.members))
         return self.cache.make_room(
@@ -350,15 +430,14 @@ class Staging:
         crowded: dict[Hashable, Hashable] = {}
         """Waiting tenant per drive at its share."""
         ended = []
-        for waiter in queue.in_turn(lambda tenant: self._shares.held(purpose, tenant), skipped):
+        for waiter in in_turn(queue, self._held[purpose].__getitem__, skipped):
             tenant, drive = waiter.tenant, waiter.drive
             if self._is_at_its_share(waiter) or crowded.get(drive, tenant) != tenant:
                 continue
             if self._is_drive_at_its_share(waiter):
                 crowded[drive] = tenant
                 continue
-            may_take = self._shares.is_guaranteed if is_held_back else self._shares.may_take
-            lease = self._grant(waiter) if may_take(purpose, tenant, waiter.wanted_bytes) else None
+            lease = self._grant(waiter, self._is_guaranteed if is_held_back else self._may_take)
             if lease is None and not self._is_blocked_by_quarantine(waiter):
                 is_held_back = True
                 skipped.add(tenant)
@@ -366,4 +445,4 @@ class Staging:
             waiter.result.set_result(LeaseRefusal.QUARANTINED if lease is None else lease)
             ended.append(waiter)
         for waiter in ended:
-            queue.remove(waiter)
+            self._remove(waiter)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from ostraca_dpu_agent.shards.core.answers import (
     Allocations,
-    CommitAnswer,
     CommitResults,
     Resolution,
     ShardCounters,
@@ -29,7 +28,6 @@ from ostraca_dpu_agent.shards.core.shard_core import ShardCore
 
 __all__ = [
     "Allocations",
-    "CommitAnswer",
     "CommitResults",
     "ReinsertionBatch",
     "Resolution",

@@ -110,19 +110,6 @@ class Allocations:
         return cls(states, declined, np.zeros(len(exists), np.uint64), np.zeros(len(exists), np.uint64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CommitAnswer:
-    """Immediate answer to a commit."""
-
-    states: NDArray[np.uint8]
-    """A PutState each: STAGED stands for "in the next summary write", whose end ``CommitResults`` report;
-    DECLINED is final."""
-
-    reasons: NDArray[np.uint8]
-    """EXPIRED if the reservation has ended, is unknown, or belongs to another owner epoch; IN_FLIGHT if it
-    was committed before; FENCED if the owner may not write now."""
-
-
 @dataclass(frozen=True, slots=True)
 class SummaryWrite:
     """Summary pages to write: all pieces before ``ShardCore.written`` is called, in any order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.shards.core.answers import CommitAnswer, CommitResults, ShardCounters, SummaryWrite
+from ostraca_dpu_agent.shards.core.answers import CommitResults, ShardCounters, SummaryWrite
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
 from ostraca_dpu_agent.shards.core.eviction import Reinsertion
 from ostraca_dpu_agent.shards.core.grants import Grants
@@ -19,7 +19,7 @@ from ostraca_dpu_agent.shards.core.ring.ring import Ring
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.codec import distinct
+from ostraca_fabric.wire.codec import Outcomes, distinct
 
 _NONE = np.zeros(0, np.intp)
 
@@ -81,15 +81,14 @@ class CommitQueue:
         reservations: NDArray[np.uint64],
         tags: NDArray[np.uint8],
         seeds: NDArray[np.uint64],
-    ) -> CommitAnswer:
+    ) -> Outcomes:
         """Answer ``ShardCore.commit`` under the current epoch."""
         table = self._reservations
-        states = np.full(len(reservations), PutState.DECLINED, np.uint8)
-        reasons = np.full(len(reservations), Reason.EXPIRED, np.uint8)
+        answer = Outcomes.filled(len(reservations), PutState.DECLINED, Reason.EXPIRED)
         may_write = self._grants.may_write(now_s)
         slots = table.slots_of(reservations)
         known = np.flatnonzero(slots >= 0)
-        reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
+        answer.reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
         held = known[table.states[slots[known]] == HELD]
         segments = table.segments[slots[held]]
         for number in distinct(segments).tolist():
@@ -101,13 +100,13 @@ class CommitQueue:
             is_broken = segment.is_broken or not self._grants.is_writable
             if is_broken or not may_write:
                 table.end(slots[here])
-                reasons[here] = Reason.DRIVE_ERROR if is_broken else Reason.FENCED
+                answer.reasons[here] = Reason.DRIVE_ERROR if is_broken else Reason.FENCED
                 continue
             table.begin_commit(slots[here], tags[here], seeds[here])
             segment.queued.append(slots[here])
             self._queued[number] = segment
-            states[here], reasons[here] = PutState.STAGED, Reason.NONE
-        return CommitAnswer(states, reasons)
+            answer.set(here, PutState.STAGED, Reason.NONE)
+        return answer
 
     def take_due(self) -> list[SummaryWrite]:
         """Return the writes to submit now."""
@@ -186,10 +185,9 @@ class CommitQueue:
         self._reinsertion.earn(committed_bytes, self._ring.pools.of(segment.pool))
 
     def _end(self, slots: NDArray[np.intp], state: PutState, reason: Reason) -> CommitResults:
-        table, count = self._reservations, len(slots)
-        table.end(slots)
-        states, reasons = np.full(count, state, np.uint8), np.full(count, reason, np.uint8)
-        return CommitResults(table.numbers[slots], states, reasons)
+        self._reservations.end(slots)
+        ends = Outcomes.filled(len(slots), state, reason)
+        return CommitResults(self._reservations.numbers[slots], ends.states, ends.reasons)
 
     def _write(
         self, segment: Segment, slots: NDArray[np.intp], pieces: tuple[tuple[int, bytes], ...]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
 from ostraca_dpu_agent.shards.core.answers import (
     Allocations,
-    CommitAnswer,
     CommitResults,
     Resolution,
     ShardCounters,
@@ -36,7 +35,7 @@ from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.codec import KEY_BYTES, distinct
+from ostraca_fabric.wire.codec import KEY_BYTES, Outcomes, distinct
 
 _GENERATIONS = 1 << 23
 _RESERVATIONS_BITS, _PINS_BITS = 17, 40
@@ -387,7 +386,7 @@ class ShardCore:
         seeds: NDArray[np.uint64],
         *,
         epoch: OwnerEpoch,
-    ) -> CommitAnswer:
+    ) -> Outcomes:
         """Queue blocks whose bytes are on flash for the next summary write.
 
         *tags*: shape (n, 16), each made with its seed. A commit under a higher epoch puts the claim in doubt:
@@ -399,8 +398,7 @@ class ShardCore:
         else:
             if epoch > self.epoch and not self.is_recovering:
                 self.grants.doubt(now_s)
-            states = np.full(len(reservations), PutState.DECLINED, np.uint8)
-            answer = CommitAnswer(states, np.full(len(reservations), Reason.EXPIRED, np.uint8))
+            answer = Outcomes.filled(len(reservations), PutState.DECLINED, Reason.EXPIRED)
         self._advance(now_s)
         return answer
 
@@ -451,17 +449,21 @@ class ShardCore:
 
     def release(
         self, now_s: float, pins: Sequence[int], reservations: NDArray[np.uint64], *, may_land: bool = False
-    ) -> None:
+    ) -> bool:
         """End pins and reservations early; ignore unknown or ended ones.
+
+        Returns whether a segment may have become free.
 
         A released extent is not allocated again in this generation. The holder asserts the end of all its
         writes there; a holder in doubt lets the reservation expire. With *may_land* the writes have failed,
         and a path may still deliver them: the segments are not reused for ``late_write_s``.
         """
         self.pins.end(pins)
-        if len(reservations) or self.ring.draining:  # otherwise no segment becomes free
+        may_free = len(reservations) > 0 or bool(self.ring.draining)
+        if may_free:
             self.allocator.release(now_s, reservations, may_land=may_land)
             self.expire(now_s)
+        return may_free
 
     def expire(self, now_s: float) -> None:
         """End expired pins and reservations, and evict and open segments. Call about once a second."""

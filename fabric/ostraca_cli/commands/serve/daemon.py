@@ -21,7 +21,8 @@ from ostraca_dpu_agent.adapters.nvme_of.kernel import PathSettings
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
 from ostraca_dpu_agent.adapters.nvme_tcp.association import TcpPathSettings
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpOpener, TcpPaths
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.owners import NetworkOwners
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.conditions import AgentPhase
 from ostraca_dpu_agent.experimental.nvme_reservations import NvmeReservations

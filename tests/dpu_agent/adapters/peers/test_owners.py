@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.agent.assembly import SHARD
 
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.wire.messages import (

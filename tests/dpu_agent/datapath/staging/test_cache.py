@@ -164,6 +164,6 @@ def test_every_slot_is_in_the_cache_or_given_back_exactly_once(
             assert offset not in in_use
             del inside[offset]
         check_cache(cache)
-        assert cache.held_blocks == len(in_use)
+        assert len(cache._order.held) == len(in_use)
         assert cache.used_bytes == sum(inside.values())
         assert sorted(cache.offsets[cache._order.entered].tolist()) == sorted(inside)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose, StagingLease, Tenants
-from ostraca_dpu_agent.datapath.staging.staging import Staging
+from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.staging import Staging, Tenants
 from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_fabric.model.ids import TenantId
 
@@ -32,7 +32,7 @@ SETTINGS = MemorySettings(
 def staging_of(*members: TenantId, memory: MemorySettings = SETTINGS) -> Staging:
     tenants = Tenants()
     for tenant in members:
-        tenants.add_connection(tenant)
+        tenants.add(tenants.connections, tenant)
     return Staging(memory, tenants)
 
 
@@ -101,7 +101,7 @@ async def test_a_tenant_has_it_all_again_once_the_other_has_gone() -> None:
     staging = staging_of(A, B)
     leases = await flood(staging, A)
     more = await waiting(staging, A, 4)
-    staging.tenants.remove_connection(B)
+    staging.tenants.remove(staging.tenants.connections, B)
     assert await served(more) == [True]
     assert len(leases) == 12
 
@@ -193,7 +193,7 @@ async def test_what_a_drive_was_given_up_with_counts_for_nobody() -> None:
     assert len(leases) == 6 + 4
     for lease in given_up + leases:
         staging.release(lease)
-    assert not any(staging._shares._held.values())
+    assert not any(staging._held.values())
 
 
 async def cached(staging: Staging, tenant: TenantId, numbers: range) -> None:
@@ -245,7 +245,7 @@ def test_what_is_guaranteed_is_given_at_once_whatever_others_hold(
         staging, held = staging_of(A, B, C), list[StagingLease]()
         for tenant, count, purpose, step in steps:
             if step == "ask":
-                before = {each: staging._shares.held(each, tenant) for each in Purpose}
+                before = {each: staging._held[each][tenant] for each in Purpose}
                 lease = await ask(staging, tenant, count, purpose)
                 slots = before[Purpose.GET] + before[Purpose.PUT]
                 own = before[purpose] if purpose is Purpose.CACHED else slots

@@ -25,9 +25,12 @@ def check_limits(process: AgentProcess, settings: AgentSettings) -> None:
     memory, staging = settings.memory, process.agent._staging
     staging_bytes = memory.staging_bytes
     held = {
-        "requests under way": (process.agent._data_path._requests, settings.flow.requests_max),
+        "requests under way": (staging.tenants.requests.total(), settings.flow.requests_max),
         "bytes of staging on lease": (staging.held_bytes, staging_bytes),
-        "bytes of staging for puts": (staging._held[Purpose.PUT], int(memory.put_share * staging_bytes)),
+        "bytes of staging for puts": (
+            staging._held[Purpose.PUT].total(),
+            int(memory.put_share * staging_bytes),
+        ),
         "bytes in its cache": (staging.cache.used_bytes, memory.cache_bytes),
     }
     for holder, held_bytes in staging._held_by.items():

@@ -19,6 +19,7 @@ from tests.support.simulated.virtual_hosts import running_host
 
 from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
 from ostraca_fabric.model.outcome import PutState
+from ostraca_fabric.wire.codec import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.fabric.world.process import AgentProcess
     from tests.simulation.fabric.world.world import World
 
-    from ostraca_dpu_agent.shards.core import Allocations, CommitAnswer, Resolution, ShardCore
+    from ostraca_dpu_agent.shards.core import Allocations, Resolution, ShardCore
     from ostraca_dpu_agent.shards.core.ring.ring import Ring
     from ostraca_dpu_agent.shards.shard import OwnedShard
     from ostraca_fabric.model.extent import Pieces
@@ -83,7 +84,7 @@ class Margins:
                         f"{process.name} gives space of {owned.record.id} {late_s:.3f} s after its fence"
                     )
 
-    def taken(self, core: ShardCore, numbers: NDArray[np.uint64], answer: CommitAnswer) -> None:
+    def taken(self, core: ShardCore, numbers: NDArray[np.uint64], answer: Outcomes) -> None:
         """Note that an owner is told of blocks on flash, and is to list some."""
         slots = core.reservations.slots_of(numbers[answer.states == PutState.STAGED])
         for offset in core.reservations.offsets[slots[slots >= 0]].tolist():

@@ -23,7 +23,8 @@ from tests.support.simulated.simulated_transport import SimulatedPlane, Simulate
 from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost, outside
 from tests.support.simulated.wrong_way import Harm, WrongWayTransport
 
-from ostraca_dpu_agent.adapters.peers.owners import LoopbackOwners, NetworkOwners
+from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.peers.owners import NetworkOwners
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings

@@ -124,14 +124,14 @@ class Watched:
 
         self._change(of, name, heard)
 
-    def _releasing(self, release: Callable[..., None]) -> object:
+    def _releasing(self, release: Callable[..., bool]) -> object:
         """Hear of pins that are given back before anything is done upon it."""
         world = self._world
 
         @wraps(release)
-        def releasing(core: ShardCore, now_s: float, pins: Sequence[int], *rest: Any, **named: Any) -> None:
+        def releasing(core: ShardCore, now_s: float, pins: Sequence[int], *rest: Any, **named: Any) -> bool:
             world.judge(world.margins.released, core, pins)
-            release(core, now_s, pins, *rest, **named)
+            return release(core, now_s, pins, *rest, **named)
 
         return releasing
 

@@ -1,8 +1,6 @@
 """Connection to an agent in another process, with a circuit breaker.
 
-Requests share the connection and are answered in any order. The connection is made on first use, and again
-after a loss; the pause doubles with each failed attempt. Beyond the peer's limit, requests wait in a
-bounded queue.
+The connection is made on first use, and again after a loss; the pause doubles with each failed attempt.
 
 The circuit breaker opens after consecutive failures. Failures are: connection attempts that fail or exceed
 ``patience_s``; lookups without an answer within this time or their deadline. Other requests may rightly
@@ -17,27 +15,24 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-import msgspec
-
-from ostraca_dpu_agent.adapters.peers.peer_request import PeerRequest, Slots, release_of, timeout_error
+from ostraca_dpu_agent.adapters.peers.loopback_owners import release_of
 from ostraca_fabric.connection import ClientConnection
 from ostraca_fabric.errors import (
     AuthenticationError,
     ConnectError,
-    FrameTooLongError,
     OstracaError,
     RefusedError,
 )
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.policies.circuit_breaker import Breaker, BreakerSettings
-from ostraca_fabric.ports.owners import PendingAnswer
 from ostraca_fabric.runtime.tasks import Tasks
-from ostraca_fabric.telemetry.status import AskCounters, PeerStatus
-from ostraca_fabric.wire.messages import AgentRequest, Answer, AnswerToAgent, Failure, OwnerNotice, Ping
+from ostraca_fabric.wire.messages import (
+    Answer,
+    Ping,
+)
 
 Dial = Callable[[str, Callable[[Answer], None]], Awaitable[ClientConnection]]
 
@@ -77,8 +72,8 @@ class PeerSettings:
     """
 
 
-class PeerLink:
-    """Link to a peer. ``close`` after use."""
+class PeerConnection:
+    """Connection to a peer. ``close`` after use."""
 
     def __init__(
         self,
@@ -95,14 +90,13 @@ class PeerLink:
         *dial* connects to an address and receives the handler of late answers. The creator stops *tasks*.
         """
         self.agent = agent
-        self._settings = settings
+        self.settings = settings
         self._addresses = addresses
         self._dialer = dial
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._breaker = Breaker(settings.breaker)
         self._connection: ClientConnection | None = None
-        self._slots = Slots(0)
         self._connecting: asyncio.Task[None] | None = None
         self._slow: asyncio.TimerHandle
         self._arrivals: dict[
@@ -110,80 +104,13 @@ class PeerLink:
         ] = {}  # waiting for the connection, in order
         self._overdue: set[asyncio.Future[Answer]] = set()
         self._is_pinging = False
-        self._waiting = 0
-        self._inflight = 0
         first_s = min(settings.backoff_s, settings.backoff_max_s)
         self._backoff = Backoff(first_s, settings.backoff_max_s, dice)
         self._failures = 0
-        self._asks = AskCounters()
         self._not_before_s = 0.0
         self._why = ""
         self._is_closed = False
         self._is_refused = False
-
-    def status(self) -> PeerStatus:
-        """Return the status of the link."""
-        return PeerStatus(
-            self.agent,
-            is_connected=self._open_connection() is not None,
-            is_held_off=not self._breaker.is_shut,
-            held_off=self._breaker.opened,
-            failures=self._failures,
-            inflight=self._inflight,
-            waiting=self._waiting,
-            why=self._why,
-            is_refused=self._is_refused,
-            asks=msgspec.structs.replace(self._asks),
-        )
-
-    def ask(self, request: AgentRequest) -> PendingAnswer:
-        """Send a request to the peer; await the result for the answer.
-
-        The request is sent before this call returns, unless a wait is necessary. The await ends within the
-        request's deadline. Too many waiting requests give ``Failure(overloaded)``. The await raises
-        TimeoutError and ConnectError.
-        """
-        until_s = self._loop.time() + max(0.0, request.deadline_s)
-        connection = self._open_connection()
-        if connection is not None and self._breaker.is_shut and self._slots.take():
-            with suppress(OstracaError):  # the second attempt reports the error
-                return PeerRequest(self, connection, self._slots, request, until_s)
-        return self._ask_later(request, until_s)
-
-    async def _ask_later(self, request: AgentRequest, until_s: float) -> AnswerToAgent:
-        try:
-            sent = await self._send(request, until_s)
-        except (TimeoutError, ConnectError) as error:
-            self._count_outcome(error)
-            raise
-        if isinstance(sent, Failure):
-            self._count_outcome(sent)
-            return sent
-        return await sent
-
-    async def _send(self, request: AgentRequest, until_s: float) -> PeerRequest | Failure:
-        """Send a request once the peer is connected and has a free slot."""
-        self._check_available()
-        try:
-            async with asyncio.timeout_at(until_s):
-                connection = self._open_connection() or await self._connect_unless_backing_off()
-                slots = self._slots  # slots belong to this connection; the next has its own
-                if not await self._take_slot(slots):
-                    return Failure(
-                        request.request, "overloaded", f"too many requests wait for agent {self.agent}"
-                    )
-        except TimeoutError as error:
-            raise timeout_error(self.agent, request.deadline_s) from error
-        try:
-            return PeerRequest(self, connection, slots, request, until_s)
-        except (FrameTooLongError, RefusedError) as error:
-            return Failure(request.request, error.code, str(error))
-
-    def tell(self, notice: OwnerNotice) -> None:
-        """Send a notice, which needs no answer, if the peer is connected."""
-        connection = self._open_connection()
-        if connection is not None:
-            connection.tell(notice)
 
     def close(self) -> None:
         """Close the connection; waiting callers get an error."""
@@ -197,8 +124,6 @@ class PeerLink:
         if self._connection is not None:
             await self._connection.wait_closed()
 
-    # A request.
-
     def _check_available(self) -> None:
         if self._is_closed:
             raise ConnectError("closed by this agent")
@@ -208,77 +133,6 @@ class PeerLink:
             self._breaker.begin_trial()
             self._tasks.spawn(self._try_again())
         raise ConnectError(f"circuit breaker of agent {self.agent} is open: {self._why}")
-
-    async def _take_slot(self, slots: Slots) -> bool:
-        """Wait for a free slot of the peer; return False when too many wait."""
-        if slots.locked() and self._waiting >= self._settings.waiting_max:
-            return False
-        self._waiting += 1
-        try:
-            await slots.acquire()
-        finally:
-            self._waiting -= 1
-        return True
-
-    def _count_outcome(self, outcome: AnswerToAgent | BaseException) -> None:
-        if isinstance(outcome, TimeoutError):
-            self._asks.late += 1
-        elif isinstance(outcome, ConnectError):
-            self._asks.unreachable += 1
-        elif isinstance(outcome, Failure):
-            self._asks.refused += 1
-        elif not isinstance(outcome, BaseException):
-            self._asks.answered += 1
-
-    # Reports of sent requests.
-
-    @property
-    def patience_s(self) -> float:
-        """Longest time of a lookup before a failure is counted."""
-        return self._settings.patience_s
-
-    def note_sent(self) -> None:
-        """Count a sent request."""
-        self._inflight += 1
-
-    def note_slow(self, request: PeerRequest) -> None:
-        """Count a slow lookup as a failure.
-
-        The lookup continues while the circuit breaker is closed.
-        """
-        self._overdue.add(request.answered)
-        self._fail(f"a lookup had no answer within {self._settings.patience_s} s")
-
-    def note_missed(self, request: PeerRequest, after_s: float) -> None:
-        """Note a deadline that passed without an answer."""
-        if after_s < self._settings.deadline_min_s:
-            return
-        if not request.is_quick:
-            if not self._is_pinging:
-                self._is_pinging = True
-                self._tasks.spawn(self._check(request.connection))
-        elif request.answered not in self._overdue:
-            self._fail("a lookup missed its deadline")
-
-    def note_end(self, request: PeerRequest, outcome: AnswerToAgent | BaseException) -> None:
-        """Note the end of a request; release an abandoned answer's contents."""
-        self._inflight -= 1
-        self._count_outcome(outcome)
-        answer, is_delivered = request.answered, not isinstance(outcome, BaseException)
-        if answer in self._overdue:
-            self._overdue.discard(answer)
-        elif is_delivered:
-            self._succeed()
-        if not is_delivered and answer.done() and not answer.cancelled() and not answer.exception():
-            self._give_back(request.connection, answer.result())
-
-    def _give_back(self, connection: ClientConnection, answer: Answer) -> None:
-        """Release pins and reservations of an abandoned answer."""
-        release = release_of(answer)
-        if release is not None:
-            connection.tell(release)
-
-    # Health of the peer.
 
     def _succeed(self) -> None:
         if self._breaker.failures or not self._breaker.is_shut:
@@ -303,7 +157,7 @@ class PeerLink:
         try:
             await self._ping(connection)
         except TimeoutError:
-            self._fail(f"a Ping had no answer within {self._settings.patience_s} s")
+            self._fail(f"a Ping had no answer within {self.settings.patience_s} s")
         except (ConnectError, RefusedError):
             pass  # a lost connection: the next attempt tells; refused as busy: the peer is alive
         else:
@@ -316,14 +170,14 @@ class PeerLink:
         is_good = False
         connection = self._open_connection()
         try:
-            async with asyncio.timeout(self._settings.trial_s):
+            async with asyncio.timeout(self.settings.trial_s):
                 if connection is None:
                     connection = await self._next_connection()
                 await self._ping(connection)
             is_good = True
         except TimeoutError as error:
             self._failures += 1
-            self._why = str(error) or f"unreachable for {self._settings.trial_s} s"
+            self._why = str(error) or f"unreachable for {self.settings.trial_s} s"
         except OstracaError as error:
             if connection is not None:  # a failed attempt reports itself
                 self._why = str(error)
@@ -334,9 +188,7 @@ class PeerLink:
             log.info("Agent %s answers again", self.agent)
 
     async def _ping(self, connection: ClientConnection) -> None:
-        await connection.ask(Ping(connection.next_request_id()), self._settings.patience_s)
-
-    # The connection.
+        await connection.ask(Ping(connection.next_request_id()), self.settings.patience_s)
 
     def _open_connection(self) -> ClientConnection | None:
         connection = self._connection
@@ -366,7 +218,7 @@ class PeerLink:
         A failed or slow attempt counts against the peer. At the end, no caller waits any more.
         """
         why = "closed by this agent"
-        self._slow = self._loop.call_later(self._settings.patience_s, self._connects_slowly)
+        self._slow = self._loop.call_later(self.settings.patience_s, self._connects_slowly)
         try:
             connection = await self._dial()
         except (OstracaError, OSError) as error:
@@ -386,9 +238,9 @@ class PeerLink:
             self._end_arrivals(ConnectError(why))
 
     def _connects_slowly(self) -> None:
-        self._fail(f"unreachable for {self._settings.patience_s} s")
+        self._fail(f"unreachable for {self.settings.patience_s} s")
         if self._breaker.is_shut:
-            self._slow = self._loop.call_later(self._settings.patience_s, self._connects_slowly)
+            self._slow = self._loop.call_later(self.settings.patience_s, self._connects_slowly)
 
     def _end_arrivals(self, error: ConnectError) -> None:
         for arrival in self._arrivals:
@@ -422,9 +274,17 @@ class PeerLink:
         if self._is_closed:
             connection.close()
             raise ConnectError("closed by this agent")
-        # Keep a slot free for the Ping that distinguishes a slow peer from a dead peer.
-        self._slots = Slots(max(1, connection.welcome.limits.inflight_max - 1))
+        self._use(connection)
+        return connection
+
+    def _give_back(self, connection: ClientConnection, answer: Answer) -> None:
+        """Release pins and reservations of an abandoned answer."""
+        release = release_of(answer)
+        if release is not None:
+            connection.tell(release)
+
+    def _use(self, connection: ClientConnection) -> None:
+        """Use a new connection from now on."""
         self._connection = connection
         self._backoff.reset()
         self._is_refused = False
-        return connection
