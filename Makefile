@@ -4,7 +4,8 @@
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
 #   PYTEST_JOBS=1               how many processes run tests at once (default: 3; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
-#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, KUBE_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=   are handed on
+#   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, KUBE_ARGS=, IMAGES_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=
+#   are handed on
 #
 # The first two count when .venv is made; `make clean` first to change them later.
 
@@ -91,6 +92,10 @@ test-nvmeof: $(READY) ## Real NVMe-oF over TCP and RDMA between two virtual mach
 test-kube: $(READY) ## The Helm chart on a real Kubernetes of several nodes; 20 minutes, the first time 30 (KUBE_ARGS: --scenario, --hold, --limit)
 	@$(BIN)/python -m tests.kube $(KUBE_ARGS)
 
+.PHONY: images
+images: $(READY) ## Container images by docker, buildah or podman (IMAGES_ARGS: NAME, --engine, --base, --platform, --tag)
+	@$(BIN)/python -m helm.images.engine $(IMAGES_ARGS)
+
 .PHONY: simulate
 simulate: $(READY) ## 10,000 histories of a shard on a simulated drive (SIMULATE_ARGS: --histories, --seed, --steps, --jobs)
 	@$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)
@@ -133,6 +138,11 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 	  --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 	  --quiet --output-file helm/images/locks/$$extra.lock; done
+	@echo 'hatchling>=1.26' | env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+	  $(BIN)/uv pip compile - --constraint requirements.lock \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --quiet --output-file helm/images/locks/build.lock
 	@echo 'ziglang>=0.13' | env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL \
 	  $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \

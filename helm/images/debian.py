@@ -20,10 +20,9 @@ from helm.images.apt import Apt, Package
 from helm.images.archive import Image, image_of, write_archive
 from helm.images.errors import ImageError
 from helm.images.layers import Entries, Layer, LayerCache
-from helm.images.recipes import RECIPES, Recipe
+from helm.images.recipes import RECIPES, Recipe, project_version
 
 ROOT = Path(__file__).resolve().parents[2]
-_VERSION_FILE = Path("fabric/ostraca_fabric/runtime/version.py")
 _HOST = {machine: name for name, machine in wheels.MACHINES.items()}
 _ALL = "ostraca-images"
 
@@ -40,10 +39,7 @@ class ImageBuild:
         self._apt = Apt(cache / "apt", self._architecture, options.sources)
         self._layers = LayerCache(cache / "layers")
         self._wheels = cache / "wheels"
-        text = (self._source / _VERSION_FILE).read_text("utf-8")
-        match = re.search(r'^VERSION = "(.+)"$', text, re.MULTILINE)
-        assert match, f"{_VERSION_FILE} holds the version"
-        self.version = match[1]
+        self.version = project_version(self._source)
 
     def image(self, recipe: Recipe, tag: str) -> tuple[Image, dict[str, Any]]:
         """Build an image; return the image and the list of its packages."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 REPOSITORY: Final = "ostraca"
@@ -68,3 +70,11 @@ RECIPES: Final = (
     Recipe("worker", "SDK with NIXL, and tools", (SYSTEM, PYTHON, RDMA), "agent", ("ostraca",), ("--help",)),
     Recipe("etcd", "etcd of Debian, for trials", (SYSTEM, ETCD), "", ("/usr/bin/etcd",)),
 )
+
+
+def project_version(source: Path) -> str:
+    """Return the version in a checkout of the project."""
+    text = (source / "fabric/ostraca_fabric/runtime/version.py").read_text("utf-8")
+    match = re.search(r'^VERSION = "(.+)"$', text, re.MULTILINE)
+    assert match, "the module holds the version"
+    return match[1]

@@ -1,6 +1,7 @@
 """Software bill of materials of an image, as CycloneDX 1.6.
 
-Run with ``python sbom.py NAME VERSION`` inside an image to print the document; needs no other package.
+Inside an image, ``python sbom.py NAME VERSION`` prints the document; a further argument names the root of
+another file system. The module needs no other package.
 """
 
 from __future__ import annotations
@@ -88,10 +89,11 @@ def installed(root: Path, site: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the document of the running image."""
-    name, version = sys.argv[1:]
-    folders = [Path(each) for each in sys.path if each.endswith("-packages")]
-    sys.stdout.write(text_of(document(name, version, installed(Path("/"), folders))))
+    """Print the document of the running image, or of a file system."""
+    name, version, *root = sys.argv[1:]
+    folders = [] if root else [Path(each) for each in sys.path if each.endswith("-packages")]
+    found = document(name, version, installed(Path(*root or "/"), folders))
+    sys.stdout.write(text_of(found))
 
 
 if __name__ == "__main__":
