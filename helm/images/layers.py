@@ -139,12 +139,13 @@ class LayerCache:
 
 
 def _sources_digest() -> str:
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
+    modules = ("apt", "bytecode", "debs", "layers", "sbom", "wheels")
+    texts = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in modules)
+    return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
 _SOURCES = _sources_digest()
-"""Digest of this package: a change of the builder makes every layer anew."""
+"""Digest of the modules that write layers: after a change, every layer is made anew."""
 
 
 def _bytes_of(content: bytes | Path) -> bytes:

@@ -1,7 +1,11 @@
 """Bill of materials of an image."""
 
+import json
+import site
 from pathlib import Path
 
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from helm.images import sbom
 
 METADATA = (
@@ -31,3 +35,15 @@ def test_equal_content_gives_an_equal_bill_and_other_content_another_number() ->
     bill = sbom.document("ostraca-agent", "0.1.0", [component])
     assert bill == sbom.document("ostraca-agent", "0.1.0", [component])
     assert bill["serialNumber"] != sbom.document("ostraca-agent", "0.1.0", [])["serialNumber"]
+
+
+def test_a_bill_follows_the_schema_of_cyclonedx() -> None:
+    folders = [Path(each) for each in site.getsitepackages()]
+    control = {"Package": "libstdc++6", "Version": "1:12.2-1+b2", "Architecture": "arm64"}
+    components = [sbom.debian_component(control), *sbom.installed(Path("/absent"), folders)]
+    bill = sbom.document("ostraca-agent", "0.1.0", components)
+    assert "numpy" in {each["name"] for each in bill["components"]}
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(sbom.text_of(bill)) is None
+    bill["components"][0].pop("name")
+    assert validator.validate_str(json.dumps(bill)) is not None, "the schema is in effect"
