@@ -20,8 +20,13 @@ RELEASE, NAMESPACE = "kv", "ml"
 
 Object = dict[str, Any]
 
-TRIAL: Mapping[str, Any] = {"etcd": {"trial": {"enabled": True}}, "enclosure": {"files": {"enabled": True}}}
-"""The values of the five-minute trial."""
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((ROOT / "helm" / "examples" / "values").iterdir())
+}
+"""Files of values for users."""
+
+TRIAL = EXAMPLES["trial"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class Manifest:
                 yield name, each["spec"]
             elif "template" in each.get("spec", {}):
                 yield name, each["spec"]["template"]["spec"]
+
+    def pods_by_component(self) -> Iterator[tuple[str, Object]]:
+        """Yield each pod specification with the name of its component."""
+        for each in self.objects:
+            component = each["metadata"]["labels"]["app.kubernetes.io/component"]
+            if each["kind"] == "Pod":
+                yield component, each["spec"]
+            elif "template" in each.get("spec", {}):
+                yield component, each["spec"]["template"]["spec"]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ostraca_cli.commands.serve.admin_settings import AdminSettings
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
 from ostraca_cli.settings.load import Sources, load
+from ostraca_fabric.sockets.tls import Tls, TlsFiles
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 EXTERNAL = {"etcd": {"endpoints": ["etcd-0:2379"]}}
@@ -45,6 +47,21 @@ def test_a_daemon_reads_its_file_of_settings(trial: Manifest, tmp_path: Path) ->
     assert (enclosure.file_drives, enclosure.file_drive_bytes) == (2, 1 << 30)
     admin = _load(AdminSettings, trial.settings("admin"), tmp_path, "OSTRACA_ADMIN_")
     assert admin.tls.cert == "/etc/ostraca/tls/tls.crt"
+
+
+def test_agents_and_the_admin_service_read_their_certificate(tmp_path: Path) -> None:
+    manifest = render(merged(TRIAL, {"tls": {"agents": True}}))
+    agent = _load(DaemonSettings, manifest.settings("agent"), tmp_path, "OSTRACA_AGENT_")
+    admin = _load(AdminSettings, manifest.settings("admin"), tmp_path, "OSTRACA_ADMIN_")
+    assert agent.tls == admin.tls
+    assert agent.tls.peer_name == "kv-agent.ml.svc.cluster.local"
+    assert agent.listen[-1] == "tls://0.0.0.0:7400"
+    secret = manifest.get("Secret", "tls")["data"]
+    for name, file in (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key")):
+        assert getattr(agent.tls, name) == f"/etc/ostraca/tls/{file}"
+        (tmp_path / file).write_bytes(base64.b64decode(secret[file]))
+    hosts = ["kv-agent.ml.svc.cluster.local", "kv-admin.ml.svc.cluster.local", "127.0.0.1"]
+    Tls(TlsFiles(tmp_path / "ca.crt", tmp_path / "tls.crt", tmp_path / "tls.key"), hosts)
 
 
 def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@
 {{- if eq $agent.mode "host" -}}
 {{- $_ := set $settings "socket_mode" "0666" -}}
 {{- end -}}
+{{- if .Values.enclosure.files.enabled -}}
+{{- $_ := set $settings.nvme "initiator" "userspace" -}}
+{{- end -}}
 {{- if $agent.nvme.existingSecret -}}
 {{- $_ := set $settings.nvme "secrets_dir" "/etc/ostraca/nvme-secrets" -}}
 {{- end -}}
@@ -185,6 +188,7 @@
       "http_listen" (printf "0.0.0.0:%d" (int $enclosure.ports.http))
       "etcd" (include "ostraca.etcdSettings" . | fromJson) -}}
 {{- if $enclosure.files.enabled -}}
+{{- $_ := set $settings "target" "userspace" -}}
 {{- $_ := set $settings "files" "/var/lib/ostraca/drives" -}}
 {{- $_ := set $settings "file_drives" $enclosure.files.drives -}}
 {{- $_ := set $settings "file_drive_bytes" (printf "%sB" $enclosure.files.size) -}}
@@ -200,6 +204,7 @@
 {{ dict "listen" (printf "0.0.0.0:%d" (int .Values.admin.port))
         "tokens_file" "/etc/ostraca/fabric/tokens.toml"
         "people_file" "/etc/ostraca/fabric/people.toml"
+        "follows_reports" .Values.enclosure.files.enabled
         "etcd" (include "ostraca.etcdSettings" . | fromJson)
         "tls" (include "ostraca.tlsSettings" . | fromJson) | toJson }}
 {{- end }}

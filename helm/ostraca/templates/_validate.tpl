@@ -23,6 +23,15 @@
 {{- if and $values.enclosures (not $values.admin.enabled) -}}
 {{- $problems = append $problems "registration of enclosures needs the admin service: set admin.enabled=true" -}}
 {{- end -}}
+{{- if and $values.enclosure.files.enabled (not $values.admin.enabled) -}}
+{{- $problems = append $problems "enclosure.files needs the admin service, which registers the daemons: set admin.enabled=true" -}}
+{{- end -}}
+{{- if and $values.agent.nvme.kernel (ne (int $values.agent.runAsUser) 0) -}}
+{{- $problems = append $problems "agent.nvme.kernel needs root: set agent.runAsUser=0" -}}
+{{- end -}}
+{{- if and $values.enclosure.files.enabled $values.agent.nvme.kernel -}}
+{{- $problems = append $problems "enclosure.files goes with the user-space initiator: set agent.nvme.kernel=false, or use enclosure.nvmet" -}}
+{{- end -}}
 {{- if lt (include "ostraca.blockMib" . | int64) 128 -}}
 {{- $problems = append $problems (printf "agent.memory %s less agent.overhead %s leaves less than 128Mi for blocks: raise agent.memory" $values.agent.memory $values.agent.overhead) -}}
 {{- end -}}
