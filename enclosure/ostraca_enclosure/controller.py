@@ -14,8 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ostraca_enclosure.drive_selection import DriveChoice, SelectionSettings, choose_drives, missing_names
-from ostraca_enclosure.export_history import ExportHistory
+from ostraca_enclosure.drives import DriveChoice, SelectionSettings, choose_drives, missing_names
 from ostraca_enclosure.plan import (
     GUARDS,
     NOTHING,
@@ -27,6 +26,7 @@ from ostraca_enclosure.plan import (
     plan,
 )
 from ostraca_enclosure.ports import Exporter, ExportError, Inventory, InventoryError
+from ostraca_enclosure.state_files import ExportHistory
 from ostraca_fabric.model.ids import EnclosureId, StartId
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.model.target import Controller

@@ -1,4 +1,4 @@
-"""Enclosure as a running process: turns of the controller, report and conditions.
+"""Enclosure as a running process: settings, turns of the controller, report and conditions.
 
 Turns run in a thread, one at a time, since drives and kernel may block. A separate task stores the report, so
 that an unavailable store delays no turn. A failed report is tried again with the next turn.
@@ -9,19 +9,58 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ostraca_enclosure.controller import ExportController, Turn
+from ostraca_enclosure.drives import FitSettings
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import Reports
-from ostraca_enclosure.settings import EnclosureSettings
-from ostraca_fabric.errors import MembershipError
+from ostraca_fabric.errors import MembershipError, UsageError
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.conditions import READY, Conditions, Observation
+from ostraca_fabric.telemetry.http.app import HttpSettings
 from ostraca_fabric.telemetry.log_lines import lost_lines
 from ostraca_fabric.telemetry.status import EnclosureDaemonStatus
+
+
+@dataclass(frozen=True, slots=True)
+class EnclosureSettings:
+    """Settings of an enclosure's daemon."""
+
+    drives: tuple[str, ...] = ()
+    """Drives to export, by name, device, NGUID or serial number; empty: every fit and unused drive. A drive
+    in this list is exported even if it may hold data; a mounted drive never is."""
+
+    force: bool = False
+    """Export unfit drives too, for laboratories."""
+
+    reservations: bool = False
+    """Whether hosts may reserve drives exported from now on; a kernel before Linux 6.13 exports without. Set
+    only where agents set ``nvme.reservations``: any admitted host could lock out others."""
+
+    turn_s: float = 5.0
+    """Interval between checks of all exports. New drives are found, and failed steps retried, after this
+    time."""
+
+    health_every_s: float = 60.0
+    """Interval between reads of drives' SMART logs, which cost a drive a command or two."""
+
+    report_every_s: float = 60.0
+    """Longest age of the report in etcd while nothing changes."""
+
+    secrets_check_s: float = 5.0
+    """Interval between looks at the file of hosts."""
+
+    fit: FitSettings = field(default_factory=FitSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+
+    def __post_init__(self) -> None:
+        """Refuse what can't work."""
+        if min(self.turn_s, self.health_every_s, self.report_every_s, self.secrets_check_s) <= 0:
+            raise UsageError("turn_s, health_every_s, report_every_s and secrets_check_s are above 0")
+
 
 log = logging.getLogger(__name__)
 

@@ -13,24 +13,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
 from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
-from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
+from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId, drive_id, shard_id
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import state_and_remedy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ostraca_fabric.model.fabric_map import ShardRecord
 
 NOTHING_RECORDED: Mapping[DriveId, ShardRecord | None] = MappingProxyType({})
 

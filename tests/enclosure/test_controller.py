@@ -10,14 +10,11 @@ from tests.enclosure.adapters.exporter_contract import ALICE, BOB, NQN, OTHER, S
 from tests.enclosure.adapters.simulated_nvmet import SimulatedNvmet
 
 from ostraca_enclosure.adapters.nvmet import NvmetExporter
-from ostraca_enclosure.adapters.nvmet_record import NvmetRecord
 from ostraca_enclosure.controller import EnclosureIdentity, ExportController, Turn
-from ostraca_enclosure.drive_fitness import FitSettings
-from ostraca_enclosure.drive_selection import SelectionSettings
-from ostraca_enclosure.drives import FoundDrive, Obstacle
-from ostraca_enclosure.export_history import ExportHistory
+from ostraca_enclosure.drives import FitSettings, FoundDrive, Obstacle, SelectionSettings
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import InventoryError
+from ostraca_enclosure.state_files import ExportHistory, NvmetRecord
 from ostraca_fabric.errors import FormatError
 from ostraca_fabric.model.ids import EnclosureId, StartId
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ostraca_enclosure.drive_fitness import Fitness, FitSettings, fitness, rated_dwpd
-from ostraca_enclosure.drives import FoundDrive, Traits
+from ostraca_enclosure.drives import Fitness, FitSettings, FoundDrive, Traits, fitness, rated_dwpd
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.inventory import DriveWear
 

@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ostraca_enclosure.drive_fitness import FitSettings
-from ostraca_enclosure.drive_selection import DriveChoice, SelectionSettings, choose_drives, missing_names
-from ostraca_enclosure.drives import FoundDrive, Obstacle
+from ostraca_enclosure.drives import (
+    DriveChoice,
+    FitSettings,
+    FoundDrive,
+    Obstacle,
+    SelectionSettings,
+    choose_drives,
+    missing_names,
+)
 
 FIT = FitSettings(size_bytes_min=1)
 ASKED = SelectionSettings(fit=FIT)

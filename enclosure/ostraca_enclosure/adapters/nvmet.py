@@ -18,11 +18,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from ostraca_enclosure.adapters.configfs import Configfs
 from ostraca_enclosure.drives import uuid_of
 from ostraca_enclosure.plan import (
     AddListener,
@@ -42,10 +42,63 @@ from ostraca_enclosure.plan import (
     Step,
 )
 from ostraca_enclosure.ports import ExportError
+from ostraca_enclosure.state_files import NvmetRecord
 from ostraca_fabric.model.target import Controller, TargetTransport
 
-if TYPE_CHECKING:
-    from ostraca_enclosure.adapters.nvmet_record import NvmetRecord
+
+class Configfs:
+    """Configfs tree below a directory, with the few calls needed for the target.
+
+    Objects are created by ``mkdir``, configured by writes, joined by links. Attributes are files, present as
+    long as their directory. Each is read and written whole. Paths are relative; every method raises OSError.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Use *root*, a kernel subsystem's tree such as /sys/kernel/config/nvmet."""
+        self.root = root
+
+    def has(self, path: str) -> bool:
+        """Return whether *path* exists."""
+        return os.path.lexists(self.root / path)
+
+    def names(self, path: str) -> list[str]:
+        """Return the directories and links in a directory; empty if missing."""
+        try:
+            with os.scandir(self.root / path) as entries:
+                return sorted(each.name for each in entries if each.is_symlink() or each.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def read(self, path: str) -> str:
+        """Return the value of an attribute."""
+        return (self.root / path).read_text().strip()
+
+    def write(self, path: str, text: str) -> None:
+        """Set an attribute, in one write."""
+        descriptor = os.open(self.root / path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def mkdir(self, path: str) -> None:
+        """Create a directory if missing."""
+        (self.root / path).mkdir(exist_ok=True)
+
+    def rmdir(self, path: str) -> None:
+        """Remove a directory with its attributes, if present."""
+        with suppress(FileNotFoundError):
+            (self.root / path).rmdir()
+
+    def link(self, path: str, to: str) -> None:
+        """Link *path* to *to*, if not yet linked."""
+        with suppress(FileExistsError):
+            (self.root / path).symlink_to(self.root / to)
+
+    def unlink(self, path: str) -> None:
+        """Remove a link, if present."""
+        (self.root / path).unlink(missing_ok=True)
+
 
 PORT_MAX = 65535
 NAMESPACE_MAX = 1024

@@ -13,7 +13,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from ostraca_enclosure.adapters.configfs import Configfs
+from ostraca_enclosure.adapters.nvmet import Configfs
 from ostraca_enclosure.drives import uuid_of
 
 UNSET = "(null)"

@@ -26,7 +26,6 @@ from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
 from ostraca_enclosure.adapters.nvme_tcp.tcp_exporter import TcpExporter
 from ostraca_enclosure.adapters.nvmet import NvmetExporter
-from ostraca_enclosure.adapters.nvmet_record import NvmetRecord
 from ostraca_enclosure.plan import (
     NOTHING,
     AddListener,
@@ -42,6 +41,7 @@ from ostraca_enclosure.plan import (
     plan,
 )
 from ostraca_enclosure.ports import Exporter, ExportError
+from ostraca_enclosure.state_files import NvmetRecord
 from ostraca_fabric.drives.file_exports import FileExports, read_exports, write_exports
 from ostraca_fabric.model.target import Controller, TargetTransport, parse_controller
 

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from tests.enclosure.adapters.machine import SIZE_BYTES, Machine
 
-from ostraca_enclosure.adapters.nvme_cli import run_command
-from ostraca_enclosure.drive_fitness import FitSettings, fitness
-from ostraca_enclosure.drive_selection import SelectionSettings, choose_drives
-from ostraca_enclosure.drives import FoundDrive, Traits
+from ostraca_enclosure.adapters.nvme_drives import run_command
+from ostraca_enclosure.drives import (
+    FitSettings,
+    FoundDrive,
+    SelectionSettings,
+    Traits,
+    choose_drives,
+    fitness,
+)
 from ostraca_enclosure.ports import InventoryError
 from ostraca_fabric.model.inventory import DriveWear
 
@@ -172,7 +177,7 @@ def test_drive_in_exclusive_use_is_refused(machine: Machine, monkeypatch: pytest
             raise OSError(errno.EBUSY, "busy")
         return opened(path, flags, *more)
 
-    monkeypatch.setattr("ostraca_enclosure.adapters.in_use.os.open", held)
+    monkeypatch.setattr("ostraca_enclosure.adapters.nvme_drives.os.open", held)
     assert "in exclusive use by a program" in obstacle(machine)
 
 

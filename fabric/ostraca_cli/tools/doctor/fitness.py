@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostraca_cli.terminal.units import size_text
 from ostraca_enclosure.adapters.nvme_drives import NvmeDrives
-from ostraca_enclosure.drive_fitness import FitSettings, fitness, rated_dwpd
-from ostraca_enclosure.drives import printable
+from ostraca_enclosure.drives import FitSettings, fitness, printable, rated_dwpd
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:

@@ -18,19 +18,17 @@ from ostraca_cli.commands.serve.enclosure.hosts import read_hosts
 from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
 from ostraca_cli.commands.serve.store import await_namesake, open_reports, retry_while_away
 from ostraca_cli.composition.state import lock_directory
-from ostraca_enclosure.adapters.configfs import Configfs
 from ostraca_enclosure.adapters.file_drives import FileDrives
 from ostraca_enclosure.adapters.file_exporter import FileExporter
 from ostraca_enclosure.adapters.nvme_drives import NvmeDrives
 from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
 from ostraca_enclosure.adapters.nvme_tcp.tcp_exporter import TcpExporter, no_secrets
-from ostraca_enclosure.adapters.nvmet import NvmetExporter
-from ostraca_enclosure.adapters.nvmet_record import NvmetRecord, boot_id
+from ostraca_enclosure.adapters.nvmet import Configfs, NvmetExporter
 from ostraca_enclosure.controller import EnclosureIdentity, ExportController
-from ostraca_enclosure.drive_selection import SelectionSettings
+from ostraca_enclosure.drives import SelectionSettings
 from ostraca_enclosure.enclosure import Enclosure
-from ostraca_enclosure.export_history import ExportHistory
+from ostraca_enclosure.state_files import ExportHistory, NvmetRecord, boot_id
 from ostraca_fabric.errors import FormatError, NamesakeError, OstracaError, OtherFabricError
 from ostraca_fabric.model.ids import ID_BYTES, FabricId, StartId
 from ostraca_fabric.runtime.atomic_files import make_private_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from ostraca_cli.commands.serve.daemon_settings import named_fabric
 from ostraca_cli.composition.etcd_options import EtcdPlace
 from ostraca_cli.composition.http_pages import http_address
-from ostraca_enclosure.settings import EnclosureSettings
+from ostraca_enclosure.enclosure import EnclosureSettings
 from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.model.ids import EnclosureId, FabricId, checked_name
 from ostraca_fabric.model.limits import check_above_zero
