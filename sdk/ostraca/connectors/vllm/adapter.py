@@ -18,7 +18,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import vllm
@@ -35,15 +36,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
+from ostraca.connectors.vllm.core.transfers import TransferJob
 from ostraca.connectors.vllm.counters import METRICS
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import EngineShape, GroupShape, hash_seed_problem
 from ostraca.connectors.vllm.tier import HASH_BYTES, Tier, TierJob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ostraca.connectors.vllm.core.transfers import TransferJob
 
 log = logging.getLogger(LOGGER)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ostraca_fabric.model.outcome import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ostraca_fabric.model.outcome import BlockState, PutState
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 _PREFIX = "vllm:kv_offload_ostraca_"
 _KNOWN_REASONS = frozenset(Reason)

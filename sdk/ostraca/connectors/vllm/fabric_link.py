@@ -9,19 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
 
 import ostraca
-from ostraca.connectors.vllm.settings import LOGGER
+from ostraca.client import Client
+from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import volume_name
+from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.runtime.threads import BackgroundTask
-
-if TYPE_CHECKING:
-    from ostraca.client import Client
-    from ostraca.connectors.vllm.settings import TierSettings
-    from ostraca.volume import Volume
-    from ostraca_fabric.model.volume import Layout
 
 log = logging.getLogger(LOGGER)
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 import logging
 import select
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from ostraca.connectors.vllm.core.transfers import TransferJob, Transfers
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca.connectors.vllm.core.lookup_table import LookupTable
+from ostraca.connectors.vllm.core.prefix import Run
+from ostraca.connectors.vllm.core.transfers import RequestBackoff, TransferJob, Transfers
 from ostraca.connectors.vllm.counters import (
     INFLIGHT_CHUNKS,
     IS_USABLE,
@@ -21,31 +26,20 @@ from ostraca.connectors.vllm.counters import (
     REQUESTS,
     STORE_CHUNKS,
     TierCounters,
+    TierMetric,
     TierSample,
     outcome_name,
 )
-from ostraca.connectors.vllm.settings import LOGGER
-from ostraca.results import GetResult, LookupResult, PutResult
+from ostraca.connectors.vllm.fabric_link import FabricLink
+from ostraca.connectors.vllm.settings import LOGGER, TierSettings
+from ostraca.results import BlockOutcomes, GetResult, LookupResult, PutResult
+from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca.connectors.vllm.core.prefix import Run
-    from ostraca.connectors.vllm.core.request_backoff import RequestBackoff
-    from ostraca.connectors.vllm.counters import TierMetric
-    from ostraca.connectors.vllm.fabric_link import FabricLink
-    from ostraca.connectors.vllm.settings import TierSettings
-    from ostraca.results import BlockOutcomes
-    from ostraca.volume import Volume
-    from ostraca_fabric.model.chain import Chain
-
-    Rows = Mapping[bytes, NDArray[np.uint8]]
-    """The row of each key of a job."""
+Rows = Mapping[bytes, NDArray[np.uint8]]
+"""The row of each key of a job."""
 
 log = logging.getLogger(LOGGER)
 
@@ -75,25 +69,13 @@ _DRAIN_GRACE_S = 1.0
 """Extra wait of ``drain`` beyond the longest deadline, before an error is logged."""
 
 
-class LookupAnswer(NamedTuple):
-    """Answer to a lookup of chunks."""
-
-    keys: tuple[bytes, ...]
-    are_present: tuple[bool, ...]
-
-
-class FalseHits(NamedTuple):
-    """Chunks reported as present, but missing or damaged."""
-
-    keys: tuple[bytes, ...]
-
-
 class TierOperations:
     """Lookups, loads and stores under way."""
 
     def __init__(
         self,
         link: FabricLink,
+        lookups: LookupTable,
         settings: TierSettings,
         *,
         row_bytes: int,
@@ -103,6 +85,7 @@ class TierOperations:
         self.counters = TierCounters()
         self.transfers = Transfers()
         self._link = link
+        self._lookups = lookups
         self._settings = settings
         self._row_bytes = row_bytes
         self._tokens_per_chunk = tokens_per_chunk
@@ -130,7 +113,7 @@ class TierOperations:
     # Sending.
 
     def submit_lookup(self, runs: Sequence[Run]) -> bool:
-        """Send one lookup; ``poll`` returns the answer. False if not sent."""
+        """Send one lookup; ``poll`` passes the answer to the table. False if not sent."""
         ticket = self._submit(
             "lookup",
             lambda volume: volume.submit_lookup(
@@ -211,33 +194,33 @@ class TierOperations:
 
     # Ended operations.
 
-    def poll(self) -> list[LookupAnswer | FalseHits | TransferJob]:
-        """Return the results of ended operations, in order."""
+    def poll(self) -> list[TransferJob]:
+        """Pass the results of ended operations to the table; return the finished jobs."""
         client = self._link.client
-        found: list[LookupAnswer | FalseHits | TransferJob] = []
+        finished: list[TransferJob] = []
         for done in client.take_completions() if client else ():
             if done.error is not None:
                 log.warning("Ostraca tier: a request ended with an error: %s", done.error)
             keys = self._pending_lookups.pop(done.ticket, None)
             if keys is not None:
-                found.append(self._lookup_answer(keys, done.result))
+                self._record_answer(keys, done.result)
             else:
-                found.extend(self._ended_transfer(done.ticket, done.result))
-        return found
+                finished += self._ended_transfer(done.ticket, done.result)
+        return finished
 
-    def drain(self) -> list[LookupAnswer | FalseHits | TransferJob]:
+    def drain(self) -> list[TransferJob]:
         """Wait until no job is under way, at most until the deadlines."""
         longest_s = max(self._settings.load_deadline_s, self._settings.store_deadline_s)
         until_s = self._clock_s() + longest_s + _DRAIN_GRACE_S
-        found = self.poll()
+        finished = self.poll()
         while len(self.transfers):
             client, left_s = self._link.client, until_s - self._clock_s()
             if client is None or left_s <= 0:
                 log.error("Ostraca tier: %d jobs are still under way after the deadline", len(self.transfers))
                 break
             select.select([client.fileno()], [], [], left_s)
-            found.extend(self.poll())
-        return found
+            finished += self.poll()
+        return finished
 
     def samples(self) -> list[TierSample]:
         """Return the counts since the last call, and the current state."""
@@ -248,26 +231,31 @@ class TierOperations:
             TierSample(IS_USABLE, "", int(not self.read_refusal)),
         ]
 
-    def _lookup_answer(self, keys: tuple[bytes, ...], result: object) -> LookupAnswer:
+    def _record_answer(self, keys: tuple[bytes, ...], result: object) -> None:
         if not isinstance(result, LookupResult):
             self.counters.add(LOOKUP_CHUNKS, "error", len(keys))
-            return LookupAnswer(keys, (False,) * len(keys))
+            self._lookups.record_answers((key, False) for key in keys)
+            return
         for chain in result.chains:
             self._count(LOOKUP_CHUNKS, BlockState, chain)
         self._update_backoff(
             self._reads, b"".join(chain.reason_codes for chain in result.chains), _READS_FAIL
         )
         codes = b"".join(chain.state_codes for chain in result.chains)
-        return LookupAnswer(keys, tuple(code == BlockState.HIT for code in codes))
+        self._lookups.record_answers(
+            (key, code == BlockState.HIT) for key, code in zip(keys, codes, strict=True)
+        )
 
-    def _ended_transfer(self, ticket: Hashable, result: object) -> list[FalseHits | TransferJob]:
-        """Account for an ended piece of a job; unknown tickets give no result."""
+    def _ended_transfer(self, ticket: Hashable, result: object) -> list[TransferJob]:
+        """Account for an ended piece of a job; return the job if finished.
+
+        Chunks reported as present, but missing or damaged, are held off. Unknown tickets are ignored.
+        """
         piece = self.transfers.piece(ticket)
         if piece is None:
             return []
         job, keys = piece
         are_good: Sequence[bool] = [False] * len(keys)
-        found: list[FalseHits | TransferJob] = []
         match result:
             case GetResult():
                 self._count(LOAD_CHUNKS, BlockState, result)
@@ -275,7 +263,8 @@ class TierOperations:
                 are_good = [code == BlockState.HIT for code in result.state_codes]
                 self.counters.add(LOAD_BYTES, count=sum(are_good) * self._row_bytes)
                 pairs = zip(keys, result.state_codes, strict=True)
-                found.append(FalseHits(tuple(key for key, code in pairs if code == BlockState.MISS)))
+                false_hits = [key for key, code in pairs if code == BlockState.MISS]
+                self._lookups.hold_off(false_hits, self._clock_s())
             case PutResult():
                 self._count(STORE_CHUNKS, PutState, result)
                 self._update_backoff(self._writes, result.reason_codes, _WRITES_FAIL)
@@ -284,7 +273,7 @@ class TierOperations:
                 metric = LOAD_CHUNKS if job.is_load else STORE_CHUNKS
                 self.counters.add(metric, "error", len(keys))
         finished = self.transfers.end(ticket, are_good, self._clock_s())
-        return [*found, finished] if finished else found
+        return [finished] if finished else []
 
     def _update_backoff(self, backoff: RequestBackoff, reasons: bytes, bad: frozenset[Reason]) -> None:
         """Report a request's reasons to a backoff: failed if all are in *bad*."""

@@ -7,18 +7,15 @@ The fields of ``TierSettings`` are the keys of the tier's entry in ``secondary_t
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ostraca.connectors.vllm.core.request_backoff import RequestBackoff
+from ostraca.connectors.vllm.core.transfers import RequestBackoff
 from ostraca.settings import MIB, ClientSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.wire.address import parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LOGGER = "vllm.ostraca"
 """Logger of the tier, below vLLM's: vLLM shows only records under its own name, at VLLM_LOGGING_LEVEL."""

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import BLOCK_BYTES_MAX, KvGroup, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORMAT_VERSION = 1
 """Raise this number with any change in the stored form of rows."""

@@ -14,35 +14,28 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
-from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
+from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix, Run
 from ostraca.connectors.vllm.core.transfers import TransferJob
 from ostraca.connectors.vllm.counters import (
     LOAD_CHUNKS,
     LOOKUP_CHUNKS,
     STORE_CHUNKS,
     TierCounters,
+    TierMetric,
     TierSample,
 )
 from ostraca.connectors.vllm.fabric_link import FabricLink
-from ostraca.connectors.vllm.operations import FalseHits, LookupAnswer, TierOperations
-from ostraca.connectors.vllm.settings import LOGGER
-from ostraca.connectors.vllm.shape import hash_seed_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca.connectors.vllm.core.prefix import Run
-    from ostraca.connectors.vllm.counters import TierMetric
-    from ostraca.connectors.vllm.settings import TierSettings
-    from ostraca.connectors.vllm.shape import EngineShape
-    from ostraca_fabric.model.volume import Layout
+from ostraca.connectors.vllm.operations import TierOperations
+from ostraca.connectors.vllm.settings import LOGGER, TierSettings
+from ostraca.connectors.vllm.shape import EngineShape, hash_seed_problem
+from ostraca_fabric.model.volume import Layout
 
 log = logging.getLogger(LOGGER)
 
@@ -92,6 +85,7 @@ class Tier:
         self._link = FabricLink(settings, block_bytes=shape.row_bytes, layout=self._layout())
         self._operations = TierOperations(
             self._link,
+            self._lookups,
             settings,
             row_bytes=shape.row_bytes,
             tokens_per_chunk=self._tokens_per_chunk,
@@ -225,19 +219,11 @@ class Tier:
         if finished is not None:
             self._process([finished])
 
-    def _process(self, ended: Iterable[LookupAnswer | FalseHits | TransferJob]) -> None:
-        for each in ended:
-            match each:
-                case LookupAnswer(keys=keys, are_present=are_present):
-                    self._lookups.record_answers(zip(keys, are_present, strict=True))
-                case FalseHits(keys=keys):
-                    self._lookups.hold_off(keys, self._clock_s())
-                case TransferJob():
-                    if each.is_load:
-                        self._lookups.record_failed_loads(each.request, each.failed)
-                    self._finished.append(each)
-                case _:
-                    assert_never(each)
+    def _process(self, finished: Iterable[TransferJob]) -> None:
+        for job in finished:
+            if job.is_load:
+                self._lookups.record_failed_loads(job.request, job.failed)
+            self._finished.append(job)
 
     def _missing(self, reason: str) -> ChunkState:
         self.counters.add(LOOKUP_CHUNKS, reason)

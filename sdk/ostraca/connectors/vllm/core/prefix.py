@@ -12,13 +12,11 @@ With such a version, each block is placed by its own hash.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 GROUP_BYTES = 4
 
