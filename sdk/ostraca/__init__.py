@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ostraca import aio
     from ostraca._memory.views import BlockViews, SlotLease
-    from ostraca._operations.handoff import Completion, Ticket
+    from ostraca._operations.completions import Completion, Ticket
     from ostraca.client import Client, connect
     from ostraca.client_metrics import ClientMetrics
     from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
@@ -81,7 +81,7 @@ _HOMES = {
     "ostraca.client_metrics": ("ClientMetrics",),
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
-    "ostraca._operations.handoff": ("Completion", "Ticket"),
+    "ostraca._operations.completions": ("Completion", "Ticket"),
     "ostraca._memory.views": ("BlockViews", "SlotLease"),
     "ostraca.volume": ("Volume",),
     "ostraca_fabric.model.chain": ("Chain",),

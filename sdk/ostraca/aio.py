@@ -15,29 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from ostraca import client as blocking
-from ostraca._operations.get import get_job, get_views_job
-from ostraca._operations.lookup import lookup_job, prefetch_job
-from ostraca._operations.put import put_job, put_slots_job
+from ostraca._connection.credentials import TokenSource
+from ostraca._memory.views import BlockViews, SlotLease
+from ostraca._operations.get import GetIntoJob, GetViewsJob
+from ostraca._operations.job import Job
+from ostraca._operations.lookup import LookupJob, PrefetchJob
+from ostraca._operations.put import PutFromJob, PutSlotsJob
 from ostraca._protocol.specs import GetSpec, LookupSpec, PrefetchSpec, PutSpec
+from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
+from ostraca.settings import ClientSettings
+from ostraca.volume import Volume
+from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import Ack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import TracebackType
-
-    from ostraca._connection.credentials import TokenSource
-    from ostraca._memory.views import BlockViews, SlotLease
-    from ostraca._operations.batch import OperationJob
-    from ostraca._operations.handoff import Ticket
-    from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
-    from ostraca.settings import ClientSettings
-    from ostraca.volume import Volume
-    from ostraca_fabric.model.chain import Chain
-    from ostraca_fabric.model.volume import Layout
-    from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.model.volume import Layout
+from ostraca_fabric.telemetry.status import AgentStatus
 
 _Result = TypeVar("_Result")
 
@@ -140,13 +136,19 @@ class AsyncVolume:
     ) -> LookupResult:
         """Run ``Volume.lookup``."""
         return await self._run(
-            lookup_job(LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s))
+            LookupJob(
+                self._runner.runtime,
+                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+            )
         )
 
     async def prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> PrefetchResult:
         """Run ``Volume.prefetch``."""
         return await self._run(
-            prefetch_job(PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at))
+            PrefetchJob(
+                self._runner.runtime,
+                PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at),
+            )
         )
 
     async def get(
@@ -154,7 +156,7 @@ class AsyncVolume:
     ) -> GetResult:
         """Run ``Volume.get``."""
         return await self._run(
-            get_job(
+            GetIntoJob(
                 self._runner.runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 into,
@@ -171,7 +173,7 @@ class AsyncVolume:
     ) -> BlockViews:
         """Run ``Volume.get_views``."""
         return await self._run(
-            get_views_job(
+            GetViewsJob(
                 self._runner.runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 lengths,
@@ -189,7 +191,7 @@ class AsyncVolume:
     ) -> PutResult:
         """Run ``Volume.put``."""
         return await self._run(
-            put_job(
+            PutFromJob(
                 self._runner.runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 source,
@@ -211,14 +213,14 @@ class AsyncVolume:
     ) -> PutResult:
         """Run ``Volume.put_slots``."""
         return await self._run(
-            put_slots_job(
+            PutSlotsJob(
                 self._runner.runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 lease,
             )
         )
 
-    async def _run(self, job: OperationJob[_Result]) -> _Result:
+    async def _run(self, job: Job[Any, _Result]) -> _Result:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Result] = loop.create_future()
 
@@ -228,7 +230,7 @@ class AsyncVolume:
             else:
                 ended.set_result(result)
 
-        def deliver(_: Ticket, result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (the job's)
+        def deliver(result: Any, error: BaseException | None) -> None:  # noqa: ANN401 (the job's)
             with contextlib.suppress(RuntimeError):  # the event loop was closed before its task ended
                 loop.call_soon_threadsafe(tell, result, error)
 

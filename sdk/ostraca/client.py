@@ -1,4 +1,4 @@
-"""Client of the fabric: an arena and a session with an agent.
+"""Client of the fabric: an arena, a session with an agent, and counters of operations.
 
 A client belongs to the process that created the client. After a fork, the child has neither the client's
 threads nor the arena: methods other than ``close`` raise ClosedError there.
@@ -11,18 +11,19 @@ import os
 import secrets
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
-from ostraca._connection.credentials import TokenSource, choose_credentials
+from ostraca._connection.credentials import Credentials, TokenSource, choose_credentials
 from ostraca._connection.dial import ClientIdentity, choose_addresses, choose_tls
 from ostraca._failover.connection_manager import ConnectionManager
 from ostraca._memory.arena import Arena
 from ostraca._memory.copy_pool import CopyPool, threads_for
 from ostraca._memory.cuda import CudaDevices
-from ostraca._operations.batch import Runtime
-from ostraca._operations.handoff import Completion, Ticket, run_in_thread
-from ostraca._operations.queries import open_volume, query_status
-from ostraca._operations.runner import JobRunner
+from ostraca._operations.completions import Completion, Ticket
+from ostraca._operations.job import Runtime
+from ostraca._operations.runner import JobRunner, open_volume, query_status, run_in_thread
 from ostraca._protocol.specs import VolumeSpec, checked_seconds
 from ostraca.client_metrics import ClientMetrics
 from ostraca.settings import ClientSettings
@@ -34,12 +35,6 @@ from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
 from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import CLIENT_BYTES, LEAVING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
-    from ostraca._connection.credentials import Credentials
 
 _ADVICE = {
     errno.EMFILE: ": raise this process's limit of open files (ulimit -n)",
@@ -163,10 +158,14 @@ class Client:
 
         Never blocks; usable after ``close``.
         """
-        return self._runtime.meter.snapshot(
+        meter = self._runtime.meter
+        return ClientMetrics(
             worker=self.worker,
             agent=self.agent,
             transport=self.transport,
+            operations=tuple(tally.snapshot() for tally in meter.tallies.values()),
+            hit_tokens=meter.hit_tokens,
+            declared_saved_s=meter.saved_s,
             arena_bytes=self.settings.arena_bytes_whole,
             quarantined_bytes=self.quarantined_bytes,
         )

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ostraca._protocol.specs import GetSpec
-from ostraca_fabric.model.outcome import BlockState, PutState
 from ostraca_fabric.telemetry.openmetrics import (
     OUTCOME_LABELS,
     Metric,
@@ -19,20 +13,7 @@ from ostraca_fabric.telemetry.openmetrics import (
     render,
     tallies_by_operation,
 )
-from ostraca_fabric.telemetry.requests import STATES, HitWatches, OperationTally, Tally, unhit_sentence
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ostraca._protocol.specs import OperationSpec
-    from ostraca_fabric.wire.codec import Outcomes
-
-log = logging.getLogger(__name__)
-
-_VOLUMES_WATCHED_MAX = 256
-
-_IS_HIT = np.arange(256) == int(BlockState.HIT)
-_IS_STORED = np.isin(np.arange(256), (PutState.STAGED, PutState.COMMITTED))
+from ostraca_fabric.telemetry.requests import OperationTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,62 +121,3 @@ CLIENT_METRICS: tuple[Metric[ClientMetrics], ...] = (
         lambda client: client.quarantined_bytes,
     ),
 )
-
-
-class Meter:
-    """Running counts of one client.
-
-    Only the client's driver counts. Any thread may take a snapshot, without a lock that an exception of a
-    signal handler could leave held. An operation that ends meanwhile may be counted in part of the snapshot.
-    """
-
-    def __init__(self) -> None:
-        self._tallies = {operation: Tally(operation) for operation in STATES}
-        self._hit_tokens = 0
-        self._saved_s = 0.0
-        self._hit_watches = HitWatches(_VOLUMES_WATCHED_MAX)
-
-    def count(
-        self, spec: OperationSpec, outcomes: Outcomes, *, lengths: NDArray[np.uint32] | None, took_s: float
-    ) -> None:
-        """Count an ended operation; *lengths* are the bytes of its blocks, if blocks moved."""
-        states, reasons = outcomes.states, outcomes.reasons
-        record = spec.volume.record
-        hits, moved_bytes = 0, 0
-        if isinstance(spec, GetSpec):
-            is_hit = _IS_HIT[states]
-            hits = int(np.count_nonzero(is_hit))
-            moved_bytes = _bytes_of(lengths, is_hit)
-            if spec.recompute_s and spec.blocks:
-                self._saved_s += spec.recompute_s * hits / spec.blocks - took_s
-        elif spec.operation == "put":
-            moved_bytes = _bytes_of(lengths, _IS_STORED[states])
-        tally = self._tallies[spec.operation]
-        tally.count(states, reasons)
-        tally.bytes += moved_bytes
-        tally.timed(took_s)
-        self._hit_tokens += hits * record.layout.page_tokens
-        name = f"{record.tenant}/{record.name}"
-        watch = self._hit_watches.count(name, spec.operation, *outcomes.encode())
-        if watch.take_notice():
-            notice = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
-            log.warning("No hits in %s", notice)
-
-    def snapshot(
-        self, *, worker: str, agent: str, transport: str, arena_bytes: int, quarantined_bytes: int
-    ) -> ClientMetrics:
-        """Return the current counts, with the client's description of itself."""
-        return ClientMetrics(
-            worker=worker,
-            agent=agent,
-            transport=transport,
-            operations=tuple(tally.snapshot() for tally in self._tallies.values()),
-            hit_tokens=self._hit_tokens,
-            declared_saved_s=self._saved_s,
-            arena_bytes=arena_bytes,
-            quarantined_bytes=quarantined_bytes,
-        )
-
-
-def _bytes_of(lengths: NDArray[np.uint32] | None, is_counted: NDArray[np.bool_]) -> int:
-    return 0 if lengths is None else int(lengths @ is_counted.astype(np.int64))

@@ -8,31 +8,25 @@ each block has a state and a reason. Errors are UsageError for invalid arguments
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ostraca._memory.views import BlockViews, SlotLease, SlotLoan
-from ostraca._operations.get import get_job, get_views_job
-from ostraca._operations.lookup import lookup_job, prefetch_job
-from ostraca._operations.put import put_job, put_slots_job
-from ostraca._operations.queries import query_explanation, send_session_end
-from ostraca._protocol.specs import GetSpec, LookupSpec, PrefetchSpec, PutSpec
+from ostraca._operations.completions import Ticket
+from ostraca._operations.get import GetIntoJob, GetViewsJob
+from ostraca._operations.lookup import LookupJob, PrefetchJob
+from ostraca._operations.put import PutFromJob, PutSlotsJob
+from ostraca._operations.runner import JobRunner, query_explanation, send_session_end
+from ostraca._protocol.specs import GetSpec, LookupSpec, PrefetchSpec, PutSpec, VolumeSpec
+from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Chain
+from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.limits import whole
 from ostraca_fabric.model.outcome import Ack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ostraca._operations.handoff import Ticket
-    from ostraca._operations.runner import JobRunner
-    from ostraca._protocol.specs import VolumeSpec
-    from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
-    from ostraca_fabric.model.ids import TenantId
-    from ostraca_fabric.model.volume import Layout
-    from ostraca_fabric.telemetry.explain import BlockExplanation
+from ostraca_fabric.model.volume import Layout
+from ostraca_fabric.telemetry.explain import BlockExplanation
 
 
 class Volume:
@@ -102,7 +96,10 @@ class Volume:
         available now.
         """
         return self._runner.run(
-            lookup_job(LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s))
+            LookupJob(
+                self._runtime,
+                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+            )
         )
 
     def prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> PrefetchResult:
@@ -113,7 +110,9 @@ class Volume:
         DECLINED or LATE.
         """
         return self._runner.run(
-            prefetch_job(PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at))
+            PrefetchJob(
+                self._runtime, PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at)
+            )
         )
 
     def get(
@@ -132,7 +131,7 @@ class Volume:
         deadline.
         """
         return self._runner.run(
-            get_job(
+            GetIntoJob(
                 self._runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 into,
@@ -153,7 +152,7 @@ class Volume:
         together; slots are held until the result is released.
         """
         return self._runner.run(
-            get_views_job(
+            GetViewsJob(
                 self._runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 lengths,
@@ -183,7 +182,7 @@ class Volume:
         this put, not to blocks that EXIST, and is forgotten when the shard owner restarts.
         """
         return self._runner.run(
-            put_job(
+            PutFromJob(
                 self._runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 source,
@@ -216,7 +215,7 @@ class Volume:
         The call ends the lease, whatever the outcome of the put.
         """
         return self._runner.run(
-            put_slots_job(
+            PutSlotsJob(
                 self._runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 lease,
@@ -265,13 +264,18 @@ class Volume:
     ) -> Ticket:
         """Start a ``lookup``."""
         return self._runner.submit(
-            lookup_job(LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s))
+            LookupJob(
+                self._runtime,
+                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+            )
         )
 
     def submit_prefetch(self, chain: Chain, *, deadline_s: float, at: str | None = None) -> Ticket:
         """Start a ``prefetch``."""
         return self._runner.submit(
-            prefetch_job(PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at))
+            PrefetchJob(
+                self._runtime, PrefetchSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, at=at)
+            )
         )
 
     def submit_get(
@@ -279,7 +283,7 @@ class Volume:
     ) -> Ticket:
         """Start a ``get``; the fabric may write *into* until the ticket is done."""
         return self._runner.submit(
-            get_job(
+            GetIntoJob(
                 self._runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 into,
@@ -297,7 +301,7 @@ class Volume:
     ) -> Ticket:
         """Start a ``put``; *source* must not change until the ticket is done."""
         return self._runner.submit(
-            put_job(
+            PutFromJob(
                 self._runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 source,
@@ -314,7 +318,7 @@ class Volume:
     ) -> Ticket:
         """Start a ``get_views``; the receiver of the result releases the views."""
         return self._runner.submit(
-            get_views_job(
+            GetViewsJob(
                 self._runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),
                 lengths,
@@ -332,7 +336,7 @@ class Volume:
     ) -> Ticket:
         """Start a ``put_slots``; the lease is over."""
         return self._runner.submit(
-            put_slots_job(
+            PutSlotsJob(
                 self._runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),
                 lease,

@@ -11,7 +11,7 @@ from typing import Any
 
 import ostraca
 from ostraca import aio
-from ostraca._operations.handoff import Completion
+from ostraca._operations.completions import Completion
 
 OPERATIONS = ("lookup", "prefetch", "get", "get_views", "put", "put_slots")
 

@@ -22,8 +22,8 @@ from tests.support.stalls import Stopwatch
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca._connection.dial import choose_addresses
-from ostraca._memory.nixl_fallback import note_refused
-from ostraca._operations.handoff import Completion
+from ostraca._memory.arena import note_refused
+from ostraca._operations.completions import Completion
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import PACKAGES
 from ostraca_fabric.telemetry.requests import NOTICE_BLOCKS

@@ -153,6 +153,35 @@ def foreign_variables() -> str:
     return ", ".join(f"{name}={shown(os.environ[name])}" for name in found[:_VARIABLES_SHOWN])
 
 
+class RegisteredMemory:
+    """Memory registered with a NIXL agent of its own, for peers. Thread-safe."""
+
+    def __init__(self, name: str, address: int, size_bytes: int) -> None:
+        self._agent: NixlAgent | None = NixlAgent(name)
+        self._registration = self._agent.register(address, size_bytes)
+        self.metadata = sealed(self._agent.metadata())
+        self._lock = threading.Lock()
+
+    def progress(self) -> None:
+        """Let the transport make progress, from any thread.
+
+        Does nothing after ``close``, or while another thread makes progress.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._agent is not None:
+                    self._agent.progress()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Deregister the memory while still mapped; the agent goes, with its endpoints and their data."""
+        with self._lock:
+            agent, self._agent = self._agent, None
+            if agent is not None:
+                agent.deregister(self._registration)
+
+
 class NixlAgent:
     """NIXL agent with the UCX backend. Not thread-safe.
 

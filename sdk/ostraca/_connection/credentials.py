@@ -12,18 +12,13 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.sockets.default_paths import TOKEN_FILE_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import Future
-
-    from ostraca.settings import ClientSettings
 
 TOKEN_BYTES_MAX = 16 << 10
 """Longest token: anything longer is not a token file."""

@@ -13,14 +13,19 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._connection.credentials import Credentials
 from ostraca._connection.resolve import connect_tcp
-from ostraca._connection.stream import ByteStream
+from ostraca._memory.arena import note_refused
 from ostraca._memory.inline_arena import InlineArenaEnd
-from ostraca._memory.nixl_fallback import note_refused
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import (
     AuthenticationError,
     ConnectError,
@@ -30,27 +35,19 @@ from ostraca_fabric.errors import (
     VersionError,
 )
 from ostraca_fabric.model.limits import described
+from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.sockets.default_paths import DAEMON_SOCKET, TLS_VARIABLES, agent_socket, default_directory
-from ostraca_fabric.sockets.stream import be_watchful
-from ostraca_fabric.wire.address import TlsAddress, UnixAddress, parse_address
+from ostraca_fabric.sockets.stream import ByteStream, be_watchful
+from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress, parse_address
 from ostraca_fabric.wire.codec import HELLO_ANSWER
-from ostraca_fabric.wire.frames import BulkEnd, FrameReader, encode
+from ostraca_fabric.wire.frames import BulkEnd, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import WORKER, accepted, hello_for
+from ostraca_fabric.wire.messages import Hello, Refused, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ostraca._connection.credentials import Credentials
-    from ostraca.settings import ClientSettings
-    from ostraca_fabric.ports.transport import ArenaEnd
     from ostraca_fabric.sockets.tls import Tls
-    from ostraca_fabric.wire.address import Address
-    from ostraca_fabric.wire.frames import Passage
-    from ostraca_fabric.wire.messages import Hello, Refused, Welcome
+
 
 ADDRESS_VARIABLE = "OSTRACA_AGENT"
 WELCOME_BYTES_MAX = 64 << 10

@@ -36,20 +36,15 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ostraca_fabric.errors import ProtocolError, TransportError
+from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.sockets.stream import Outbox
-from ostraca_fabric.wire.frames import BulkEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ostraca._connection.stream import ByteStream
-    from ostraca_fabric.ports.transport import ArenaEnd
-    from ostraca_fabric.wire.frames import BulkFrame, FrameReader
+from ostraca_fabric.sockets.stream import ByteStream, Outbox
+from ostraca_fabric.wire.frames import BulkEnd, BulkFrame, FrameReader
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 

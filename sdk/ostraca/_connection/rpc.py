@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from ostraca._protocol.events import Disconnected, Reject, Reply, Send, Ticked
-from ostraca._protocol.operations import Question
-from ostraca_fabric.errors import ProtocolError
-from ostraca_fabric.wire.messages import Cancel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca._connection.session import AgentSession
-    from ostraca._protocol.events import Answer, Effect, Event
-    from ostraca_fabric.wire.messages import Message
+from ostraca._connection.session import AgentSession
+from ostraca._protocol.operations import Disconnected, Event, Ticked, refusal
+from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.wire.messages import Failure, Message
 
 log = logging.getLogger("ostraca")
 
+_Answer = TypeVar("_Answer", bound="Message")
 
-class RpcMailbox(SimpleQueue["tuple[int, Event]"]):
+
+class RpcMailbox(SimpleQueue[tuple[int, Event]]):
     """The mailbox of a thread with a question under way, read by this thread."""
 
     descriptor = -1
@@ -37,40 +33,40 @@ class RpcMailbox(SimpleQueue["tuple[int, Event]"]):
         self.put((0, Ticked()))
 
 
-def ask(session: AgentSession, question: Callable[[int], Message], *, until_s: float) -> Answer:
+def ask(
+    session: AgentSession, question: Callable[[int], Message], answer: type[_Answer], *, until_s: float
+) -> _Answer:
     """Return the agent's answer to the message of *question* for a request id.
 
     Raises RefusedError for a refusal by the agent. Raises ConnectError without an answer by *until_s*, or
-    after the loss of the agent.
+    after the loss of the agent. Another message than an *answer* breaks the connection off.
     """
-    request = session.next_request()
-    operation = Question(question(request), request=request, until_s=until_s)
-    mailbox = RpcMailbox()
-    sent_s = time.monotonic()
-    effects = operation.start(sent_s)
+    request, mailbox, sent_s = session.next_request(), RpcMailbox(), time.monotonic()
+    message = question(request)
+    name = type(message).__name__
+    log.debug("%s sent: %s", session.label(request), name)
+    session.submit(request, message, mailbox)
     try:
-        while True:
-            for effect in effects:
-                match effect:
-                    case Send(message=Cancel()):
-                        session.report_late(sent_s)
-                        session.cancel(request)
-                    case Send(message=message):
-                        log.debug("%s sent: %s", session.label(request), type(message).__name__)
-                        session.submit(request, message, mailbox)
-                    case Reply(answer=answer):
-                        return answer
-                    case Reject(error=error):
-                        raise error
+        while time.monotonic() < until_s:
             item = session.wait(mailbox, until_s=until_s)
-            effects = _effects(session, operation, Ticked() if item is None else item[1])
+            match item[1] if item else Ticked():
+                case Ticked():
+                    continue
+                case Failure() as failed:
+                    raise refusal(failed)
+                case answer() as found:
+                    return found
+                case Disconnected():
+                    break
+                case other:
+                    session.break_off(
+                        f"the agent broke the wire's rules: {type(other).__name__} is no answer to a {name}"
+                    )
+                    break
+        else:
+            session.report_late(sent_s)
+            session.cancel(request)
+            raise ConnectError(f"the agent did not answer {name} in time: check whether the agent is stopped")
+        raise ConnectError(f"the agent went away before it answered {name}; try again")
     finally:
         session.leave(request)
-
-
-def _effects(session: AgentSession, operation: Question, event: Event) -> list[Effect]:
-    try:
-        return operation.on(event, time.monotonic())
-    except ProtocolError as error:
-        session.break_off(f"the agent broke the wire's rules: {error}")
-        return operation.on(Disconnected(), time.monotonic())

@@ -8,23 +8,29 @@ another agent and retires this session, which ends when unused::
 
     live --Leaving--> live, told --retire--> retired --unused, or lost--> ended
 
-The creator of a batch calls ``acquire`` before the batch and ``release`` at its end.
+Each job holds one ``acquire`` from its begin to its end.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca._connection.io_loop import IoLoop, Waiters
+from ostraca._connection.dial import ControlChannel
+from ostraca._connection.io_loop import IoLoop, Reader, Waiters
+from ostraca._memory.arena import Arena
 from ostraca._memory.inline_arena import InlineArenaEnd
-from ostraca._protocol.events import Disconnected, Event
-from ostraca._protocol.operations import NOT_STARTED_CODES
+from ostraca._protocol.operations import NOT_STARTED_CODES, Disconnected, Event
 from ostraca._protocol.silence import SilenceDetector
+from ostraca._protocol.specs import VolumeKey, VolumeSpec
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ProtocolError, TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.telemetry.requests import label_of
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import TO_WORKER
@@ -37,6 +43,7 @@ from ostraca_fabric.wire.messages import (
     GetDone,
     GetProgress,
     Leaving,
+    Message,
     PastSettled,
     Ping,
     Pong,
@@ -45,20 +52,6 @@ from ostraca_fabric.wire.messages import (
     Settled,
     SettlePast,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from ostraca._connection.dial import ControlChannel
-    from ostraca._connection.io_loop import Reader
-    from ostraca._memory.arena import Arena
-    from ostraca._protocol.specs import VolumeKey, VolumeSpec
-    from ostraca.settings import ClientSettings
-    from ostraca_fabric.ports.transport import ArenaEnd
-    from ostraca_fabric.wire.messages import Message
-
 
 _UNSENT_BYTES_MIN = 64 << 20
 """Requests and cancels in memory for an agent that has stopped reading for a while."""
@@ -150,7 +143,7 @@ class AgentSession:
         self._waiters = Waiters(self._loop, self._has_others)
         with arena.changed:
             self._past = arena.ledger.meet_agent(self.agent, self.start_id)
-            arena.tell_changed()
+            arena.ledger.tell_changed()
         self._loop.start()
         if self._past:
             request = self.reserve()
@@ -173,12 +166,17 @@ class AgentSession:
             self._users += 1
             return True
 
+    def acquire_volume(self, volume: VolumeSpec) -> int | None:
+        """Acquire the session, and return the volume's handle; None if the volume is not open here."""
+        handle = self.handles.get(volume.key)
+        return handle if handle is not None and self.acquire() else None
+
     def release(self) -> None:
         """Undo one ``acquire``."""
         with self._arena.changed:
             self._users -= 1
             if self._is_retired:
-                self._arena.tell_changed()
+                self._arena.ledger.tell_changed()
 
     def retire(self) -> None:
         """Retire the session in favour of another session with its own ends.
@@ -238,7 +236,7 @@ class AgentSession:
             # their reservation back. Woken by that, two such batches would retry each other forever.
             if self._has_refused:
                 self._has_refused = False
-                self._arena.tell_changed()
+                self._arena.ledger.tell_changed()
 
     def submit(
         self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None
@@ -278,7 +276,7 @@ class AgentSession:
         None for never, as while no slots are in use. The I/O loop sleeps until the first message and drives
         the transport from then on: a wake-up per request would cost more than a small request.
         """
-        if not self._end.needs_progress:
+        if self.lost_because or not self._end.needs_progress:
             return None
         with self._arena.changed:
             return self._settings.progress_s if self._arena.ledger.is_due(self) else None
@@ -325,14 +323,12 @@ class AgentSession:
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots."""
-        if not self._arena.is_ours:
-            return
         with self._arena.changed:
             self._mailboxes.pop(request, None)
             self._shut(self._arena.ledger.slots(request))
             self._arena.ledger.leave(request)
             is_due = self._arena.ledger.is_due(self)
-            self._arena.tell_changed()
+            self._arena.ledger.tell_changed()
         if is_due and self._end.needs_progress:
             self._loop.wake()
 
@@ -376,7 +372,7 @@ class AgentSession:
             case Settled(request=request):
                 with self._arena.changed:
                     self._arena.ledger.settle(request)
-                    self._arena.tell_changed()
+                    self._arena.ledger.tell_changed()
             case Fetch():
                 self._answer(message)
             case Refused(code=code, message=words):
@@ -393,7 +389,7 @@ class AgentSession:
                 with self._arena.changed:
                     self._arena.ledger.settle_past(self._past)
                     self._inflight.discard(message.request)
-                    self._arena.tell_changed()
+                    self._arena.ledger.tell_changed()
             case _:
                 # The answer to a request without slots; for a get or a put, the answer proves nothing.
                 self._finish(message, None)
@@ -430,7 +426,7 @@ class AgentSession:
             self._shut(slots)
             self._arena.ledger.answer(request, positions)
             self._inflight.discard(request)
-            self._arena.tell_changed()
+            self._arena.ledger.tell_changed()
         self._deliver(request, message)
 
     def _deliver(self, request: int, event: Event) -> None:
@@ -459,6 +455,6 @@ class AgentSession:
             self._arena.ledger.lose_connection(is_drained=self._inline is not None, connection=self)
             waiting = list(self._mailboxes.items())
             self._inflight.clear()
-            self._arena.tell_changed()
+            self._arena.ledger.tell_changed()
         for request, mailbox in waiting:
             mailbox.put((request, Disconnected()))

@@ -13,13 +13,13 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ostraca._connection.stream import ByteStream, can_be_read, send_all
-from ostraca_fabric.sockets.stream import CopyingSender
+from ostraca_fabric.sockets.stream import ByteStream, CopyingSender, can_be_read, send_all
 from ostraca_fabric.sockets.tls import HUNG_UP, in_words
+from ostraca_fabric.wire.frames import FrameReader, Passage
 
 if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import Tls
-    from ostraca_fabric.wire.frames import FrameReader, Passage
+
 
 _TAKEN_BYTES = 256 << 10
 """Bytes accepted per call before the socket is tried: bounds the copies and the waiting bytes."""

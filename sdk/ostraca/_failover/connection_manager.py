@@ -23,33 +23,23 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ostraca._connection.dial import UnreachableError, dial
+from ostraca._connection.dial import ClientIdentity, ControlChannel, UnreachableError, dial
 from ostraca._connection.rpc import ask
 from ostraca._connection.session import AgentSession
-from ostraca._failover.failback import Failback
-from ostraca._failover.health_probe import HealthProbe
-from ostraca._failover.transfer_reconciler import TransferReconciler
-from ostraca._memory.arena import ArenaRegistration
+from ostraca._failover.background import Failback, HealthProbe, TransferReconciler
+from ostraca._memory.arena import Arena, ArenaRegistration
 from ostraca._protocol.operations import CALLER_CODES
+from ostraca._protocol.specs import VolumeSpec
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
-from ostraca_fabric.ports.transport import INLINE
+from ostraca_fabric.ports.transport import INLINE, ArenaEnd
 from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.wire.address import Address
 from ostraca_fabric.wire.messages import VolumeOpened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ostraca._connection.dial import ClientIdentity, ControlChannel
-    from ostraca._memory.arena import Arena
-    from ostraca._protocol.specs import VolumeSpec
-    from ostraca.settings import ClientSettings
-    from ostraca_fabric.ports.transport import ArenaEnd
-    from ostraca_fabric.wire.address import Address
-
 
 log = logging.getLogger("ostraca")
 
@@ -72,7 +62,7 @@ class ConnectionManager:
         self.session: AgentSession | None = None
         """The current or last session."""
 
-        self._retired: tuple[AgentSession, ...] = ()
+        self.retired: tuple[AgentSession, ...] = ()
         """Retired sessions still in use."""
 
         self._addresses = addresses
@@ -101,21 +91,6 @@ class ConnectionManager:
         session = self.session
         return session if session is not None and session.is_alive else None
 
-    @property
-    def retired_progress_s(self) -> float | None:
-        """Interval for calls of ``progress_retired``; None for never.
-
-        Applies to waits for first messages of retired sessions. The reader of the live session's connection
-        drives only that session's transport. The value changes as slots are taken and given back.
-        """
-        intervals_s = [each.progress_s for each in self._retired if each.is_alive]
-        return min((each for each in intervals_s if each is not None), default=None)
-
-    def progress_retired(self) -> None:
-        """Let the transports of retired sessions make progress."""
-        for session in self._retired:
-            session.progress()
-
     @contextmanager
     def borrow_session(self, until_s: float) -> Iterator[AgentSession]:
         """Lend a live session, acquired meanwhile.
@@ -127,17 +102,6 @@ class ConnectionManager:
             yield session
         finally:
             session.release()
-
-    def volume_at_hand(self, volume: VolumeSpec) -> tuple[AgentSession, int] | None:
-        """Return the live session and the volume's handle if open there, else None.
-
-        Never blocks. The caller must release the session.
-        """
-        session = self.live
-        handle = None if session is None else session.handles.get(volume.key)
-        if session is None or handle is None or not session.acquire():
-            return None
-        return session, handle
 
     def find_volume(self, volume: VolumeSpec, until_s: float) -> tuple[AgentSession, int] | None:
         """Return a live session and the volume's handle; None without a session by *until_s*.
@@ -183,10 +147,7 @@ class ConnectionManager:
         """
         handle = session.handles.get(volume.key)
         if handle is None:
-            answer = ask(session, volume.message, until_s=until_s)
-            if not isinstance(answer, VolumeOpened):
-                raise ProtocolError(f"{type(answer).__name__} is no answer to an OpenVolume")
-            handle = answer.handle
+            handle = ask(session, volume.message, VolumeOpened, until_s=until_s).handle
             session.volumes[volume.key] = volume
             session.handles[volume.key] = handle
         return handle
@@ -199,14 +160,11 @@ class ConnectionManager:
         self._closed.set()
         with self._dialling:
             self._registration.close()
-            for session in self._sessions():
-                session.close()
+            for session in (self.session, *self.retired):
+                if session is not None:
+                    session.close()
         for thread in self._failovers:
             thread.join()
-
-    def _sessions(self) -> tuple[AgentSession, ...]:
-        """Return the current or last session, and the retired sessions."""
-        return self._retired if self.session is None else (self.session, *self._retired)
 
     def _acquire_session(self, until_s: float) -> AgentSession:
         """Return a live session, acquired for the caller.
@@ -232,9 +190,9 @@ class ConnectionManager:
             raise ConnectError(self.unreachable_because)
         addresses = self._health_probe.at_hand(self._addresses)
         if not addresses:
-            self._health_probe.look()
+            self._health_probe.start()
             raise ConnectError(self.unreachable_because)
-        left = [each.address for each in self._retired]
+        left = [each.address for each in self.retired]
         addresses.sort(key=lambda address: address in left)
         self._renew(until_s)
         began_s = time.monotonic()
@@ -269,7 +227,7 @@ class ConnectionManager:
         self.unreachable_because = str(error)
         self._redial_at_s = time.monotonic() + self._settings.redial_s
         if self.session is not None:
-            self._health_probe.look()
+            self._health_probe.start()
 
     def _begin_session(self, channel: ControlChannel) -> AgentSession:
         return AgentSession(
@@ -287,10 +245,10 @@ class ConnectionManager:
         self.unreachable_because = ""
         self._registration.note_offer()
         self.session = session
-        self._reconciler.look()
+        self._reconciler.start()
         if session.transport != INLINE and len(self._addresses) > 1:
             self._registration.prepare(session.transport, self._settings.spare_after_s)
-        self._failback.look()
+        self._failback.start()
         return session
 
     def _on_leaving(self, session: AgentSession) -> None:
@@ -353,12 +311,12 @@ class ConnectionManager:
 
     def _end_retired(self, left: AgentSession) -> None:
         """End a retired session once unused; a session not retired continues."""
-        if left not in self._retired:
+        if left not in self.retired:
             return
         left.end_unused()
         with self._dialling:
-            self._retired = tuple(each for each in self._retired if each is not left)
-        self._reconciler.look()
+            self.retired = tuple(each for each in self.retired if each is not left)
+        self._reconciler.start()
 
     def _dial_other(
         self, leaving: AgentSession, spare: dict[str, ArenaEnd], addresses: Sequence[Address]
@@ -368,7 +326,7 @@ class ConnectionManager:
         Offers the ends in *spare*, created if missing. All addresses share the time of a handshake. Returns
         None if no such agent answers now, or if an end broke.
         """
-        known = (leaving, *self._retired)
+        known = (leaving, *self.retired)
         wanted = [each for each in addresses if all(each != session.address for session in known)]
         # No health probe runs while a session is live, and no operation waits here, so held-off addresses are
         # tried too, after the others.
@@ -414,7 +372,7 @@ class ConnectionManager:
                 ConnectError, ProtocolError, RefusedError
             ):  # an operation on the volume opens it again and gets the error
                 self.open_volume(session, volume, until_s)
-        self._retired = (*self._retired, leaving)
+        self.retired = (*self.retired, leaving)
         self._begin(session)
         log.debug("%s takes over from %s", session.agent, leaving.agent)
 

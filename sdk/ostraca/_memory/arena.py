@@ -3,33 +3,71 @@
 A single lock guards all state shared by a client's threads: the ledger, and each session's bookkeeping. The
 lock is held for bookkeeping only, never while bytes are copied or sent. ``changed`` is notified when slots or
 requests may be free.
+
+If NIXL can't be used, a log line names cause and loss. Each line is logged once per process: clients
+reconnect, and a process may have many clients.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca._memory.inline_arena import InlineArenaEnd
-from ostraca._memory.nixl_fallback import note_missing
 from ostraca._protocol.ledger import Ledger
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ConnectError, NoTransportError, TransportError
+from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.memory import HugeMemory, rooms
 from ostraca_fabric.runtime.threads import run_in_background, show_name
 from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.wire.address import Address, UnixAddress
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
+log = logging.getLogger("ostraca")
 
-    import numpy as np
-    from numpy.typing import NDArray
+_LOST = "blocks cross {instead}, over the connection, more slowly"
+_LINES_MAX = 256
 
-    from ostraca.settings import ClientSettings
-    from ostraca_fabric.ports.transport import ArenaEnd
+_logged: set[str] = set()
+
+
+def note_missing(transport: str, error: Exception, *, instead: str) -> None:
+    """Log that a transport can't be set up, unless none is left *instead*."""
+    if transport != instead:
+        _say(logging.WARNING, f"{transport} is not used: {error}; {_LOST.format(instead=instead)}")
+
+
+def note_refused(address: Address, offered: Sequence[str], chosen: str) -> None:
+    """Log that an agent did not take the transport offered first.
+
+    The line is a warning on the agent's own host, where shared memory should work. The line is also a warning
+    if a variable of this process may be the cause.
+    """
+    if not offered or not chosen or chosen == offered[0]:
+        return
+    from ostraca_fabric.nixl.runtime import foreign_variables  # noqa: PLC0415 (most need none of it)
+
+    others = foreign_variables()
+    is_odd = bool(others) or isinstance(address, UnixAddress)
+    cause = f", perhaps because of {others}, set for this process" if others else ""
+    _say(
+        logging.WARNING if is_odd else logging.INFO,
+        f"{offered[0]} is not used with {address}: the agent lacks this transport, or can't reach this "
+        f"process over it{cause}; see the agent's log; {_LOST.format(instead=chosen)}",
+    )
+
+
+def _say(level: int, line: str) -> None:
+    if line not in _logged and len(_logged) < _LINES_MAX:
+        _logged.add(line)
+        log.log(level, "%s", line)
 
 
 class Arena:
@@ -49,14 +87,12 @@ class Arena:
         self.array = self._memory.array[:size_bytes]
         self.size_bytes = size_bytes
         self.chunk_bytes = settings.chunk_bytes
-        self._pid = os.getpid()
         self.changed = threading.Condition(threading.Lock())
-        self.on_changed: Callable[[], None] = _ignore
-        """Called with ``changed`` held; must not block."""
-
         slots = SlotPool(size_bytes, settings.chunk_bytes)
         self.ledger = Ledger(slots, quarantine_bytes_max=settings.quarantine_bytes_max)
         """Hold ``changed`` for any use."""
+
+        self.ledger.listeners.append(self.changed.notify_all)
         self.ends: Mapping[str, ArenaEnd] = self._ends(settings, slots)
         """The ends offered last."""
 
@@ -80,38 +116,11 @@ class Arena:
             )
         return found
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process created the arena.
-
-        In a forked child the memory is not mapped, and a thread that does not exist there may hold the lock.
-        """
-        return os.getpid() == self._pid
-
-    def slots_of(self, slot_bytes: int) -> int:
-        """Return the number of slots of this size in the whole arena."""
-        return self.size_bytes // self.chunk_bytes * (self.chunk_bytes // slot_bytes)
-
-    def take_up_to(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
-        """Take *count* slots, or half as many, and so on. Thread-safe.
-
-        Returns None if not a single slot is free.
-        """
-        with self.changed:
-            while count:
-                offsets = self.ledger.take(count, slot_bytes)
-                if offsets is not None:
-                    return offsets
-                count //= 2
-        return None
-
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Give back slots never named in a request. Thread-safe."""
-        if not self.is_ours:
-            return
         with self.changed:
             self.ledger.give(offsets)
-            self.tell_changed()
+            self.ledger.tell_changed()
 
     @property
     def must_renew(self) -> bool:
@@ -150,11 +159,6 @@ class Arena:
                 end.cut_off()
             raise
         return found
-
-    def tell_changed(self) -> None:
-        """Notify waiters that slots or requests may be free. Hold ``changed``."""
-        self.changed.notify_all()
-        self.on_changed()
 
     def close(self, *, is_used: bool = False) -> None:
         """Stop offering the memory, and unmap it unless still in use.
@@ -249,10 +253,6 @@ def _check_room(size_bytes: int) -> None:
             f"an arena of {size_bytes} bytes does not fit: {least.name} is {least.limit_bytes} bytes, of "
             f"which {least.free_bytes} are free. Lower arena_bytes in the settings, or raise that limit"
         )
-
-
-def _ignore() -> None:
-    """Do nothing: only threads in ``changed.wait`` are waiting."""
 
 
 def _end(name: str, memory: HugeMemory, slots: SlotPool) -> ArenaEnd:

@@ -14,20 +14,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca._protocol.events import BlockVerdict
+from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import TAG_BYTES, are_good, tags_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
 
 SHARE_BYTES = 2 << 20
 """Smallest share worth another thread: a fifth of a millisecond of copying, several times the cost of a

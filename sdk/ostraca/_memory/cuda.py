@@ -1,6 +1,6 @@
 """CUDA tensors of torch as device memory.
 
-Adapter of ``ostraca._memory.device_port``. The arena is registered with CUDA as pinned memory at the first
+Adapter of ``ostraca._memory.device_blocks``. The arena is registered with CUDA as pinned memory at the first
 use, once per client, so that copies run asynchronously. Each operation has its own stream on each of its
 devices. The stream is ordered after all work that the caller's thread had launched on the device's current
 stream before the call. The operation ends after its streams, so later work of the caller needs no
@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Hashable, Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ostraca._memory.buffers import axes_of, check_inside, plain_memory
-from ostraca._memory.device_port import DevicePart
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._memory.device_blocks import DevicePart
+from ostraca._memory.host_blocks import axes_of, check_inside, plain_memory
 from ostraca_fabric.errors import TransportError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for every device of the process."""
 
 
 class CudaDevices:
-    """CUDA implementation of ``ostraca._memory.device_port.Devices``."""
+    """CUDA implementation of ``ostraca._memory.device_blocks.Devices``."""
 
     def __init__(self) -> None:
         self._pinning = threading.Lock()
@@ -85,7 +83,7 @@ class CudaDevices:
 
 
 class CudaCopies:
-    """CUDA implementation of ``ostraca._memory.device_port.Copies``."""
+    """CUDA implementation of ``ostraca._memory.device_blocks.Copies``."""
 
     def __init__(self, torch: Any, devices: Iterable[Hashable], lost: Any) -> None:  # noqa: ANN401 (torch is never imported here)
         self._torch = torch

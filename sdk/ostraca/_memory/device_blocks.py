@@ -1,35 +1,94 @@
-"""Blocks in device memory, by way of ``ostraca._memory.device_port``.
+"""Blocks in device memory, such as a GPU's, and the port to devices.
 
-The counterpart for host memory is ``ostraca._memory.host_blocks``. As there, a block is a tensor or a list of
-tensors. All blocks of one call are on devices or none.
+Blocks cross in the arena, one copy away from device memory. Such copies run asynchronously. ``Devices`` and
+``Copies`` define the contract; ``ostraca._memory.cuda`` is the adapter for CUDA. This module knows nothing of
+any device. The counterpart for host memory is ``ostraca._memory.host_blocks``. As there, a block is a tensor
+or a list of tensors. All blocks of one call are on devices or none.
 
 **Tags.** A put from host memory computes tags from the caller's bytes, before the copy. Device memory can't
 be hashed in place, so the tag comes from the copy in the slot, after the end of the copy. A copy that goes
 wrong without an error is therefore not detected; all later damage is. A get verifies the slot, as always, and
 copies only good blocks.
 
-**Ends.** Copies run beside the driver's thread. A batch waits for them before the release of a slot, at any
+**Ends.** Copies run beside the driver's thread. A job waits for them before the release of a slot, at any
 end: success, deadline or ``cancel``. After an operation's end no copy writes to a device, and no slot read by
 a copy is reused. An operation may overrun its deadline by the copies then under way.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca._memory.buffers import check_count, check_size
-from ostraca._memory.copy_pool import compute_tags, no_verdicts, verdicts_of, verified_slices
+from ostraca._memory.copy_pool import CopyPool, compute_tags, no_verdicts, verdicts_of, verified_slices
+from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+class DevicePart(NamedTuple):
+    """Memory of one device, passed by the caller of an operation."""
 
-    from ostraca._memory.copy_pool import CopyPool
-    from ostraca._memory.device_port import DevicePart, Devices
+    memory: Any
+    """The adapter's own handle: keeps the memory alive and knows the items' positions."""
+
+    device: Hashable
+    shape: tuple[int, ...]
+    payload_bytes: int
+    """Bytes of all items, copied in C order."""
+
+
+class Copies(Protocol):
+    """Copies of one operation. Call ``wait`` before any other use of the host memory."""
+
+    def to_device(self, part: DevicePart, host: NDArray[np.uint8]) -> None:
+        """Start a copy of *host*, of ``payload_bytes``, to the device.
+
+        Raises TransportError.
+        """
+
+    def from_device(self, part: DevicePart, host: NDArray[np.uint8]) -> None:
+        """Start a copy from the device to *host*. Raises TransportError."""
+
+    def wait(self) -> bool:
+        """Wait until every started copy has ended. Never raises for a device's errors.
+
+        False means that a copy failed, now or earlier. The state of the failed copy is unknown, so the host
+        memory of this operation's copies must never be used again.
+        """
+
+
+class Devices(Protocol):
+    """Devices of one client. Thread-safe."""
+
+    def look(self, value: object) -> DevicePart | None:
+        """Return device memory as a part; None for any other value.
+
+        Raises UsageError for memory that can't be copied; the message begins with a verb.
+        """
+
+    def rows(self, part: DevicePart) -> list[DevicePart]:
+        """Cut a part along its first axis."""
+
+    def copies(self, devices: Iterable[Hashable]) -> Copies:
+        """Return copies ordered after all work of this thread on the devices so far.
+
+        Raises UsageError if no copy may be started there now.
+        """
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Pin the arena's *memory*, so that copies run asynchronously.
+
+        Cheap after the first call. Raises UsageError with a remedy if so much memory can't be pinned.
+        """
+
+    def close(self) -> bool:
+        """Unpin the memory; tell whether it may be unmapped.
+
+        No copy may be under way.
+        """
 
 
 class DeviceBlocks:

@@ -7,40 +7,228 @@ order. ``ostraca._memory.device_blocks`` holds blocks in device memory.
 
 Callers pass a list of blocks, or an array or tensor whose first axis counts the blocks. All checks run here,
 once, before any message is sent. Python walks a list once, and an array not at all. The result is a table of
-parts (``ostraca._memory.buffers``), and a single call into C copies all blocks of a wave.
+parts: an address, and runs of contiguous bytes. A single call into C copies all blocks of a wave. Shapes and
+strides come from numpy or torch, so parts never reach outside of the memory. This module never imports torch:
+a tensor implies a caller's import.
+
+Messages of errors raised by checks of a part begin with a verb; the argument's name is put in front.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca._memory.buffers import (
-    PART,
-    Axes,
-    MemoryLayout,
-    axes_of,
-    check_count,
-    check_inside,
-    check_size,
-    layout_of,
-    view_buffer,
-)
-from ostraca._memory.copy_pool import VERDICT_OF_BAD, no_verdicts
-from ostraca._memory.device_blocks import blocks_on_devices
+from ostraca._memory.copy_pool import VERDICT_OF_BAD, CopyPool, no_verdicts
+from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
+from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tables.digests import TAG_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+AXES_MAX = 4
+PART = np.dtype(
+    [
+        ("address", np.uint64),
+        ("run_bytes", np.uint64),
+        ("dims", np.uint64),
+        ("shape", np.uint64, AXES_MAX),
+        ("strides", np.int64, AXES_MAX),
+    ]
+)
+"""``struct part`` of ``native/ostraca.h``: runs of bytes, laid out by the first ``dims`` axes."""
+assert PART.itemsize == 8 * (3 + 2 * AXES_MAX), "C has eleven words of eight bytes, without gaps"
 
-    from numpy.typing import NDArray
 
-    from ostraca._memory.copy_pool import CopyPool
-    from ostraca._memory.device_port import Devices
+Shaped = tuple[tuple[int, ...], tuple[int, ...], Any]
+"""Shape, strides and data type from numpy or torch: numpy's strides are in bytes, torch's in items."""
+
+BufferView = tuple[object, int, int | None, bool, Shaped]
+"""View of some memory: owner, address, end, writable flag, and ``Shaped``. The owner keeps the memory alive,
+and a buffer from being resized. The end is None if all items certainly lie in the memory. A plain tuple,
+because each part of a list needs one.
+"""
+
+
+class Axes(NamedTuple):
+    """Positions of items in memory, relative to the first item."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes."""
+
+    item_bytes: int
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes from the start of the first item to the end of the last item."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return last + self.item_bytes
+
+
+class MemoryLayout(NamedTuple):
+    """Parts of memory with equally placed items."""
+
+    parts: NDArray[np.void]
+    """Addresses are relative to the first item."""
+
+    payload_bytes: int
+    """Bytes of all items."""
+
+    extent_bytes: int
+
+
+def view_buffer(value: object) -> BufferView | None:
+    """Inspect an array, a tensor or a buffer, without a copy.
+
+    Returns None for any other value. Raises UsageError if C can't read the memory.
+    """
+    if isinstance(value, np.ndarray):
+        return _of_array(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_tensor(value, torch)
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]  # tests for the buffer protocol
+    except TypeError:
+        return None
+    try:
+        return _of_array(np.asarray(view))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"has the format {view.format!r}, unreadable as numbers: cast the buffer to bytes"
+        ) from error
+
+
+def axes_of(shaped: Shaped) -> Axes:
+    """Return the item positions in memory of this shape.
+
+    Raises UsageError if blocks can't lie in such memory.
+    """
+    shape, strides, kind = shaped
+    item_bytes = kind.itemsize
+    if not isinstance(kind, np.dtype):
+        strides = tuple(stride * item_bytes for stride in strides)
+    elif kind.hasobject:
+        raise UsageError(f"holds Python objects ({kind}): pass memory of numbers or bytes")
+    if not item_bytes or 0 in shape:
+        raise UsageError("has no bytes: a block has at least 1 byte")
+    axes = Axes(tuple(shape), tuple(strides), item_bytes)
+    _check_strides(axes)
+    return axes
+
+
+def layout_of(axes: Axes) -> MemoryLayout:
+    """Return the parts of memory with these axes, in C order.
+
+    The computation takes tens of microseconds, and engines cut all blocks alike: cache the result.
+    """
+    run_bytes, merged = _merge_axes(axes)
+    outer, inner = merged[:-AXES_MAX], merged[-AXES_MAX:]
+    addresses = np.zeros(1, np.int64)
+    for size, stride in outer:
+        addresses = (addresses[:, None] + np.arange(size) * stride).reshape(-1)
+    parts = np.zeros(len(addresses), PART)
+    parts["address"], parts["run_bytes"], parts["dims"] = addresses, run_bytes, len(inner)
+    for axis, (size, stride) in enumerate(inner):
+        parts["shape"][:, axis], parts["strides"][:, axis] = size, stride
+    return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes.extent_bytes)
+
+
+def check_inside(address: int, extent_bytes: int, end: int | None) -> None:
+    """Check that a tensor's storage still contains all items.
+
+    Torch lets storages shrink under their tensors. Raises UsageError.
+    """
+    if end is not None and not 0 < address <= end - extent_bytes:
+        raise UsageError("is a tensor with a freed or shrunk storage: pass a tensor with its memory")
+
+
+def _of_array(array: NDArray[Any]) -> BufferView:
+    flags = array.flags
+    is_writable = flags.writeable
+    shaped = array.shape, array.strides, array.dtype
+    if is_writable and flags.c_contiguous:
+        # Numpy's own way to the address takes five times as long; it serves arrays without a buffer export.
+        try:
+            first: ctypes.c_char = ctypes.c_char.from_buffer(array)  # type: ignore[arg-type]  # it is a buffer
+            return array, ctypes.addressof(first), None, is_writable, shaped
+        except (TypeError, ValueError):
+            pass
+    return array, array.ctypes.data, None, is_writable, shaped
+
+
+def _of_tensor(tensor: Any, torch: Any) -> BufferView:  # noqa: ANN401 (torch is never imported here)
+    if tensor.is_cuda:
+        raise UsageError(
+            f"lies on {tensor.device}, and the first block in host memory: pass all blocks of a call in "
+            "the same kind of memory"
+        )
+    if not tensor.is_cpu:
+        raise UsageError(
+            f"lies on {tensor.device}: copy the tensor to the CPU (tensor.cpu(), or a pinned buffer), as "
+            "only CUDA devices are supported"
+        )
+    return plain_memory(tensor, torch)
+
+
+def plain_memory(tensor: Any, torch: Any) -> BufferView:  # noqa: ANN401 (torch is never imported here)
+    """Inspect a tensor's memory on any device.
+
+    Raises UsageError for a tensor without plain bytes.
+    """
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        raise UsageError(
+            "is a sparse, quantized or lazily conjugated tensor: materialise the tensor first (to_dense(), "
+            "int_repr(), resolve_conj())"
+        )
+    try:
+        # Types that numpy lacks (bfloat16, float8) pass, because no numpy array is made.
+        storage = tensor.untyped_storage()
+        end = storage.data_ptr() + storage.nbytes()
+        return storage, tensor.data_ptr(), end, True, (tensor.shape, tensor.stride(), tensor.dtype)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"is a tensor without plain memory: {error}") from error
+
+
+def _check_strides(axes: Axes) -> None:
+    """Refuse overlapping items and negative strides. Raises UsageError."""
+    long = sorted((stride, size) for stride, size in zip(axes.strides, axes.shape, strict=True) if size > 1)
+    covered = axes.item_bytes
+    for stride, size in long:
+        if stride < covered:
+            raise UsageError(
+                f"has strides {axes.strides} for shape {axes.shape}: strides must be positive and elements "
+                "must not overlap; pass a contiguous copy, or a slice that does not repeat or reverse any"
+            )
+        covered = stride * (size - 1) + covered
+
+
+def _merge_axes(axes: Axes) -> tuple[int, list[tuple[int, int]]]:
+    """Merge axes into long runs; return a run's bytes, and the other axes.
+
+    Each axis is a pair of size and stride.
+    """
+    run_bytes = axes.item_bytes
+    merged: list[tuple[int, int]] = []  # the innermost first
+    for size, stride in zip(reversed(axes.shape), reversed(axes.strides), strict=True):
+        if size == 1:
+            continue
+        if not merged and stride == run_bytes:
+            run_bytes *= size
+        elif merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = merged[-1][0] * size, merged[-1][1]
+        else:
+            merged.append((size, stride))
+    return run_bytes, merged[::-1]
+
 
 _READ_ONLY = (
     "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
@@ -51,53 +239,6 @@ _HOST_TYPES = (np.ndarray, bytearray, memoryview, bytes)
 """Types never on a device."""
 
 
-class CallerBlocks(Protocol):
-    """Checked blocks of caller memory.
-
-    Either ``HostBlocks`` or ``ostraca._memory.device_blocks.DeviceBlocks``.
-    """
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        """Bytes of each block."""
-
-    def prepare(self, memory: NDArray[np.uint8]) -> None:
-        """Prepare for copies from and to *memory*. Raises UsageError."""
-
-    def gather(
-        self,
-        memory: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        *,
-        first: int,
-        copy_pool: CopyPool,
-    ) -> NDArray[np.uint8]:
-        """Copy blocks from *first* on into *memory*; return their tags.
-
-        All copies have ended on return.
-        """
-
-    def scatter(
-        self,
-        memory: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        tags: NDArray[np.uint8],
-        *,
-        positions: NDArray[np.int64],
-        until_s: float,
-        copy_pool: CopyPool,
-    ) -> NDArray[np.uint8]:
-        """Verify blocks in *memory*, and copy the good blocks to caller memory.
-
-        Returns a ``BlockVerdict`` for each. Call ``wait`` before any use of the copies.
-        """
-
-    def wait(self) -> bool:
-        """Wait for all copies; False if their slots must be given up."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBlocks:
     """Checked blocks of caller memory.
@@ -106,7 +247,7 @@ class HostBlocks:
     """
 
     parts: NDArray[np.void]
-    """Table of ``ostraca._memory.buffers.PART``; addresses are valid for the life of this object."""
+    """Table of ``PART``; addresses are valid for the life of this object."""
 
     first_part: NDArray[np.int64]
     lengths: NDArray[np.uint32]
@@ -218,6 +359,9 @@ class HostBlocks:
         return verdicts
 
 
+CallerBlocks = HostBlocks | DeviceBlocks
+
+
 def caller_blocks(
     value: object, devices: Devices, *, argument: str, count: int, block_bytes: int, is_written: bool
 ) -> CallerBlocks:
@@ -249,11 +393,15 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
 
     Overlapping destinations are not detected: the content of such memory is undefined afterwards.
     """
-    found = (
-        _inspect_list(value, argument, count, is_written=is_written)
-        if isinstance(value, (list, tuple))
-        else _inspect_array(value, argument, count, is_written=is_written)
-    )
+    listing = _Listing(is_written=is_written)
+    try:
+        found = (
+            listing.inspect(value, count)
+            if isinstance(value, (list, tuple))
+            else _inspect_array(value, count, is_written=is_written)
+        )
+    except UsageError as error:
+        raise UsageError(f"{argument}{listing.place_text} {error}") from error
     lengths = _lengths(found)
     if count:
         worst = int(lengths.argmax())
@@ -305,15 +453,8 @@ def _table(found: _Pieces) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     return parts, np.concatenate([np.zeros(1, np.int64), end_of_piece[found.ends - 1]])
 
 
-def _inspect_array(value: object, argument: str, count: int, *, is_written: bool) -> _Pieces:
+def _inspect_array(value: object, count: int, *, is_written: bool) -> _Pieces:
     """Inspect an array or tensor whose first axis counts the blocks."""
-    try:
-        return _cut_inspect_array(value, count, is_written=is_written)
-    except UsageError as error:
-        raise UsageError(f"{argument} {error}") from error
-
-
-def _cut_inspect_array(value: object, count: int, *, is_written: bool) -> _Pieces:
     seen = view_buffer(value)
     if seen is None:
         raise UsageError(
@@ -338,16 +479,6 @@ def _cut_inspect_array(value: object, count: int, *, is_written: bool) -> _Piece
     return _Pieces(addresses, np.zeros(count, np.int64), [layout], np.arange(1, count + 1), [owner])
 
 
-def _inspect_list(value: Sequence[object], argument: str, count: int, *, is_written: bool) -> _Pieces:
-    """Inspect a list of blocks, each a part or a list of parts."""
-    listing = _Listing(is_written=is_written)
-    try:
-        check_count(len(value), count)
-        return listing.inspect(value)
-    except UsageError as error:
-        raise UsageError(f"{argument}{listing.place_text} {error}") from error
-
-
 class _Listing:
     """Result of a pass over a caller's list, with little work per part."""
 
@@ -365,8 +496,12 @@ class _Listing:
         """Place in the list of the last inspected item."""
         return "".join(f"[{position}]" for position in self._place)
 
-    def inspect(self, blocks: Sequence[object]) -> _Pieces:
-        """Inspect all blocks. Raises UsageError about the item at ``place_text``."""
+    def inspect(self, blocks: Sequence[object], count: int) -> _Pieces:
+        """Inspect all *count* blocks, each a part or a list of parts.
+
+        Raises UsageError about the item at ``place_text``.
+        """
+        check_count(len(blocks), count)
         ends = []
         for position, block in enumerate(blocks):
             if isinstance(block, (list, tuple)):

@@ -7,23 +7,16 @@ before reading it. Late or unrequested bytes are discarded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.ports.transport import INLINE
+from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.frames import Passage, bulk_frames
-from ostraca_fabric.wire.messages import ArenaOffer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.tables.slots import SlotPool
-    from ostraca_fabric.wire.frames import BulkFrame
-    from ostraca_fabric.wire.messages import Fetch
+from ostraca_fabric.wire.frames import BulkFrame, Passage, bulk_frames
+from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 _TRANSFER_MAX = (1 << 64) - 1
 

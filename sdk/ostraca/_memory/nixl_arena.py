@@ -12,34 +12,17 @@ it makes no progress.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import TransportError
-from ostraca_fabric.nixl.runtime import NAME, NixlAgent, sealed, unique_name
+from ostraca_fabric.nixl.runtime import NAME, RegisteredMemory, unique_name
+from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire.messages import ArenaOffer
 
-if TYPE_CHECKING:
-    from ostraca_fabric.nixl.runtime import Registration
-    from ostraca_fabric.runtime.memory import HugeMemory
-    from ostraca_fabric.tables.slots import SlotPool
-
 _leaked: list[object] = []
-"""Ends closed during transfers not known to have ended: a peer may still reach their memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RegisteredAgent:
-    """Arena registered with a NIXL agent, and the matching offer."""
-
-    agent: NixlAgent
-    registration: Registration
-    offer: ArenaOffer
-
-    def cut_off(self) -> None:
-        """Deregister the memory. The agent goes with the last reference to this object."""
-        self.agent.deregister(self.registration)
+"""Registrations left during transfers not known to have ended: a peer may still reach their memory."""
 
 
 class NixlArenaEnd:
@@ -52,63 +35,47 @@ class NixlArenaEnd:
     name = NAME
     needs_progress = True
 
+    progress: Callable[[], None]
+    """Progress of the registration in use, from any thread."""
+
     def __init__(
         self,
         memory: HugeMemory,
         slots: SlotPool,
         *,
         label: str = "worker",
-        spare: _RegisteredAgent | None = None,
+        spare: RegisteredMemory | None = None,
     ) -> None:
         assert slots.memory_bytes <= memory.size_bytes
         self._memory = memory
-        self._address = memory.address
         self._slots = slots
         self._label = label
-        self._lock = threading.Lock()
-        self._making = threading.Lock()  # held while a NIXL agent is made; taken before ``_lock``
+        self._making = threading.Lock()  # held while registrations change
         self._is_closed = False
-        self._spare: _RegisteredAgent | None = None  # never offered
-        self._used: _RegisteredAgent | None = spare or self._create_agent()
-        self._offer = self._used.offer
-        self.has_offer = True
+        self._spare: RegisteredMemory | None = None  # never offered
+        self._use(spare or self._register())
 
-    def _create_agent(self) -> _RegisteredAgent:
-        """Create a NIXL agent with the arena registered."""
-        slots = self._slots
-        agent = NixlAgent(unique_name(self._label))
-        registration = agent.register(self._address, slots.memory_bytes)
-        offer = ArenaOffer(
-            transport=NAME,
-            arena_bytes=slots.memory_bytes,
-            chunk_bytes=slots.chunk_bytes,
-            base=self._address,
-            metadata=sealed(agent.metadata()),
-        )
-        return _RegisteredAgent(agent, registration, offer)
+    def _register(self) -> RegisteredMemory:
+        return RegisteredMemory(unique_name(self._label), self._memory.address, self._slots.memory_bytes)
+
+    def _use(self, registered: RegisteredMemory) -> None:
+        self._used, self.progress, self.has_offer = registered, registered.progress, True
 
     def offer(self) -> ArenaOffer:
         """Return the offer."""
-        return self._offer
-
-    def progress(self) -> None:
-        """Let the transport make progress, from any thread.
-
-        Does nothing after ``close``, or while another thread makes progress.
-        """
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._used is not None:
-                    self._used.agent.progress()
-            finally:
-                self._lock.release()
+        return ArenaOffer(
+            transport=NAME,
+            arena_bytes=self._slots.memory_bytes,
+            chunk_bytes=self._slots.chunk_bytes,
+            base=self._memory.address,
+            metadata=self._used.metadata,
+        )
 
     def prepare_renewal(self) -> None:
         """Create the next NIXL agent in advance, unknown to any peer until its use."""
-        with self._making:
+        with self._making, suppress(TransportError):
             if self._spare is None and not self._is_closed:
-                with suppress(TransportError):
-                    self._spare = self._create_agent()
+                self._spare = self._register()
 
     def renew(self) -> None:
         """Replace the NIXL agent by another.
@@ -116,18 +83,12 @@ class NixlArenaEnd:
         The previous agent goes while the memory is still mapped, with its endpoints and their unprocessed
         data.
         """
-        with self._making, self._lock:
-            if self._is_closed:
-                return
-            used, self._used = self._used, None
-            if used is not None:
-                used.cut_off()
-            del used
-            self.has_offer = False
-            spare, self._spare = self._spare, None
-            self._used = spare or self._create_agent()
-            self._offer = self._used.offer
-            self.has_offer = True
+        with self._making:
+            if not self._is_closed:
+                self._used.close()
+                self.has_offer = False
+                spare, self._spare = self._spare, None
+                self._use(spare or self._register())
 
     def successor(self) -> NixlArenaEnd:
         """Return another end with a NIXL agent of its own."""
@@ -140,27 +101,22 @@ class NixlArenaEnd:
 
         The agent's endpoints and their unprocessed data go too.
         """
-        with self._making, self._lock:
-            self._is_closed = True
-            for each in (self._used, self._spare):
-                if each is not None:
-                    each.cut_off()
-            self._used = self._spare = None
+        self._close(self._used)
 
     def close(self) -> None:
         """Deregister the memory, unless slots are in quarantine.
 
         With slots in quarantine the registration stays, and the caller must leak the memory.
         """
-        with self._making, self._lock:
+        if self._slots.quarantined_bytes:
+            _leaked.append(self._used)
+            self._close(None)
+        else:
+            self._close(self._used)
+
+    def _close(self, used: RegisteredMemory | None) -> None:
+        with self._making:
             self._is_closed = True
-            used, self._used = self._used, None
-            spare, self._spare = self._spare, None
-            if spare is not None:
-                spare.cut_off()
-            if used is None:
-                return
-            if self._slots.quarantined_bytes:
-                _leaked.append(used)
-            else:
-                used.cut_off()
+            for each in (used, self._spare):
+                if each is not None:
+                    each.close()

@@ -16,22 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ostraca.results import GetResult
 from ostraca_fabric.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from queue import SimpleQueue
-    from types import TracebackType
-
-    from numpy.typing import NDArray
-
-    from ostraca.results import GetResult
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Gets: jobs and batches.
+"""Gets into caller memory or into lent slots.
 
 A get hashes each landed slot, and hands over only blocks that match the writer's tag, seeded with the
 expected identity of the block. Verification and copies are a single call into C for all available blocks.
@@ -8,75 +8,25 @@ Large waves are shared among several threads (``ostraca._memory.copy_pool``).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import no_verdicts, verdicts_of, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
 from ostraca._memory.host_blocks import caller_blocks
 from ostraca._memory.views import BlockViews, SlotLoan
-from ostraca._operations.batch import OperationJob, SlotBatch
-from ostraca._protocol.events import Verified
-from ostraca._protocol.operations import GetOperation, window_blocks
-from ostraca._protocol.specs import GetSpec, OperationSpec
+from ostraca._operations.job import Runtime, SlotJob
+from ostraca._protocol.operations import BlockOperation, GetOperation, Verified, Verify, window_blocks
+from ostraca._protocol.specs import GetSpec
 from ostraca.results import GetResult
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.wire import codec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca._memory.host_blocks import CallerBlocks
-    from ostraca._memory.views import SlotHold
-    from ostraca._operations.batch import Batch, BatchContext, BatchRequest, Runtime
-    from ostraca._protocol.events import Verify
-    from ostraca_fabric.wire.codec import Outcomes
-
-
-def get_job(runtime: Runtime, spec: GetSpec, into: object) -> OperationJob[GetResult]:
-    """Build a get of blocks into caller memory."""
-    begun_s = time.monotonic()
-    blocks = caller_blocks(
-        into,
-        runtime.devices,
-        argument="into",
-        count=spec.blocks,
-        block_bytes=spec.volume.record.block_bytes,
-        is_written=True,
-    )
-    return OperationJob(
-        spec,
-        begun_s,
-        lambda context: GetIntoBatch(context, spec, blocks),
-        lambda outcomes, _: GetResult(*outcomes.encode(), outcomes.note),
-        lengths=blocks.lengths,
-    )
-
-
-def get_views_job(runtime: Runtime, spec: GetSpec, lengths: int | Sequence[int]) -> OperationJob[BlockViews]:
-    """Build a get of blocks into slots lent to the caller."""
-    begun_s = time.monotonic()
-    runtime.check_room(spec.blocks, spec.volume.slot_bytes)
-    sizes = spec.volume.lengths(lengths, spec.blocks)
-
-    def result(outcomes: Outcomes, batch: Batch[OperationSpec] | None) -> BlockViews:
-        found = GetResult(*outcomes.encode(), outcomes.note)
-        if not isinstance(batch, GetViewsBatch):
-            return BlockViews(found, SlotLoan.nothing(spec.blocks))
-        loan = SlotLoan(batch.memory, batch.offsets, sizes, batch.good, batch.hold(), is_written=False)
-        return BlockViews(found, loan)
-
-    return OperationJob(
-        spec,
-        begun_s,
-        lambda context: GetViewsBatch(context, spec, sizes),
-        result,
-        lengths=sizes,
-    )
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +34,18 @@ class _LandedBlocks:
     """Blocks landed in slots and not yet verified: columns with a row per block."""
 
     blocks: NDArray[np.int64]
-    """Positions in the batch."""
+    """Positions in the job."""
 
     offsets: NDArray[np.int64]
     seeds: NDArray[np.uint64]
     tags: NDArray[np.uint8]
 
 
-class GetBatch(SlotBatch[GetSpec]):
+class GetJob(SlotJob[GetSpec, _Result_co]):
     """Base of gets. ``_check`` verifies landed blocks, and hands over the good blocks."""
 
-    def __init__(self, context: BatchContext, spec: GetSpec, lengths: NDArray[np.uint32]) -> None:
-        super().__init__(context, spec, lengths)
+    def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
+        super().__init__(runtime, spec)
         self._seeds_by_first: dict[int, NDArray[np.uint64]] = {}
 
     def _check(self, landed: _LandedBlocks) -> NDArray[np.uint8]:
@@ -103,57 +53,68 @@ class GetBatch(SlotBatch[GetSpec]):
         raise NotImplementedError
 
     def _begin(self, request: int, first: int) -> int:
-        arena = self._arena
         wanted = window_blocks(
             left=self._blocks - first,
             blocks_max=self._blocks_max,
-            arena_slots=arena.slots_of(self._slot_bytes),
+            arena_slots=self._arena.ledger.slots_of(self._slot_bytes),
             windows_inflight=self._settings.windows_inflight,
         )
-        slots = arena.take_up_to(wanted, self._slot_bytes)
+        slots = self._take(wanted)
         if slots is None:
             return 0
         count = len(slots)
-        try:
-            message = self._spec.message(
+
+        def build() -> GetOperation:
+            message = self.spec.message(
                 request,
-                self._context.handle,
-                self._until_s - time.monotonic(),
+                self._handle,
+                self.until_s - time.monotonic(),
                 self._spans(first, count),
-                lengths=self._lengths[first : first + count],
+                lengths=self.lengths[first : first + count],
                 slots=slots,
                 # Blocks under way are queued before this request, and would be recomputed before its blocks.
-                queued=count + sum(each.operation.blocks for each in self._requests.values()),
+                queued=count + sum(each.blocks for each in self._requests.values()),
             )
-        except BaseException:
-            arena.give(slots)
-            raise
-        self._submit(GetOperation(message, until_s=self._until_s), first, slots)
+            return GetOperation(message, until_s=self.until_s, first=first, slots=slots)
+
+        self._submit_from(slots, build)
         # Computed while the agent works, and needed when the first block has landed.
         self._seeds_by_first[first] = self._seeds(first, count)
         return count
 
-    def _verify(self, request: BatchRequest, wanted: Verify) -> Verified:
-        assert request.slots is not None
-        positions = codec.positions(wanted.positions, request.operation.blocks)
+    def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
+        assert operation.slots is not None
+        positions = codec.positions(wanted.positions, operation.blocks)
         verdicts = self._check(
             _LandedBlocks(
-                blocks=request.first + positions.astype(np.int64),
-                offsets=request.slots[positions],
-                seeds=self._seeds_by_first[request.first][positions],
+                blocks=operation.first + positions.astype(np.int64),
+                offsets=operation.slots[positions],
+                seeds=self._seeds_by_first[operation.first][positions],
                 tags=codec.rows16(wanted.tags, len(positions)),
             )
         )
         return Verified(wanted.positions, verdicts.tobytes())
 
 
-class GetIntoBatch(GetBatch):
+class GetIntoJob(GetJob[GetResult]):
     """Get with a copy of blocks to caller memory."""
 
-    def __init__(self, context: BatchContext, spec: GetSpec, into: CallerBlocks) -> None:
-        super().__init__(context, spec, into.lengths)
-        self._into = into
+    def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
+        super().__init__(runtime, spec)
+        self._into = caller_blocks(
+            into,
+            runtime.devices,
+            argument="into",
+            count=spec.blocks,
+            block_bytes=spec.volume.record.block_bytes,
+            is_written=True,
+        )
+        self.lengths = self._into.lengths
         self._has_lost_copies = False
+
+    def result(self) -> GetResult:
+        """Build the result."""
+        return GetResult(*self.outcomes.encode(), self.outcomes.note)
 
     def advance(self) -> None:
         """Start further requests.
@@ -183,31 +144,35 @@ class GetIntoBatch(GetBatch):
             landed.seeds,
             landed.tags,
             positions=landed.blocks,
-            until_s=self._until_s,
+            until_s=self.until_s,
             copy_pool=self._copy_pool,
         )
 
 
-class GetViewsBatch(GetBatch):
-    """Get that leaves blocks in their slots.
+class GetViewsJob(GetJob[BlockViews]):
+    """Get that leaves blocks in their slots, lent to the caller."""
 
-    The ``good`` blocks lie at ``offsets`` of ``memory``. After the last access to these slots, release the
-    ``hold``.
-    """
-
-    def __init__(self, context: BatchContext, spec: GetSpec, lengths: NDArray[np.uint32]) -> None:
-        super().__init__(context, spec, lengths)
-        self.memory = context.runtime.arena.array
-        self.good = np.zeros(spec.blocks, np.bool_)
-        self.offsets = np.zeros(spec.blocks, np.int64)
+    def __init__(self, runtime: Runtime, spec: GetSpec, lengths: int | Sequence[int]) -> None:
+        super().__init__(runtime, spec)
+        runtime.check_room(spec.blocks, spec.volume.slot_bytes)
+        self.lengths = spec.volume.lengths(lengths, spec.blocks)
+        self._good = np.zeros(spec.blocks, np.bool_)
+        self._offsets = np.zeros(spec.blocks, np.int64)
         self._held_requests: list[int] = []
 
-    def hold(self) -> SlotHold:
-        """Return the hold of all slots, for the caller of the operation."""
-        return self._context.holds.new(self._release)
+    def result(self) -> BlockViews:
+        """Build the views; their release gives the slots back."""
+        found = GetResult(*self.outcomes.encode(), self.outcomes.note)
+        if not self.has_begun:
+            return BlockViews(found, SlotLoan.nothing(self.spec.blocks))
+        hold = self._holds.new(self._release)
+        memory = self._arena.array
+        return BlockViews(
+            found, SlotLoan(memory, self._offsets, self.lengths, self._good, hold, is_written=False)
+        )
 
     def close(self) -> None:
-        """Release all resources; if the batch is not over, the views too."""
+        """Release all resources; if the job is not over, the views too."""
         is_over = self.is_over
         super().close()
         if not is_over:
@@ -222,17 +187,17 @@ class GetViewsBatch(GetBatch):
     def _check(self, landed: _LandedBlocks) -> NDArray[np.uint8]:
         verdicts = no_verdicts(len(landed.blocks))
         for some, good in verified_slices(
-            self.memory,
+            self._arena.array,
             landed.offsets,
-            self._lengths[landed.blocks],
+            self.lengths[landed.blocks],
             landed.seeds,
             landed.tags,
-            until_s=self._until_s,
+            until_s=self.until_s,
             copy_pool=self._copy_pool,
         ):
             handed_over = landed.blocks[some][good]
-            self.offsets[handed_over] = landed.offsets[some][good]
-            self.good[handed_over] = True
+            self._offsets[handed_over] = landed.offsets[some][good]
+            self._good[handed_over] = True
             verdicts[some] = verdicts_of(good)
         return verdicts
 

@@ -1,4 +1,4 @@
-"""Puts: jobs and batches.
+"""Puts from caller memory or from leased slots.
 
 A put computes tags from the caller's bytes, *before* the copy, so that a bad copy is detected. For device
 memory this is impossible (``ostraca._memory.device_blocks``).
@@ -7,78 +7,30 @@ memory this is impossible (``ostraca._memory.device_blocks``).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import compute_tags
 from ostraca._memory.host_blocks import caller_blocks
-from ostraca._operations.batch import OperationJob, SlotBatch
+from ostraca._memory.views import SlotHolds, SlotLease
+from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import BlockOperation
 from ostraca._protocol.specs import PutSpec
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
-    from ostraca._memory.host_blocks import CallerBlocks
-    from ostraca._memory.views import SlotLease
-    from ostraca._operations.batch import BatchContext, Runtime
-
-
-def put_job(runtime: Runtime, spec: PutSpec, source: object) -> OperationJob[PutResult]:
-    """Build a put of blocks from caller memory."""
-    begun_s = time.monotonic()
-    blocks = caller_blocks(
-        source,
-        runtime.devices,
-        argument="source",
-        count=spec.blocks,
-        block_bytes=spec.volume.record.block_bytes,
-        is_written=False,
-    )
-    return OperationJob(
-        spec,
-        begun_s,
-        lambda context: PutFromBatch(context, spec, blocks),
-        lambda outcomes, _: PutResult(*outcomes.encode(), outcomes.note),
-        lengths=blocks.lengths,
-    )
-
-
-def put_slots_job(runtime: Runtime, spec: PutSpec, lease: SlotLease) -> OperationJob[PutResult]:
-    """Build a put of blocks from leased slots.
-
-    The lease is over, whatever the outcome of the job.
-    """
-    begun_s = time.monotonic()
-    if len(lease) != spec.blocks:
-        raise UsageError(
-            f"the lease has {len(lease)} slots and the chain {spec.blocks} blocks: lease as many"
-        )
-    runtime.check_open()
-    hold, offsets, sizes = lease.end_for_put()
-
-    def begin(context: BatchContext) -> PutSlotsBatch:
-        batch = PutSlotsBatch(context, spec, offsets, sizes)
-        context.holds.pass_on(hold)
-        return batch
-
-    return OperationJob(
-        spec,
-        begun_s,
-        begin,
-        lambda outcomes, _: PutResult(*outcomes.encode(), outcomes.note),
-        release=hold.release,
-        lengths=sizes,
-    )
-
-
-class PutBatch(SlotBatch[PutSpec]):
+class PutJob(SlotJob[PutSpec, PutResult]):
     """Base of puts, in windows of about ``put_window_bytes``.
 
     The agent fetches one window while the next is gathered.
     """
+
+    def result(self) -> PutResult:
+        """Build the result."""
+        return PutResult(*self.outcomes.encode(), self.outcomes.note)
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
         """Return slots filled with up to *wanted* blocks from *first* on, and tags.
@@ -94,33 +46,40 @@ class PutBatch(SlotBatch[PutSpec]):
             return 0
         slots, tags = filled
         count = len(slots)
-        try:
-            message = self._spec.message(
+
+        def build() -> BlockOperation:
+            message = self.spec.message(
                 request,
-                self._context.handle,
-                self._until_s - time.monotonic(),
+                self._handle,
+                self.until_s - time.monotonic(),
                 self._spans(first, count),
-                lengths=self._lengths[first : first + count],
+                lengths=self.lengths[first : first + count],
                 slots=slots,
                 tags=tags,
             )
-        except BaseException:
-            self._arena.give(slots)
-            raise
-        self._submit(BlockOperation(message, until_s=self._until_s), first, slots)
-        return count
+            return BlockOperation(message, until_s=self.until_s, first=first, slots=slots)
+
+        return self._submit_from(slots, build)
 
 
-class PutFromBatch(PutBatch):
+class PutFromJob(PutJob):
     """Put from caller memory."""
 
-    def __init__(self, context: BatchContext, spec: PutSpec, source: CallerBlocks) -> None:
-        super().__init__(context, spec, source.lengths)
-        self._source = source
+    def __init__(self, runtime: Runtime, spec: PutSpec, source: object) -> None:
+        super().__init__(runtime, spec)
+        self._source = caller_blocks(
+            source,
+            runtime.devices,
+            argument="source",
+            count=spec.blocks,
+            block_bytes=spec.volume.record.block_bytes,
+            is_written=False,
+        )
+        self.lengths = self._source.lengths
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
         arena = self._arena
-        slots = arena.take_up_to(wanted, self._slot_bytes)
+        slots = self._take(wanted)
         if slots is None:
             return None
         try:
@@ -133,31 +92,38 @@ class PutFromBatch(PutBatch):
         return slots, tags.tobytes()
 
 
-class PutSlotsBatch(PutBatch):
-    """Put of blocks already in slots.
+class PutSlotsJob(PutJob):
+    """Put of blocks already in leased slots. The lease is over, whatever the outcome of the job.
 
-    The batch owns the slots, and gives unsent slots back.
+    A begun job owns the slots, and gives unsent slots back.
     """
 
-    def __init__(
-        self,
-        context: BatchContext,
-        spec: PutSpec,
-        slots: NDArray[np.int64],
-        lengths: NDArray[np.uint32],
-    ) -> None:
-        super().__init__(context, spec, lengths)
-        self._slots = slots
+    def __init__(self, runtime: Runtime, spec: PutSpec, lease: SlotLease) -> None:
+        super().__init__(runtime, spec)
+        if len(lease) != spec.blocks:
+            raise UsageError(
+                f"the lease has {len(lease)} slots and the chain {spec.blocks} blocks: lease as many"
+            )
+        runtime.check_open()
+        self._hold, self._slots, self.lengths = lease.end_for_put()
         self._sent = 0
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session, as the owner of the slots."""
+        super().begin(session, handle, mailbox, holds)
+        holds.pass_on(self._hold)
 
     def close(self) -> None:
         """Release all resources, with the slots never sent."""
         super().close()
-        self._arena.give(self._slots[self._sent :])
+        if self.has_begun:
+            self._arena.give(self._slots[self._sent :])
+        else:
+            self._hold.release()
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
         slots = self._slots[first : first + wanted]
-        lengths = self._lengths[first : first + len(slots)]
+        lengths = self.lengths[first : first + len(slots)]
         seeds = self._seeds(first, len(slots))
         tags = compute_tags(self._arena.array, slots, lengths, seeds, copy_pool=self._copy_pool)
         self._sent = first + len(slots)

@@ -1,34 +1,169 @@
-"""Runner: entry of callers' threads to the runtime of a client, for all front ends.
+"""Runner: entry of callers' threads to the runtime of a client, for operations and for questions.
 
-Shared state lives in the runtime, on threads of the client's own. Callers' threads post requests and wait
-(``ostraca._operations.handoff``), so an exception of a signal handler harms only its own call. The
-interrupted operation is cancelled and has ended when the exception propagates; the next operation works.
+Python runs signal handlers in the main thread, between any two bytecodes, and a handler may raise. So a
+caller's thread holds no lock of the client. Shared state lives in the runtime, on threads of the client's
+own. The caller posts a request to the driver, and waits for its ``Call`` on a private lock. An exception in
+between harms only its own call: the interrupted operation is cancelled and has ended when the exception
+propagates; the next operation works. A question to the agent runs in a thread of its own.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import itertools
+import math
+import threading
+import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from ostraca._operations.driver import ActiveJob, CancelJob, Driver, RunAction
-from ostraca._operations.handoff import Call, Ticket, run_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca._memory.views import SlotHolds
-    from ostraca._operations.batch import OperationJob, Runtime
-    from ostraca._operations.driver import Deliver
+from ostraca._connection.rpc import ask
+from ostraca._memory.views import SlotHolds
+from ostraca._operations.completions import Ticket
+from ostraca._operations.driver import CancelJob, Driver, EndClient, RunAction
+from ostraca._operations.job import Deliver, Job, Runtime
+from ostraca._protocol.operations import blocks_per_request, windows
+from ostraca._protocol.specs import VolumeSpec, check_batch, checked_chain, checked_chains, checked_seconds
+from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError, UsageError
+from ostraca_fabric.model.chain import Chain
+from ostraca_fabric.telemetry.explain import BlockExplanation
+from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.wire.codec import read_body
+from ostraca_fabric.wire.messages import EndSession, Explain, Explained, Message, StatusDone, StatusRequest
 
 _Result = TypeVar("_Result")
+
+_SIGNALS_S = 0.05
+"""Longest sleep of a caller. A signal that comes right before the sleep does not end it, so its handler would
+run at the operation's deadline only."""
 
 _CLOSE_S = 10.0
 """Longest wait of ``close``. A dial or a device copy still under way continues in the background."""
 
 _alive: weakref.WeakSet[JobRunner] = weakref.WeakSet()
+
+
+class Call(Generic[_Result]):
+    """The pending result of a call. Another thread calls ``end``; all other methods are the caller's."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self.is_given_up = False
+        """Whether the caller was interrupted, and takes no result."""
+
+        self.result: _Result | None = None
+        self._error: BaseException | None = None
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+
+    def end(self, result: _Result | None = None, error: BaseException | None = None) -> None:
+        """Hand the caller a result, or an error to raise. Repeated calls do nothing. Never blocks."""
+        if self.is_ended:
+            return
+        self.result, self._error = result, error
+        self.is_ended = True
+        self._ended.release()
+
+    def run(self, act: Callable[[], _Result]) -> None:
+        """End with the result or the error of *act*."""
+        try:
+            result = act()
+        except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
+            self.end(error=error)
+        else:
+            self.end(result)
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait for the end; return whether the call has ended within *timeout_s* seconds."""
+        until_s = time.monotonic() + timeout_s
+        while not self.is_ended and (left_s := until_s - time.monotonic()) > 0:
+            self._ended.acquire(timeout=min(left_s, _SIGNALS_S))
+        return self.is_ended
+
+    def outlast(self, request_end: Callable[[], None]) -> None:
+        """Wait for the end through any exception of signal handlers.
+
+        Calls *request_end* before each wait.
+        """
+        while not self.is_ended:
+            try:
+                request_end()
+                self.wait()
+            except BaseException:  # noqa: BLE001, S112 (the caller raises the first)
+                continue
+
+    def take(self) -> _Result:
+        """Return the result or raise the error of an ended call, and keep neither."""
+        result, self.result = self.result, None
+        error, self._error = self._error, None
+        try:
+            if isinstance(error, OstracaError):
+                raise error.with_traceback(None)  # frames of the other thread tell a caller nothing
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback knows this frame: the two would keep each other
+        return result  # type: ignore[return-value]  # a call that did not fail has its result
+
+
+def _keep(_: object) -> None:
+    """Leave an unclaimed result to the garbage collector."""
+
+
+def run_in_thread(
+    act: Callable[[], _Result], *, name: str, dispose: Callable[[_Result], None] = _keep
+) -> _Result:
+    """Run *act*, which may block, in a new thread; return its result or raise its error.
+
+    If the caller is interrupted, the thread goes on, and *dispose* gets the unclaimed result, maybe twice.
+    Raises ConnectError if the process can start no thread.
+    """
+    call: Call[_Result] = Call()
+
+    def run() -> None:
+        call.run(act)
+        if call.is_given_up and call.result is not None:
+            dispose(call.result)
+
+    _start(threading.Thread(target=run, name=f"ostraca-{name}", daemon=True), call)
+    try:
+        call.wait()
+    except BaseException:
+        call.is_given_up = True
+        if call.result is not None:
+            dispose(call.result)
+        raise
+    return call.take()
+
+
+def _start(thread: threading.Thread, call: Call[_Result]) -> None:
+    """Start *thread* by way of a helper thread, beyond the reach of signal handlers; end *call* on failure.
+
+    ``Thread.start`` is Python code with a condition inside. An interrupt could leave the condition's lock
+    taken, and the new thread would wait for the lock forever.
+    """
+
+    def start() -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            call.end(error=_no_thread(error))
+
+    try:
+        _thread.start_new_thread(start, ())
+    except RuntimeError as error:
+        raise _no_thread(error) from error
+
+
+def _no_thread(error: RuntimeError) -> ConnectError:
+    return ConnectError(
+        f"the process can start no more threads ({error}): raise the limit (ulimit -u, or pids.max of the "
+        "cgroup)"
+    )
 
 
 class JobRunner:
@@ -59,30 +194,31 @@ class JobRunner:
         """Slots held by callers, for code in the driver's thread."""
         return self._driver.holds
 
-    def run(self, job: OperationJob[_Result]) -> _Result:
+    def run(self, job: Job[Any, _Result]) -> _Result:
         """Run a job to its end, and return its result.
 
         An exception of a signal handler also waits for the end of the job.
         """
         self.runtime.check_open()
-        ticket, call = self._next_ticket(), Call[_Result]()
+        call: Call[_Result] = Call()
+        job.ticket, job.deliver = Ticket(next(self._tickets)), call.end
         try:
-            self._driver.post(ActiveJob(ticket, job, lambda _, *end: call.end(*end)))
+            self._driver.post(job)
             call.wait()
         except BaseException:
-            call.outlast(lambda: self._driver.post(CancelJob(ticket, call)))
+            call.outlast(lambda: self._driver.post(CancelJob(job.ticket, call.end)))
             raise
         return call.take()
 
-    def submit(self, job: OperationJob[Any], deliver: Deliver | None = None) -> Ticket:
+    def submit(self, job: Job[Any, Any], deliver: Deliver | None = None) -> Ticket:
         """Start a job, and pass its result to *deliver*; without, to the queue of completions.
 
         *deliver* runs in the driver's thread and must not block.
         """
         self.runtime.check_open()
-        ticket = self._next_ticket()
-        self._driver.post(ActiveJob(ticket, job, deliver))
-        return ticket
+        job.ticket, job.deliver = Ticket(next(self._tickets)), deliver
+        self._driver.post(job)
+        return job.ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a job, which still ends, soon. Never blocks."""
@@ -93,14 +229,15 @@ class JobRunner:
         """Run a short action in the driver's thread, and return its result."""
         self.runtime.check_open()
         call: Call[_Result] = Call()
-        self._driver.post(RunAction(act, call))
+        self._driver.post(RunAction(partial(call.run, act), call.end))
         call.wait()
         return call.take()
 
     def post(self, act: Callable[[], None]) -> None:
         """Run a short action in the driver's thread, without a result. Never blocks."""
         self.runtime.check_open()
-        self._driver.post(RunAction(act, Call()))
+        call: Call[None] = Call()
+        self._driver.post(RunAction(partial(call.run, act), call.end))
 
     def run_in_thread(self, act: Callable[[], _Result]) -> _Result:
         """Run a blocking action in a thread of its own, and return its result."""
@@ -111,20 +248,19 @@ class JobRunner:
         """End all jobs, the connection and the arena. Repeated calls do nothing."""
         if self.runtime.is_ours:
             self._is_closed = self.runtime.is_closed = True
-            self._driver.stop(timeout_s=_CLOSE_S)
+            call: Call[None] = Call()
+            self._driver.post(EndClient(call.end))
+            call.wait(_CLOSE_S)
             _alive.discard(self)
 
     def __del__(self) -> None:
         """End an unclosed client, with a ResourceWarning."""
         if not self._is_closed and self.runtime.is_ours:
             self._is_closed = self.runtime.is_closed = True
-            self._driver.stop()
+            self._driver.post(EndClient())
             warnings.warn(
                 f"{self._name} was dropped and not closed", ResourceWarning, stacklevel=2, source=self
             )
-
-    def _next_ticket(self) -> Ticket:
-        return Ticket(next(self._tickets))
 
 
 @atexit.register
@@ -135,3 +271,95 @@ def _close_all() -> None:
     """
     for runner in list(_alive):
         runner.close()
+
+
+_Answer = TypeVar("_Answer", StatusDone, Explained)
+
+
+def open_volume(runner: JobRunner, volume: VolumeSpec, *, timeout_s: float) -> None:
+    """Open a volume on the live session.
+
+    Raises UsageError, RefusedError and ConnectError.
+    """
+    until_s = _until_s(runner, timeout_s)
+    connections = runner.runtime.connections
+
+    def act() -> None:
+        with connections.borrow_session(until_s) as session:
+            connections.open_volume(session, volume, until_s)
+
+    try:
+        runner.run_in_thread(act)
+    except RefusedError as error:
+        if error.code == "usage":
+            raise UsageError(str(error)) from error
+        raise
+
+
+def query_status(runner: JobRunner, *, timeout_s: float) -> AgentStatus:
+    """Return the agent's status.
+
+    Raises ConnectError if no answer arrives in time.
+    """
+    answer = _query(runner, lambda request, _: StatusRequest(request), StatusDone, timeout_s)
+    return read_body(answer.body, AgentStatus)
+
+
+def query_explanation(
+    runner: JobRunner, volume: VolumeSpec, chain: Chain, *, timeout_s: float
+) -> BlockExplanation:
+    """Return the explanation of one block.
+
+    Raises UsageError, RefusedError and ConnectError.
+    """
+    if len(checked_chain(chain, hash_bytes=volume.hash_bytes)) != 1:
+        raise UsageError(f"{len(chain)} blocks to explain: name a single block, as in chain[4:5]")
+    name, spans = volume.record.name, (chain.span(),)
+    answer = _query(
+        runner, lambda request, left_s: Explain(request, left_s, name, spans), Explained, timeout_s
+    )
+    return read_body(answer.body, BlockExplanation)
+
+
+def send_session_end(runner: JobRunner, volume: VolumeSpec, chains: Chain | Sequence[Chain]) -> None:
+    """Send the hint of ``Volume.end_session``, which has no answer. Never blocks.
+
+    Raises UsageError and ClosedError.
+    """
+    listed = checked_chains(chains, hash_bytes=volume.hash_bytes)
+    check_batch(sum(map(len, listed)), blocks_max=volume.settings.batch_blocks_max)
+    connections = runner.runtime.connections
+
+    def act() -> None:
+        session = connections.live
+        handle = None if session is None else session.handles.get(volume.key)
+        if session is None or handle is None:
+            return
+        for window in windows(listed, blocks_per_request(session.limits, volume.hash_bytes)):
+            session.send(EndSession(handle, tuple(chain.span() for chain in window.chains)))
+
+    runner.post(act)
+
+
+def _query(
+    runner: JobRunner, question: Callable[[int, float], Message], answer: type[_Answer], timeout_s: float
+) -> _Answer:
+    """Ask the agent; *question* builds the message from a request id and the remaining time."""
+    until_s = _until_s(runner, timeout_s)
+    connections = runner.runtime.connections
+
+    def act() -> _Answer:
+        with connections.borrow_session(until_s) as session:
+            return ask(
+                session,
+                lambda request: question(request, until_s - time.monotonic()),
+                answer,
+                until_s=until_s,
+            )
+
+    return runner.run_in_thread(act)
+
+
+def _until_s(runner: JobRunner, timeout_s: float) -> float:
+    longest_s = runner.runtime.settings.deadline_s_max
+    return time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)

@@ -20,18 +20,13 @@ connection may be any object. Not thread-safe: the arena holds the lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from ostraca_fabric.tables.slots import SlotPool
-
+from ostraca_fabric.tables.slots import SlotPool
 
 _NO_SLOTS = np.empty(0, np.int64)
 
@@ -65,6 +60,18 @@ class Ledger:
         self._pool = pool
         self._quarantine_bytes_max = quarantine_bytes_max
         self._entries: dict[int, _Entry] = {}
+        self.listeners: list[Callable[[], None]] = []
+        """Called by ``tell_changed``; must not block."""
+
+    def tell_changed(self) -> None:
+        """Tell waiters that slots or requests may be free."""
+        for tell in self.listeners:
+            tell()
+
+    def slots_of(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in the whole arena."""
+        chunk_bytes = self._pool.chunk_bytes
+        return self._pool.memory_bytes // chunk_bytes * (chunk_bytes // slot_bytes)
 
     @property
     def is_open(self) -> bool:
@@ -98,6 +105,15 @@ class Ledger:
     def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
         """Take slots for the next request; None if too few are free."""
         return self._pool.take(count, slot_bytes)
+
+    def take_up_to(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
+        """Take *count* slots, or half as many, and so on; None if not a single slot is free."""
+        while count:
+            offsets = self.take(count, slot_bytes)
+            if offsets is not None:
+                return offsets
+            count //= 2
+        return None
 
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Give back slots never named in a request."""

@@ -1,9 +1,9 @@
 """Requests of an operation: division of its blocks, and each request from start to end.
 
 The runner of an operation calls ``start`` once, then ``on`` with every event, and executes the effects in
-order. The first ``Finish``, ``Reply`` or ``Reject`` is the end; exactly one occurs. ``Ticked`` must come no
-later than ``until_s``. Slots don't concern operations: the ledger processes the agent's final answer, even if
-the caller no longer waits.
+order. ``Finish`` is the end, unless an error was raised. ``Ticked`` must come no later than ``until_s``.
+Operations only remember their slots: the ledger processes the agent's final answer, even if the caller no
+longer waits.
 
 An operation without time left ends LATE for its caller and sends ``Cancel``; verified blocks of a get stay
 HITs. After the loss of the connection, an operation ends as MISS with reason DISCONNECTED. A put ends as LATE
@@ -16,30 +16,21 @@ without gaps.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostraca._protocol.events import (
-    BlockVerdict,
-    Cancelled,
-    Disconnected,
-    Finish,
-    Reject,
-    Reply,
-    Send,
-    Ticked,
-    Verified,
-    Verify,
-)
 from ostraca_fabric.errors import (
-    ConnectError,
     LayoutMismatchError,
     MalformedError,
     RefusedError,
     UnknownVolumeError,
 )
+from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.requests import STATES
 from ostraca_fabric.wire import codec
@@ -47,6 +38,7 @@ from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     SPANS_MAX,
     Cancel,
+    ConnectionLimits,
     Explained,
     Failure,
     Get,
@@ -54,6 +46,7 @@ from ostraca_fabric.wire.messages import (
     GetProgress,
     Lookup,
     LookupDone,
+    Message,
     Prefetch,
     PrefetchDone,
     Put,
@@ -62,12 +55,90 @@ from ostraca_fabric.wire.messages import (
     VolumeOpened,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
-    from ostraca._protocol.events import Effect, Event
-    from ostraca_fabric.model.chain import Chain
-    from ostraca_fabric.wire.messages import ConnectionLimits, Message
+class BlockVerdict(IntEnum):
+    """Verification result of a landed block.
+
+    Several threads verify a wave, so unseen blocks are not always the last ones.
+    """
+
+    UNSEEN = 0
+    """Not verified before the deadline: not handed over."""
+
+    DAMAGED = 1
+    """Bytes differ from the tag: not handed over."""
+
+    GOOD = 2
+    """Bytes match the tag, and were handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Completion of a ``Verify``.
+
+    ``positions`` is a u32 column, ``verdicts`` has a ``BlockVerdict`` of one byte for each position.
+    """
+
+    positions: bytes
+    verdicts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Passage of time, without any other event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """Loss of the connection: no more messages about this request will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Cancellation by the caller."""
+
+
+Answer = (
+    VolumeOpened
+    | LookupDone
+    | GetProgress
+    | GetDone
+    | PutDone
+    | PrefetchDone
+    | StatusDone
+    | Explained
+    | Failure
+)
+Event = Answer | Verified | Ticked | Disconnected | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this message to the agent."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Verify these slots, hand over the good blocks, and return ``Verified``.
+
+    ``positions`` is a u32 column, ``tags`` has 16 bytes for each position.
+    """
+
+    positions: bytes
+    tags: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End the operation for its caller, with a state and a reason per block."""
+
+    outcomes: Outcomes
+
+
+Effect = Send | Verify | Finish
+
 
 NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "overloaded", "malformed"})
 """Codes of ``Failure`` for requests whose transfers never began.
@@ -100,8 +171,19 @@ def refusal(failed: Failure) -> RefusedError:
 class BlockOperation:
     """Lookup, prefetch or put: a request with an outcome per block."""
 
-    def __init__(self, message: Lookup | Prefetch | Get | Put, *, until_s: float) -> None:
+    def __init__(
+        self,
+        message: Lookup | Prefetch | Get | Put,
+        *,
+        until_s: float,
+        first: int = 0,
+        slots: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Begin with the request's *message*, for blocks from *first* on of a job, in *slots* if any."""
         self.request = message.request
+        self.first = first
+        self.slots = slots
+        self.sent_s = -math.inf
         self.name = type(message).__name__.lower()
         self.blocks = sum(len(span) for span in message.spans)
         self._message = message
@@ -113,6 +195,7 @@ class BlockOperation:
 
         The remaining time in the message was computed when the message was made.
         """
+        self.sent_s = now_s
         if now_s >= self._until_s:
             return [self._end(self._states.LATE, Reason.DEADLINE)]
         return [Send(self._message)]
@@ -120,7 +203,8 @@ class BlockOperation:
     def on(self, event: Event, now_s: float) -> list[Effect]:
         """Process an event; return the effects.
 
-        Raises MalformedError if the agent's answer does not fit the request.
+        Raises MalformedError if the agent's answer does not fit the request, and RefusedError if the request
+        is impossible.
         """
         match event:
             case Ticked() if now_s < self._until_s:
@@ -132,7 +216,7 @@ class BlockOperation:
                 lost = BlockState.MISS if self._states is BlockState else PutState.LATE
                 return [self._end(lost, Reason.DISCONNECTED)]
             case Failure(code=code) if code in CALLER_CODES:
-                return [Reject(refusal(event))]
+                raise refusal(event)
             case Failure(code=code, message=message):
                 reason = Reason.OVERLOADED if code == "overloaded" else Reason.NONE
                 return [self._end(self._states.DECLINED, reason, f"{code}: {message}")]
@@ -164,8 +248,10 @@ class GetOperation(BlockOperation):
     Only a block ``Verified`` as good becomes a HIT: the agent's answer alone proves nothing.
     """
 
-    def __init__(self, message: Get, *, until_s: float) -> None:
-        super().__init__(message, until_s=until_s)
+    def __init__(
+        self, message: Get, *, until_s: float, first: int = 0, slots: NDArray[np.int64] | None = None
+    ) -> None:
+        super().__init__(message, until_s=until_s, first=first, slots=slots)
         self._landed = np.zeros(self.blocks, np.bool_)
         self._good = np.zeros(self.blocks, np.bool_)
         self._damaged = np.zeros(self.blocks, np.bool_)
@@ -215,49 +301,6 @@ class GetOperation(BlockOperation):
         outcomes.set(self._damaged, BlockState.MISS, Reason.DAMAGED)
         outcomes.set(self._good, BlockState.HIT)
         return Finish(outcomes)
-
-
-class Question:
-    """Question about no block in particular.
-
-    Ends with a Reply, or with a Reject and an error to raise.
-    """
-
-    def __init__(self, message: Message, *, request: int, until_s: float) -> None:
-        self.request = request
-        self._message = message
-        self._until_s = until_s
-
-    def start(self, now_s: float) -> list[Effect]:
-        """Return the first effects."""
-        return self.on(Ticked(), now_s) if now_s >= self._until_s else [Send(self._message)]
-
-    def on(self, event: Event, now_s: float) -> list[Effect]:
-        """Process an event; return the effects.
-
-        Raises MalformedError if the agent's answer does not fit.
-        """
-        question = type(self._message).__name__
-        match event:
-            case VolumeOpened() | StatusDone() | Explained():
-                return [Reply(event)]
-            case Failure():
-                return [Reject(refusal(event))]
-            case Disconnected():
-                return [Reject(ConnectError(f"the agent went away before it answered {question}; try again"))]
-            case Ticked():
-                if now_s < self._until_s:
-                    return []
-                return [
-                    Send(Cancel(self.request)),
-                    Reject(
-                        ConnectError(
-                            f"the agent did not answer {question} in time: check whether the agent is stopped"
-                        )
-                    ),
-                ]
-            case _:
-                raise MalformedError(f"{type(event).__name__} is no answer to a {question}")
 
 
 _MESSAGE_BYTES = 1024

@@ -8,27 +8,22 @@ message is sent.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.model.chain import Chain
+from ostraca_fabric.model.chain import Chain, Span
 from ostraca_fabric.model.ids import checked_name
 from ostraca_fabric.model.limits import described, number
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
 from ostraca_fabric.model.volume import VolumeIdentity, VolumeRecord
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Get, Lookup, OpenVolume, Prefetch, Put
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ostraca.settings import ClientSettings
-    from ostraca_fabric.model.chain import Span
 
 VolumeKey = tuple[str, bytes, int, int]
 """Name, layout digest, block bytes and break-even tokens: identifies an open volume in a session."""
@@ -83,7 +78,7 @@ class VolumeSpec:
         return listed.astype(np.uint32)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class OperationSpec:
     """Base of all specs: blocks of a volume, and the time limit."""
 
@@ -98,7 +93,7 @@ class OperationSpec:
     def __post_init__(self) -> None:
         """Check the limits."""
         check_batch(self.blocks, blocks_max=self.volume.settings.batch_blocks_max)
-        self._set("deadline_s", self._seconds("deadline_s", self.deadline_s))
+        self.deadline_s = self._seconds("deadline_s", self.deadline_s)
 
     @property
     def parts(self) -> tuple[Chain, ...]:
@@ -113,12 +108,8 @@ class OperationSpec:
     def _seconds(self, name: str, value: object) -> float:
         return checked_seconds(name, value, longest_s=self.volume.settings.deadline_s_max)
 
-    def _set(self, name: str, value: object) -> None:
-        """Replace a field by its checked value."""
-        object.__setattr__(self, name, value)
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class LookupSpec(OperationSpec):
     """Lookup of the blocks available now."""
 
@@ -129,9 +120,9 @@ class LookupSpec(OperationSpec):
 
     def __post_init__(self) -> None:
         """Check all arguments."""
-        self._set("chains", checked_chains(self.chains, hash_bytes=self.volume.hash_bytes))
+        self.chains = checked_chains(self.chains, hash_bytes=self.volume.hash_bytes)
         super().__post_init__()
-        self._set("pin_s", self._seconds("pin_s", self.pin_s))
+        self.pin_s = self._seconds("pin_s", self.pin_s)
         if self.pin_s < 0:
             raise UsageError(
                 f"pin_s is {self.pin_s}: pass 0 for no pin, or how long hits should stay gettable"
@@ -147,7 +138,7 @@ class LookupSpec(OperationSpec):
         return Lookup(request, handle, left_s, spans, self.pin_s)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class ChainSpec(OperationSpec):
     """Base of specs of a single chain."""
 
@@ -164,7 +155,7 @@ class ChainSpec(OperationSpec):
         return (self.chain,)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PrefetchSpec(ChainSpec):
     """Load of blocks into an agent's memory."""
 
@@ -177,14 +168,14 @@ class PrefetchSpec(ChainSpec):
         """Check all arguments."""
         super().__post_init__()
         if self.at is not None:
-            self._set("at", checked_agent(self.at))
+            self.at = checked_agent(self.at)
 
     def message(self, request: int, handle: int, left_s: float, spans: tuple[Span, ...]) -> Prefetch:
         """Build the message for some of the blocks."""
         return Prefetch(request, handle, left_s, spans, self.at or "")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class GetSpec(ChainSpec):
     """Load of blocks into slots, with verification."""
 
@@ -198,7 +189,7 @@ class GetSpec(ChainSpec):
         super().__post_init__()
         if self.recompute_s is None:
             return
-        self._set("recompute_s", self._seconds("recompute_s", self.recompute_s))
+        self.recompute_s = self._seconds("recompute_s", self.recompute_s)
         if self.recompute_s < 0:
             raise UsageError(f"recompute_s is {self.recompute_s}: pass None if unknown")
 
@@ -229,7 +220,7 @@ class GetSpec(ChainSpec):
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PutSpec(ChainSpec):
     """Store of blocks from slots."""
 
@@ -243,9 +234,9 @@ class PutSpec(ChainSpec):
     def __post_init__(self) -> None:
         """Check all arguments."""
         super().__post_init__()
-        self._set("ack", checked_ack(self.ack))
+        self.ack = checked_ack(self.ack)
         if self.ttl_s is not None:
-            self._set("ttl_s", checked_ttl_s(self.ttl_s))
+            self.ttl_s = checked_ttl_s(self.ttl_s)
 
     def message(
         self,
@@ -348,3 +339,21 @@ def checked_ack(ack: object) -> Ack:
         return Ack(None if isinstance(ack, bool) else ack)  # type: ignore[arg-type]  # checked by this call
     except Exception as error:
         raise UsageError(f"ack is {described(ack)}: pass Ack.STAGED or Ack.COMMITTED") from error
+
+
+def check_size(argument: str, block: int, size_bytes: int, block_bytes: int) -> None:
+    """Check that a block is no larger than the volume's limit.
+
+    Raises UsageError.
+    """
+    if size_bytes > block_bytes:
+        raise UsageError(
+            f"{argument}[{block}] has {size_bytes} bytes, and blocks of this volume at most {block_bytes}: "
+            "split the block, or open a volume with a larger block_bytes"
+        )
+
+
+def check_count(found: int, count: int) -> None:
+    """Check for a block per engine hash of the chain. Raises UsageError."""
+    if found != count:
+        raise UsageError(f"has {found} blocks and the chain {count}: pass one block per engine hash")

@@ -1,4 +1,4 @@
-"""What every adapter of ``ostraca._memory.device_port`` does."""
+"""What every adapter of ``ostraca._memory.device_blocks`` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ostraca._memory.device_port import DevicePart, Devices
+from ostraca._memory.device_blocks import DevicePart, Devices
 
 PART_BYTES = 1 << 16
 

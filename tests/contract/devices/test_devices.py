@@ -12,7 +12,7 @@ from tests.contract.devices.device_contract import DeviceContract
 from tests.sdk.memory.stand_in_devices import DeviceArray, StandInDevices
 
 from ostraca._memory.cuda import CudaDevices
-from ostraca._memory.device_port import Devices
+from ostraca._memory.device_blocks import Devices
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.runtime.memory import HugeMemory
 

@@ -79,7 +79,7 @@ def test_a_successor_takes_what_was_prepared_and_goes_on_when_the_end_before_is_
     end.prepare_renewal()
     prepared = open_files()
     with monkeypatch.context() as nothing_made:
-        nothing_made.delattr(NixlArenaEnd, "_create_agent")
+        nothing_made.delattr(NixlArenaEnd, "_register")
         second = end.successor()
     assert open_files() < prepared + FEW
     offers = {end.offer().metadata, second.offer().metadata}

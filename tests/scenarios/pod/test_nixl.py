@@ -99,7 +99,7 @@ def test_operations_end_in_time_while_what_a_dead_agent_was_offered_is_taken_bac
     own.create()
     dying, other = (own.agent(f"agent-{number}", transport="nixl") for number in range(2))
     own.start()
-    takes_back, make = threading.Event(), NixlArenaEnd._create_agent
+    takes_back, make = threading.Event(), NixlArenaEnd._register
 
     def made_late(end: NixlArenaEnd) -> object:
         """Wait for longer than any deadline, then build."""
@@ -113,7 +113,7 @@ def test_operations_end_in_time_while_what_a_dead_agent_was_offered_is_taken_bac
         dying.signal(signal.SIGSTOP)
         assert set(volume.get(chain, into=empty(), deadline_s=SOON_S).reasons) == {Reason.DEADLINE}
         assert client.quarantined_bytes, "the agent may write there yet"
-        monkeypatch.setattr(NixlArenaEnd, "_create_agent", made_late)
+        monkeypatch.setattr(NixlArenaEnd, "_register", made_late)
         dying.kill()
         until(lambda: not client.is_connected, "the worker knows that it is gone")
         for _ in range(3):

@@ -20,7 +20,7 @@ import ostraca
 from ostraca import BlockState, Reason
 from ostraca._connection.credentials import TOKEN_BYTES_MAX, Credentials, choose_credentials
 from ostraca._connection.dial import ClientIdentity
-from ostraca._failover.health_probe import HealthProbe
+from ostraca._failover.background import HealthProbe
 from ostraca_fabric.wire.address import parse_address
 
 FIRST, SECOND = "first-token-12345", "second-token-1234"

@@ -16,9 +16,9 @@ from tests.fabric.connection.bulk import bulk_frame
 from tests.sdk.connection.tls_front import HOST
 
 from ostraca._connection.io_loop import IoLoop
-from ostraca._connection.stream import ByteStream
 from ostraca._connection.tls_stream import TlsStream
 from ostraca._memory.inline_arena import InlineArenaEnd
+from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire.frames import BulkFrame, FrameReader, bulk_frames, encode

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import Prefix, Run, engine_hash
-from ostraca.connectors.vllm.core.request_backoff import RequestBackoff
-from ostraca.connectors.vllm.core.transfers import TransferJob, Transfers
+from ostraca.connectors.vllm.core.transfers import RequestBackoff, TransferJob, Transfers
 from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
 
 TOKENS = {0: 16, 1: 32}

@@ -21,7 +21,7 @@ from tests.sdk.scripted_agent import agent_at
 
 import ostraca
 from ostraca import BlockState
-from ostraca._failover.failback import Failback, FailbackPauses
+from ostraca._failover.background import Failback, FailbackPauses
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.wire.messages import Get, Leaving, OpenVolume
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.device_port import DevicePart
+from ostraca._memory.device_blocks import DevicePart
 from ostraca_fabric.errors import TransportError, UsageError
 
 
@@ -31,7 +31,7 @@ class DeviceArray:
 
 
 class StandInDevices:
-    """Implements ``ostraca._memory.device_port.Devices``.
+    """Implements ``ostraca._memory.device_blocks.Devices``.
 
     Copies of a device run one after the other, in a thread.
     """
@@ -107,7 +107,7 @@ class StandInDevices:
 
 
 class StandInCopies:
-    """Implements ``ostraca._memory.device_port.Copies``."""
+    """Implements ``ostraca._memory.device_blocks.Copies``."""
 
     def __init__(self, devices: StandInDevices) -> None:
         self._devices = devices

@@ -30,7 +30,7 @@ def is_mapped(address: int) -> bool:
 def test_a_closed_arena_stays_mapped_while_a_transfer_may_still_reach_it() -> None:
     arena = Arena(SETTINGS)
     address = arena.array.ctypes.data
-    slots = arena.take_up_to(1, 4096)
+    slots = arena.ledger.take_up_to(1, 4096)
     assert slots is not None
     with arena.changed:
         arena.ledger.add(1, slots, agent="agent-1", start_id=bytes(16))
@@ -42,7 +42,7 @@ def test_a_closed_arena_stays_mapped_while_a_transfer_may_still_reach_it() -> No
 def test_a_closed_arena_that_nothing_can_reach_is_unmapped() -> None:
     arena = Arena(SETTINGS)
     memory = arena._memory
-    slots = arena.take_up_to(1, 4096)
+    slots = arena.ledger.take_up_to(1, 4096)
     assert slots is not None
     with arena.changed:
         arena.ledger.add(1, slots, agent="agent-1", start_id=bytes(16))

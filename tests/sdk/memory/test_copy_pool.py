@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,8 +28,9 @@ from tests.sdk.scripted_agent import ScriptedAgent
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca._memory.copy_pool import CopyPool, compute_tags, threads_for, verified_slices
+from ostraca._memory.device_blocks import DeviceBlocks
 from ostraca._memory.host_blocks import as_blocks, caller_blocks
-from ostraca._protocol.events import BlockVerdict
+from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.tables.digests import tags_of
 
 FAR_S = 10.0
@@ -202,13 +203,14 @@ def test_copies_to_devices_are_all_begun_by_the_thread_that_has_the_wave() -> No
     blocks = caller_blocks(
         target, devices, argument="into", count=16, block_bytes=BLOCK_BYTES, is_written=True
     )
-    begin = blocks._copies.to_device  # type: ignore[attr-defined]  # where copies of devices begin
+    assert isinstance(blocks, DeviceBlocks)
+    begin = blocks._copies.to_device  # where copies of devices begin
 
-    def noted(*arguments: object) -> None:
+    def noted(*arguments: Any) -> None:
         beginners.add(threading.current_thread())
         begin(*arguments)
 
-    blocks._copies = SimpleNamespace(to_device=noted, wait=blocks._copies.wait)  # type: ignore[attr-defined]
+    blocks._copies = SimpleNamespace(to_device=noted, wait=blocks._copies.wait)
     with copy_pool_of(4) as copy_pool:
         verdicts = blocks.scatter(
             *wave[:2], *wave[3:5], positions=wave.which, until_s=time.monotonic() + FAR_S, copy_pool=copy_pool

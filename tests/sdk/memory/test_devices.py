@@ -56,7 +56,7 @@ def stored(
 
 def free_slots(client: ostraca.Client) -> int:
     taken = []
-    while (slot := client._runtime.arena.take_up_to(1, BLOCK_BYTES)) is not None:
+    while (slot := client._runtime.arena.ledger.take_up_to(1, BLOCK_BYTES)) is not None:
         taken.append(slot)
     for slot in taken:
         client._runtime.arena.give(slot)

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ostraca._memory.buffers import AXES_MAX, Axes, layout_of
 from ostraca._memory.copy_pool import CopyPool
-from ostraca._memory.host_blocks import HostBlocks, as_blocks
-from ostraca._protocol.events import BlockVerdict
+from ostraca._memory.host_blocks import AXES_MAX, Axes, HostBlocks, as_blocks, layout_of
+from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.tables.digests import tag_of
 

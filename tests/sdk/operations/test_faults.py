@@ -21,7 +21,7 @@ import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
 from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.host_blocks import HostBlocks
-from ostraca._protocol.events import BlockVerdict
+from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.tables.digests import are_good
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
@@ -73,15 +73,17 @@ def wait_until_quarantine_is(client: ostraca.Client, holds: Callable[[int], bool
 
 def is_whole(client: ostraca.Client) -> bool:
     """Whether every slot is free."""
-    lease = client._runtime.arena.take_up_to(64, BLOCK_BYTES)
+    arena = client._runtime.arena
+    with arena.changed:
+        lease = arena.ledger.take_up_to(64, BLOCK_BYTES)
     if lease is not None:
-        client._runtime.arena.give(lease)
+        arena.give(lease)
     return lease is not None and len(lease) == 64
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
     """Have batches, and the front ends that wait for them, read this clock."""
-    modules = ("_operations.batch", "_operations.get", "_operations.driver", "_memory.copy_pool")
+    modules = ("_operations.job", "_operations.get", "_operations.driver", "_memory.copy_pool")
     for module in modules:
         monkeypatch.setattr(f"ostraca.{module}.time", SimpleNamespace(monotonic=clock))
 

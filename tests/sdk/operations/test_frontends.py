@@ -26,8 +26,8 @@ from tests.support.stalls import Stopwatch
 
 import ostraca
 from ostraca import BlockState, PutState, Reason, aio
-from ostraca._operations.handoff import Completion
-from ostraca._operations.lookup import lookup_job
+from ostraca._operations.completions import Completion
+from ostraca._operations.lookup import LookupJob
 from ostraca._protocol.specs import LookupSpec
 from ostraca_fabric.wire.messages import Failure, Get, Lookup, OpenVolume, Put
 
@@ -63,14 +63,6 @@ def take(client: ostraca.Client, count: int) -> list[Completion]:
 def reasons_of(result: object) -> set[Reason]:
     assert isinstance(result, ostraca.GetResult)
     return set(result.reasons)
-
-
-def both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def do() -> None:
-        first()
-        second()
-
-    return do
 
 
 def silent(_: AgentConnection, __: object) -> None:
@@ -132,9 +124,8 @@ def test_those_that_wait_for_slots_do_not_have_each_other_try_again(client: ostr
     chain = volume.chain(hashes(1))
     volume.submit_lookup(chain, deadline_s=FAR_S)
     take(client, 1)  # what carries tickets hears of room from here on
-    hears = client._runtime.arena.on_changed
     with volume.slots(64, lengths=BLOCK_BYTES), ThreadPoolExecutor(2) as callers:  # all of the arena
-        client._runtime.arena.on_changed = both(lambda: told.append(None), hears)
+        client._runtime.arena.ledger.listeners.append(lambda: told.append(None))
         for _ in range(2):
             volume.submit_get(chain, into=somewhere(1), deadline_s=SOON_S)
         calls = [callers.submit(volume.get, chain, into=somewhere(1), deadline_s=SOON_S) for _ in range(2)]
@@ -306,13 +297,13 @@ def test_connecting_where_no_thread_can_be_had_is_an_error_and_leaves_nothing(
 
 @pytest.mark.parametrize("way", ["at hand", "to be reached", "late"])
 def test_what_a_job_raises_is_the_error_of_its_ticket_and_others_go_on(
-    agent: ScriptedAgent, client: ostraca.Client, way: str
+    agent: ScriptedAgent, client: ostraca.Client, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     volume = opened(client)
     deadline_s = 0 if way == "late" else FAR_S
     spec = LookupSpec(volume=volume._spec, chains=volume.chain(hashes(1)), deadline_s=deadline_s)
-    job = lookup_job(spec)
-    broken = replace(job, result=lack_memory) if way == "late" else replace(job, begin=lack_memory)
+    broken = LookupJob(client._runtime, spec)
+    monkeypatch.setattr(broken, "result" if way == "late" else "begin", lack_memory)
     if way == "to be reached":
         agent.connections.get(timeout=FAR_S).hang_up()
         with client._runtime.arena.changed:

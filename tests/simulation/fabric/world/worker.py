@@ -21,12 +21,19 @@ from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import SimulatedArenaEnd, SimulatedPlane
 
-from ostraca._protocol.events import BlockVerdict, Disconnected, Event, Finish, Send, Ticked, Verified, Verify
 from ostraca._protocol.ledger import Ledger
 from ostraca._protocol.operations import (
     NOT_STARTED_CODES,
     BlockOperation,
+    BlockVerdict,
+    Disconnected,
+    Event,
+    Finish,
     GetOperation,
+    Send,
+    Ticked,
+    Verified,
+    Verify,
 )
 from ostraca_fabric.connection import ClientConnection, Network
 from ostraca_fabric.errors import ConnectError, RefusedError
@@ -56,7 +63,7 @@ from ostraca_fabric.wire.messages import (
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.blocks import Volume
 
-    from ostraca._protocol.events import Effect
+    from ostraca._protocol.operations import Effect
     from ostraca_fabric.connection.client import Aside
     from ostraca_fabric.model.chain import Span
     from ostraca_fabric.model.ids import TenantId

@@ -1,0 +1,410 @@
+"""Jobs: an operation of a caller, and its blocks as requests within the agent's limits.
+
+A caller's thread creates the job, and the driver (``ostraca._operations.driver``) runs the job. A job has no
+thread and never waits. Once begun on a session, the job keeps up to ``windows_inflight`` requests under way.
+The driver passes on events of the agent, and calls::
+
+    job.begin(...)                  a session with the volume open was found
+    job.advance()                   start requests as far as there is room
+    job.on(request, event)          from the job's mailbox; verifies, copies and tags in the driver's thread
+    job.tick()                      the deadline may have passed
+    job.cancel()                    the caller no longer wants the rest
+    job.close()                     always, once, at the end
+    job.result()                    after a close without an error
+
+A begun job always ends: by its answers, by its deadline, or by the loss of its session. The outcomes carry
+the reasons.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._connection.session import AgentSession, Mailbox
+from ostraca._failover.connection_manager import ConnectionManager
+from ostraca._memory.arena import Arena
+from ostraca._memory.copy_pool import CopyPool
+from ostraca._memory.device_blocks import Devices
+from ostraca._memory.views import SlotHolds
+from ostraca._operations.completions import CompletionQueue, Ticket
+from ostraca._protocol.operations import (
+    BlockOperation,
+    Cancelled,
+    Disconnected,
+    Effect,
+    Event,
+    Finish,
+    Send,
+    Ticked,
+    Verified,
+    Verify,
+    blocks_per_request,
+)
+from ostraca._protocol.specs import ChainSpec, GetSpec, OperationSpec
+from ostraca.settings import ClientSettings
+from ostraca_fabric.errors import ClosedError, ProtocolError, UsageError
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.tables.digests import tag_seeds
+from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text, unhit_sentence
+from ostraca_fabric.wire.codec import Outcomes
+from ostraca_fabric.wire.messages import Cancel, Message
+
+Deliver = Callable[[Any, BaseException | None], None]
+"""Takes the result or the error of a job."""
+
+log = logging.getLogger("ostraca")
+
+_Spec_co = TypeVar("_Spec_co", bound=OperationSpec, covariant=True)
+_ChainSpec_co = TypeVar("_ChainSpec_co", bound=ChainSpec, covariant=True)
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+_VOLUMES_WATCHED_MAX = 256
+
+_IS_HIT = np.arange(256) == int(BlockState.HIT)
+_IS_STORED = np.isin(np.arange(256), (PutState.STAGED, PutState.COMMITTED))
+
+
+class Meter:
+    """Running counts of one client.
+
+    Only the client's driver counts. Any thread may read the counts, without a lock that an exception of a
+    signal handler could leave held. An operation that ends meanwhile may be counted in part.
+    """
+
+    def __init__(self) -> None:
+        self.tallies = {operation: Tally(operation) for operation in STATES}
+        self.hit_tokens = 0
+        self.saved_s = 0.0
+        self._hit_watches = HitWatches(_VOLUMES_WATCHED_MAX)
+
+    def count(self, job: Job[OperationSpec, object]) -> None:
+        """Count an ended job."""
+        spec, outcomes, lengths = job.spec, job.outcomes, job.lengths
+        record, took_s = spec.volume.record, time.monotonic() - job.begun_s
+        tally = self.tallies[spec.operation]
+        if lengths is not None:
+            is_moved = (_IS_HIT if isinstance(spec, GetSpec) else _IS_STORED)[outcomes.states]
+            tally.bytes += int(lengths @ is_moved.astype(np.int64))
+            if isinstance(spec, GetSpec):
+                hits = int(np.count_nonzero(is_moved))
+                self.hit_tokens += hits * record.layout.page_tokens
+                if spec.recompute_s and spec.blocks:
+                    self.saved_s += spec.recompute_s * hits / spec.blocks - took_s
+        tally.count(outcomes.states, outcomes.reasons)
+        tally.timed(took_s)
+        name = f"{record.tenant}/{record.name}"
+        watch = self._hit_watches.count(name, spec.operation, *outcomes.encode())
+        if watch.take_notice():
+            notice = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
+            log.warning("No hits in %s", notice)
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Shared state of one client, out of reach of callers' threads.
+
+    Callers hold the runner (``ostraca._operations.runner``). The runtime has no reference to the runner, so
+    the runner of a dropped client can be collected. The driver ends the runtime then.
+    """
+
+    settings: ClientSettings
+    arena: Arena
+    copy_pool: CopyPool
+    connections: ConnectionManager
+    devices: Devices
+    """Devices with memory for sources and destinations."""
+
+    completions: CompletionQueue = field(default_factory=CompletionQueue)
+    meter: Meter = field(default_factory=Meter)
+    is_closed: bool = False
+    _pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process created the client."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a forked child."""
+        if not self.is_ours:
+            raise ClosedError(
+                "the client was created before a fork, and a child process has neither its threads nor its "
+                "memory: connect in the child, or start workers with spawn"
+            )
+
+    def check_open(self) -> None:
+        """Raise ClosedError after close, and in a forked child."""
+        self.check_process()
+        if self.is_closed:
+            raise ClosedError("the client is closed: connect again")
+
+    def check_room(self, blocks: int, slot_bytes: int) -> None:
+        """Check that the arena can hold so many blocks at one time. Raises UsageError."""
+        fitting = self.arena.ledger.slots_of(slot_bytes)
+        if not 0 <= blocks <= fitting:
+            raise UsageError(
+                f"{blocks} blocks at one time, and the arena holds {fitting} of {slot_bytes} bytes: take "
+                "fewer, or raise arena_bytes in the settings"
+            )
+
+    def close(self) -> None:
+        """End all parts after the session. No operation may be under way."""
+        self.copy_pool.close()
+        self.completions.close()
+        self.arena.close(is_used=not self.devices.close())
+
+
+class Job(Generic[_Spec_co, _Result_co]):
+    """Base of all jobs: a spec with checked caller memory, and the outcomes so far."""
+
+    lengths: NDArray[np.uint32] | None = None
+    """Bytes of each block, if blocks move."""
+
+    ticket = Ticket(0)
+    """Given by the runner."""
+
+    deliver: Deliver | None = None
+    """None for the queue of completions; such jobs count against ``submitted_max``. Called once, in the
+    driver's thread; must not block.
+    """
+
+    def __init__(self, runtime: Runtime, spec: _Spec_co) -> None:
+        self.begun_s = time.monotonic()
+        self.until_s = self.begun_s + spec.deadline_s
+        """Deadline on the monotonic clock."""
+
+        self.spec = spec
+        self.outcomes = Outcomes.filled(spec.blocks, spec.states.LATE, Reason.DEADLINE)
+        self.has_begun = False
+        self._runtime = runtime
+        self._arena = runtime.arena
+        self._copy_pool = runtime.copy_pool
+        self._settings = runtime.settings
+        self._blocks = spec.blocks
+        self._first = 0
+        self._requests: dict[int, BlockOperation] = {}
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session, acquired for the job, with the volume open as *handle*.
+
+        ``close`` releases the session. Without ``begin``, the caller releases the session.
+        """
+        self._session, self._handle, self._mailbox, self._holds = session, handle, mailbox, holds
+        self._blocks_max = blocks_per_request(session.limits, self.spec.volume.hash_bytes)
+        self.has_begun = True
+
+    def result(self) -> _Result_co:
+        """Build the caller's result."""
+        raise NotImplementedError
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every block has its outcome and nothing is under way."""
+        return self._first >= self._blocks and not self._requests
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the job waits for slots or requests of others."""
+        return self._first < self._blocks and not self._requests
+
+    def advance(self) -> None:
+        """Start requests as long as there is room."""
+        while self._first < self._blocks and len(self._requests) < self._settings.windows_inflight:
+            ending = self._why_not_begin()
+            if ending is not None:
+                self._end_rest(*ending)
+                return
+            request = self._session.reserve()
+            begun = 0
+            if request is not None:
+                try:
+                    begun = self._begin(request, self._first)
+                finally:
+                    if not begun and request not in self._requests:
+                        self._session.unreserve(request)
+            if not begun:
+                return
+            self._first += begun
+
+    def on(self, request: int, event: Event) -> None:
+        """Process an event of a request.
+
+        Raises RefusedError if the agent can't do the job as requested; close the job then.
+        """
+        operation = self._requests.get(request)
+        if operation is None:
+            return
+        now_s = time.monotonic()
+        try:
+            effects = operation.on(event, now_s)
+        except ProtocolError as error:
+            self._session.break_off(f"the agent broke the wire's rules: {error}")
+            effects = operation.on(Disconnected(), now_s)
+        self._do(operation, effects)
+
+    def tick(self) -> None:
+        """End the job if the deadline has passed."""
+        if time.monotonic() >= self.until_s:
+            if self._requests:
+                self._session.report_late(max(each.sent_s for each in self._requests.values()))
+            for request in list(self._requests):
+                self.on(request, Ticked())
+            self._end_rest(self.spec.states.LATE, Reason.DEADLINE)
+
+    def cancel(self) -> None:
+        """End the job: blocks not handed over are LATE, with reason CANCELLED."""
+        for request in list(self._requests):
+            self.on(request, Cancelled())
+        self._end_rest(self.spec.states.LATE, Reason.CANCELLED)
+
+    def decline(self, reason: Reason, note: str) -> None:
+        """End a job that can't begin; a late job ends as LATE."""
+        if time.monotonic() < self.until_s:
+            self._end_rest(self.spec.states.DECLINED, reason)
+        self._first, self.outcomes.note = self._blocks, note
+
+    def close(self) -> None:
+        """Release all resources.
+
+        After an error, such as an interrupt, requests may still be under way.
+        """
+        for request in list(self._requests):
+            self._session.cancel(request)
+            self._drop(request)
+        if self.has_begun:
+            self._session.release()
+
+    # For the kinds of jobs.
+
+    def _begin(self, request: int, first: int) -> int:
+        """Start a request for blocks from *first* on; return their number.
+
+        Returns 0 without room now.
+        """
+        raise NotImplementedError
+
+    def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
+        """Verify landed blocks, and hand over the good blocks."""
+        raise NotImplementedError
+
+    def _why_not_begin(self) -> tuple[int, Reason] | None:
+        """Return the outcome of blocks that can't be requested any more, or None."""
+        if time.monotonic() >= self.until_s:
+            return self.spec.states.LATE, Reason.DEADLINE
+        if not self._session.is_alive:
+            return self.spec.states.DECLINED, Reason.DISCONNECTED
+        return None
+
+    def _end_rest(self, state: int, reason: Reason) -> None:
+        """Begin no more requests: blocks without a request get this outcome."""
+        self.outcomes.set(slice(self._first, None), state, reason)
+        self._first = self._blocks
+
+    def _submit(self, operation: BlockOperation) -> int:
+        """Start a request; return the number of its blocks."""
+        request, now_s = operation.request, time.monotonic()
+        self._requests[request] = operation
+        if log.isEnabledFor(logging.DEBUG):
+            label, left_s = self._session.label(request), self.until_s - now_s
+            log.debug(
+                "%s sent: %s of %d blocks, %.3f s to go", label, operation.name, operation.blocks, left_s
+            )
+        effects = operation.start(now_s)
+        if not any(isinstance(effect, Send) for effect in effects):
+            self._session.unreserve(request)
+            self._give(operation)
+        self._do(operation, effects)
+        return operation.blocks
+
+    def _do(self, operation: BlockOperation, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(message=Cancel()):
+                    self._session.cancel(operation.request)
+                case Send(message=message):
+                    self._send(operation, message)
+                case Verify():
+                    verified = self._verify(operation, effect)
+                    self._do(operation, operation.on(verified, time.monotonic()))
+                case Finish(outcomes=outcomes):
+                    self._finish(operation, outcomes)
+                    self._drop(operation.request)
+
+    def _send(self, operation: BlockOperation, message: Message) -> None:
+        """Send a request.
+
+        If encoding fails, the request is not under way, and its slots are given back.
+        """
+        try:
+            self._session.submit(operation.request, message, self._mailbox, operation.slots)
+        except BaseException:
+            del self._requests[operation.request]  # ``advance`` unreserves the request
+            self._give(operation)
+            raise
+
+    def _give(self, operation: BlockOperation) -> None:
+        """Give back the slots of a request never sent."""
+        if operation.slots is not None:
+            self._arena.give(operation.slots)
+
+    def _finish(self, operation: BlockOperation, found: Outcomes) -> None:
+        first = operation.first
+        self.outcomes.set(slice(first, first + len(found)), found.states, found.reasons)
+        self.outcomes.note = self.outcomes.note or found.note
+        if log.isEnabledFor(logging.DEBUG):
+            label = self._session.label(operation.request)
+            took_s = time.monotonic() - operation.sent_s
+            tally = tally_text(*found.encode(), self.spec.states)
+            log.debug("%s finished after %.3f ms: %s", label, 1e3 * took_s, tally)
+
+    def _drop(self, request: int) -> None:
+        """Stop waiting for a request, and release its slots."""
+        del self._requests[request]
+        self._session.leave(request)
+
+
+class SlotJob(Job[_ChainSpec_co, _Result_co]):
+    """Base of jobs with blocks in slots; ``lengths`` must be set."""
+
+    lengths: NDArray[np.uint32]
+
+    def __init__(self, runtime: Runtime, spec: _ChainSpec_co) -> None:
+        super().__init__(runtime, spec)
+        self._slot_bytes = spec.volume.slot_bytes
+
+    def _why_not_begin(self) -> tuple[int, Reason] | None:
+        with self._arena.changed:
+            if not self._arena.ledger.is_open:
+                return self.spec.states.DECLINED, Reason.QUARANTINED
+        return super()._why_not_begin()
+
+    def _take(self, wanted: int) -> NDArray[np.int64] | None:
+        """Take up to *wanted* slots."""
+        with self._arena.changed:
+            return self._arena.ledger.take_up_to(wanted, self._slot_bytes)
+
+    def _submit_from(self, slots: NDArray[np.int64], build: Callable[[], BlockOperation]) -> int:
+        """Build and start a request with these slots, which are given back if the request can't be built."""
+        try:
+            operation = build()
+        except BaseException:
+            self._arena.give(slots)
+            raise
+        return self._submit(operation)
+
+    def _spans(self, first: int, blocks: int) -> tuple[Span, ...]:
+        return (self.spec.chain[first : first + blocks].span(),)
+
+    def _seeds(self, first: int, blocks: int) -> NDArray[np.uint64]:
+        """Return the tag seeds of a window, from the identities of its blocks."""
+        lengths = self.lengths[first : first + blocks]
+        return tag_seeds(self.spec.volume.identity, self._spans(first, blocks), lengths)
