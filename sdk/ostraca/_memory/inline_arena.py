@@ -58,13 +58,11 @@ class InlineArenaEnd:
         """Return another end without open slots."""
         return InlineArenaEnd(self._arena, self._slots)
 
-    def cut_off(self) -> None:
-        """Close the end: no bytes land any more."""
-        self.close()
-
     def close(self) -> None:
         """Release the arena: no bytes land any more."""
         self._arena = np.empty(0, np.uint8)
+
+    cut_off = close
 
     def open(self, slots: NDArray[np.int64], slot_bytes: int) -> None:
         """Allow bytes in these slots from now on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -29,27 +28,24 @@ from ostraca_fabric.wire import codec
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _LandedBlocks:
-    """Blocks landed in slots and not yet verified: columns with a row per block."""
-
-    blocks: NDArray[np.int64]
-    """Positions in the job."""
-
-    offsets: NDArray[np.int64]
-    seeds: NDArray[np.uint64]
-    tags: NDArray[np.uint8]
-
-
 class GetJob(SlotJob[GetSpec, _Result_co]):
-    """Base of gets. ``_check`` verifies landed blocks, and hands over the good blocks."""
+    """Base of gets."""
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
         self._seeds_by_first: dict[int, NDArray[np.uint64]] = {}
 
-    def _check(self, landed: _LandedBlocks) -> NDArray[np.uint8]:
-        """Verify blocks, hand over the good blocks; return a ``BlockVerdict`` for each."""
+    def _check(
+        self,
+        blocks: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
+        """Verify landed blocks, hand over the good blocks; return a ``BlockVerdict`` for each.
+
+        All columns have a row per block; *blocks* are positions in the job.
+        """
         raise NotImplementedError
 
     def _begin(self, request: int, first: int) -> int:
@@ -78,7 +74,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             return GetOperation(message, until_s=self.until_s, first=first, slots=slots)
 
         self._submit_from(slots, build)
-        # Computed while the agent works, and needed when the first block has landed.
+        # Computed while the agent works, and needed when the first block has
         self._seeds_by_first[first] = self._seeds(first, count)
         return count
 
@@ -86,12 +82,10 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         assert operation.slots is not None
         positions = codec.positions(wanted.positions, operation.blocks)
         verdicts = self._check(
-            _LandedBlocks(
-                blocks=operation.first + positions.astype(np.int64),
-                offsets=operation.slots[positions],
-                seeds=self._seeds_by_first[operation.first][positions],
-                tags=codec.rows16(wanted.tags, len(positions)),
-            )
+            operation.first + positions.astype(np.int64),
+            operation.slots[positions],
+            self._seeds_by_first[operation.first][positions],
+            codec.rows16(wanted.tags, len(positions)),
         )
         return Verified(wanted.positions, verdicts.tobytes())
 
@@ -137,13 +131,19 @@ class GetIntoJob(GetJob[GetResult]):
             del self._requests[request]
             self._session.forget(request)
 
-    def _check(self, landed: _LandedBlocks) -> NDArray[np.uint8]:
+    def _check(
+        self,
+        blocks: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
         return self._into.scatter(
             self._arena.array,
-            landed.offsets,
-            landed.seeds,
-            landed.tags,
-            positions=landed.blocks,
+            offsets,
+            seeds,
+            tags,
+            positions=blocks,
             until_s=self.until_s,
             copy_pool=self._copy_pool,
         )
@@ -184,19 +184,25 @@ class GetViewsJob(GetJob[BlockViews]):
             self._session.leave(request)
         self._held_requests.clear()
 
-    def _check(self, landed: _LandedBlocks) -> NDArray[np.uint8]:
-        verdicts = no_verdicts(len(landed.blocks))
+    def _check(
+        self,
+        blocks: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+    ) -> NDArray[np.uint8]:
+        verdicts = no_verdicts(len(blocks))
         for some, good in verified_slices(
             self._arena.array,
-            landed.offsets,
-            self.lengths[landed.blocks],
-            landed.seeds,
-            landed.tags,
+            offsets,
+            self.lengths[blocks],
+            seeds,
+            tags,
             until_s=self.until_s,
             copy_pool=self._copy_pool,
         ):
-            handed_over = landed.blocks[some][good]
-            self._offsets[handed_over] = landed.offsets[some][good]
+            handed_over = blocks[some][good]
+            self._offsets[handed_over] = offsets[some][good]
             self._good[handed_over] = True
             verdicts[some] = verdicts_of(good)
         return verdicts

@@ -167,8 +167,15 @@ class PrefetchSpec(ChainSpec):
     def __post_init__(self) -> None:
         """Check all arguments."""
         super().__post_init__()
-        if self.at is not None:
-            self.at = checked_agent(self.at)
+        if self.at is None:
+            return
+        try:
+            self.at = checked_name("at", self.at)
+        except UsageError as error:
+            raise UsageError(
+                f"at is {described(self.at)}: pass the id of an agent (Client.agent, or agents in "
+                "Client.status()), or None for the connected agent"
+            ) from error
 
     def message(self, request: int, handle: int, left_s: float, spans: tuple[Span, ...]) -> Prefetch:
         """Build the message for some of the blocks."""
@@ -234,9 +241,19 @@ class PutSpec(ChainSpec):
     def __post_init__(self) -> None:
         """Check all arguments."""
         super().__post_init__()
-        self.ack = checked_ack(self.ack)
-        if self.ttl_s is not None:
-            self.ttl_s = checked_ttl_s(self.ttl_s)
+        given: object = self.ack
+        try:
+            self.ack = Ack(None if isinstance(given, bool) else given)  # type: ignore[arg-type]  # checked here
+        except Exception as error:
+            raise UsageError(f"ack is {described(self.ack)}: pass Ack.STAGED or Ack.COMMITTED") from error
+        if self.ttl_s is None:
+            return
+        self.ttl_s = number("ttl_s", self.ttl_s)
+        if not 0 < self.ttl_s < math.inf:
+            raise UsageError(
+                f"ttl_s is {self.ttl_s}: pass for how many seconds the blocks are worth keeping, above 0, or "
+                "None if unknown"
+            )
 
     def message(
         self,
@@ -282,17 +299,6 @@ def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
     return seconds
 
 
-def checked_ttl_s(ttl_s: object) -> float:
-    """Return the time for which blocks are worth keeping. Raises UsageError."""
-    seconds = number("ttl_s", ttl_s)
-    if not 0 < seconds < math.inf:
-        raise UsageError(
-            f"ttl_s is {ttl_s}: pass for how many seconds the blocks are worth keeping, above 0, or None "
-            "if unknown"
-        )
-    return seconds
-
-
 def checked_chain(chain: object, *, hash_bytes: int) -> Chain:
     """Return a chain with hashes of the volume's length. Raises UsageError."""
     if not isinstance(chain, Chain):
@@ -320,25 +326,6 @@ def check_batch(blocks: int, *, blocks_max: int) -> None:
             f"a batch of {blocks} blocks, and batch_blocks_max in the client's settings is {blocks_max}: "
             "slice the chain, chain[first:last], and make several calls"
         )
-
-
-def checked_agent(at: object) -> str:
-    """Return the id of an agent. Raises UsageError."""
-    try:
-        return checked_name("at", at)  # type: ignore[arg-type]  # checked by this call
-    except UsageError as error:
-        raise UsageError(
-            f"at is {described(at)}: pass the id of an agent (Client.agent, or agents in Client.status()), "
-            "or None for the connected agent"
-        ) from error
-
-
-def checked_ack(ack: object) -> Ack:
-    """Return the block state that a put waits for. Raises UsageError."""
-    try:
-        return Ack(None if isinstance(ack, bool) else ack)  # type: ignore[arg-type]  # checked by this call
-    except Exception as error:
-        raise UsageError(f"ack is {described(ack)}: pass Ack.STAGED or Ack.COMMITTED") from error
 
 
 def check_size(argument: str, block: int, size_bytes: int, block_bytes: int) -> None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from ostraca.connectors.vllm.counters import METRICS
+from ostraca.connectors.vllm.operations import METRICS
 from ostraca.connectors.vllm.settings import TierSettings
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -21,7 +21,7 @@ from tests.enclosure.adapters.exporter_contract import (
 from tests.enclosure.adapters.simulated_nvmet import Killed, SimulatedNvmet
 from tests.support.nvme_tcp.tcp_target import free_controller
 
-from ostraca_enclosure.adapters.file_exporter import FileExporter
+from ostraca_enclosure.adapters.file_drives import FileExporter
 from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
 from ostraca_enclosure.adapters.nvme_tcp.tcp_exporter import TcpExporter

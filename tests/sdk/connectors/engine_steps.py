@@ -16,7 +16,7 @@ from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.counters import REQUESTS, TierMetric
+from ostraca.connectors.vllm.operations import REQUESTS, TierMetric
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.shape import EngineShape, GroupShape
 from ostraca.connectors.vllm.tier import Tier, TierJob

@@ -19,7 +19,7 @@ from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
-from ostraca.connectors.vllm.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
+from ostraca.connectors.vllm.operations import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
 from ostraca.connectors.vllm.settings import LOGGER
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan

@@ -37,7 +37,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.counters import METRICS
+from ostraca.connectors.vllm.operations import METRICS
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import EngineShape, GroupShape, hash_seed_problem
 from ostraca.connectors.vllm.tier import HASH_BYTES, Tier, TierJob

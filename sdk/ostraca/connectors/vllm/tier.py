@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix, Run
 from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.counters import (
+from ostraca.connectors.vllm.fabric_link import FabricLink
+from ostraca.connectors.vllm.operations import (
     LOAD_CHUNKS,
     LOOKUP_CHUNKS,
     STORE_CHUNKS,
     TierCounters,
     TierMetric,
+    TierOperations,
     TierSample,
 )
-from ostraca.connectors.vllm.fabric_link import FabricLink
-from ostraca.connectors.vllm.operations import TierOperations
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import EngineShape, hash_seed_problem
 from ostraca_fabric.model.volume import Layout

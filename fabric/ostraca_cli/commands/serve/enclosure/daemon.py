@@ -18,8 +18,7 @@ from ostraca_cli.commands.serve.enclosure.hosts import read_hosts
 from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
 from ostraca_cli.commands.serve.store import await_namesake, open_reports, retry_while_away
 from ostraca_cli.composition.state import lock_directory
-from ostraca_enclosure.adapters.file_drives import FileDrives
-from ostraca_enclosure.adapters.file_exporter import FileExporter
+from ostraca_enclosure.adapters.file_drives import FileDrives, FileExporter
 from ostraca_enclosure.adapters.nvme_drives import NvmeDrives
 from ostraca_enclosure.adapters.nvme_tcp.server import TargetServer
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
