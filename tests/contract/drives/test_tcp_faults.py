@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import socket
 import threading
@@ -269,6 +271,77 @@ def test_no_bytes_of_a_target_do_more_than_fail_the_connection(
 
     asyncio.run(connect())
     false.close()
+
+
+class Partition:
+    """A network between host and target that may hold back what the host sends from its first data on."""
+
+    BEFORE_DATA = 128 + 72 + 1024 + 72
+    """Handshake, Connect and one command."""
+
+    def __init__(self, target: TcpTarget) -> None:
+        self.controller = free_controller()
+        self.holds = threading.Event()
+        self.is_mended = threading.Event()
+        self._target = (target.controller.address, target.controller.service)
+        self._listener = socket.create_server((self.controller.address, self.controller.service))
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self.is_mended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in (self._listener, *self._sockets):
+            sock.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                host, _ = self._listener.accept()
+                target = socket.create_connection(self._target, 10)
+                self._sockets += [host, target]
+                for source, sink, is_held in ((host, target, number > 0), (target, host, False)):
+                    thread = threading.Thread(target=self._carry, args=(source, sink, is_held), daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, is_held: bool) -> None:
+        carried = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_held and carried >= self.BEFORE_DATA:
+                    self.holds.set()
+                    self.is_mended.wait(20)
+                sink.sendall(data)
+                carried += len(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+async def test_data_held_back_by_a_partition_do_not_land_once_it_is_mended(
+    target: TcpTarget, clock: MovedClock
+) -> None:
+    between = Partition(target)
+    paths = TcpPaths(HOST, str(HOST_ID), QUICK)
+    await paths.connect(Target(NQN, (between.controller,)), "")
+    drive = TcpDrive(DriveId("e/d"), paths.path_to(NQN, NGUID), DriveSettings())
+    under_way = drive.submit_write(at_page(pages(1, b"l"), 0))
+    assert await asyncio.to_thread(between.holds.wait, 10), "the data are on their way"
+    assert (await under_way).tolist() == [False], "the host gives the write up"
+    clock.ahead_s = 2.5
+    between.is_mended.set()
+    eventually(lambda: target.subsystem.connections <= 1)  # the I/O connection has ended
+    assert content(target, 0) == bytes(4096)
+    drive.close()
+    paths.close()
+    await asyncio.to_thread(between.close)
 
 
 class _Host:

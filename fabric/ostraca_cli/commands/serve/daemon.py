@@ -318,6 +318,7 @@ class AgentDaemon:
 def _tcp_paths(settings: DaemonSettings, host: str) -> TcpPaths:
     """Return this host's paths over the user-space initiator."""
     nvme = settings.nvme
+    log.warning("Drives over NVMe/TCP are reached by the user-space initiator: slow, for trials")
     path_settings = TcpPathSettings(
         io_queues=nvme.io_queues, keep_alive_s=nvme.keep_alive_s, io_timeout_s=nvme.io_timeout_s
     )

@@ -57,11 +57,27 @@ def test_files_can_be_exported_over_nvmeof() -> None:
         ({"listen": ("files:///a", "files:///b")}, "give --listen files:// once"),
         ({"listen": ("files:///a",), "files": "/b"}, "omit one of the two"),
         ({"listen": ("tcp://10.0.8.1",), "nqn": "shelf"}, "is no NVMe qualified name"),
+        ({"target": "spdk"}, "set it to nvmet or userspace"),
+        ({"target": "userspace", "files": "/a"}, "speaks TCP alone"),
+        ({"target": "userspace", "files": "/a", "listen": ("rdma://10.0.8.1",)}, "speaks TCP alone"),
+        ({"target": "userspace", "listen": ("tcp://10.0.8.1",)}, "exports files alone"),
+        ({"target": "userspace", "files": "/a", "listen": ("tcp://[::]",)}, "give each reachable address"),
+        (
+            {"target": "userspace", "files": "/a", "listen": ("tcp://a",), "reservations": True},
+            "has no reservations",
+        ),
     ],
 )
 def test_what_nobody_could_connect_to_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         EnclosureDaemonSettings(**({"id": "shelf-1"} | given)).export_target()
+
+
+def test_the_user_space_target_may_have_a_name_for_its_address() -> None:
+    settings = EnclosureDaemonSettings(
+        id="shelf-1", target="userspace", files="/srv/shelf", listen=("tcp://shelf-1.enclosures:4420",)
+    )
+    assert settings.export_target().controllers == (parse_controller("tcp://shelf-1.enclosures:4420"),)
 
 
 def test_options_environment_and_flags_say_the_same(
