@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -154,8 +153,3 @@ def _bytes_of(content: bytes | Path) -> bytes:
 
 def _opened(content: bytes | Path) -> io.BytesIO | io.BufferedReader:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder, if there."""
-    shutil.rmtree(folder, ignore_errors=True)

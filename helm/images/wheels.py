@@ -14,7 +14,7 @@ from typing import Any, Final
 from helm.images import sbom
 from helm.images.bytecode import compile_tree
 from helm.images.errors import ImageError
-from helm.images.layers import Entries, remove_tree
+from helm.images.layers import Entries
 
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's names of architectures, and the kernel's."""
@@ -103,7 +103,8 @@ def _add(entries: Entries, architecture: str, python: str, words: list[str]) -> 
                 *("--python-platform", f"{MACHINES[architecture]}-manylinux_{GLIBC}", *words),
             ]
         )
-        remove_tree(folder / "bin")  # scripts of other packages, with the path of this machine's Python
+        for record in folder.glob("*.dist-info/RECORD"):
+            record.write_text(kept_records(record.read_text("utf-8")), "utf-8")
         if python == f"{sys.version_info.major}.{sys.version_info.minor}":
             compile_tree(folder, f"/{prefix}")
         entries.add_tree(folder, prefix, drops=_is_dropped)
@@ -115,8 +116,15 @@ def _add(entries: Entries, architecture: str, python: str, words: list[str]) -> 
         ]
 
 
+def kept_records(text: str) -> str:
+    """Return a distribution's list of files without the files that the image lacks."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not _is_dropped(line.partition(",")[0]))
+
+
 def _is_dropped(path: str) -> bool:
-    return path == ".lock" or path.startswith(_UNUSED)
+    # Scripts of other packages name this machine's Python, and uv notes the time of the wheel.
+    return path.startswith((".lock", "bin/", *_UNUSED)) or path.endswith("/uv_cache.json")
 
 
 def _compiler_for(architecture: str) -> dict[str, str]:

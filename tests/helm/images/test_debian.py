@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from helm.images import debs
+from helm.images import debs, wheels
 from helm.images.apt import Package
 from helm.images.archive import Image, image_of, write_archive
 from helm.images.layers import Entries, Layer, LayerCache
@@ -125,3 +125,9 @@ def check_config(tar: tarfile.TarFile, entry: dict[str, Any], image: Image) -> N
 )
 def test_paths_are_those_of_a_merged_usr(name: str, path: str) -> None:
     assert debs.merged(name) == path
+
+
+def test_a_list_of_files_leaves_out_what_an_image_lacks() -> None:
+    kept = "numpy/__init__.py,sha256=a,1\nnixl_cu12/_api.py,sha256=b,2\n"
+    lacks = "bin/f2py,sha256=c,3\nnixl_ep_cu12/x.so,sha256=d,4\nostraca-0.1.0.dist-info/uv_cache.json,sha256=e,5\n"
+    assert wheels.kept_records(f"{lacks}{kept}") == kept
