@@ -129,5 +129,5 @@ def test_paths_are_those_of_a_merged_usr(name: str, path: str) -> None:
 
 def test_a_list_of_files_leaves_out_what_an_image_lacks() -> None:
     kept = "numpy/__init__.py,sha256=a,1\nnixl_cu12/_api.py,sha256=b,2\n"
-    lacks = "bin/f2py,sha256=c,3\nnixl_ep_cu12/x.so,sha256=d,4\nostraca-0.1.0.dist-info/uv_cache.json,sha256=e,5\n"
+    lacks = "bin/f2py,sha256=c,3\nnixl_ep_cu12/x.so,sha256=d,4\no.dist-info/uv_cache.json,sha256=e,5\n"
     assert wheels.kept_records(f"{lacks}{kept}") == kept
