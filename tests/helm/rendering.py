@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from ostraca_cli.commands.serve.admin_settings import AdminSettings
+from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
+from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
+from ostraca_cli.settings.load import Sources, load
+
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this machine")
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +24,8 @@ CHART = ROOT / "helm" / "ostraca"
 RELEASE, NAMESPACE = "kv", "ml"
 
 Object = dict[str, Any]
+
+PREFIXES = {DaemonSettings: "AGENT", EnclosureDaemonSettings: "ENCLOSURE", AdminSettings: "ADMIN"}
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     path.stem: yaml.safe_load(path.read_text())
@@ -91,6 +98,14 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
             is_nested = isinstance(value, Mapping) and isinstance(before, Mapping)
             result[name] = merged(before, value) if is_nested else value  # type: ignore[arg-type]
     return result
+
+
+def read_settings(kind: Any, text: str, folder: Path, environment: Mapping[str, str] | None = None) -> Any:
+    """Read a file of settings, and variables, as the daemon with settings of this *kind* does."""
+    file = folder / "settings.toml"
+    file.write_text(text)
+    prefix = f"OSTRACA_{PREFIXES[kind]}_"
+    return load(kind, Sources(file=file, environment=environment), prefix=prefix).settings
 
 
 def containers(pod: Object) -> list[Object]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.helm.rendering import CHART, TRIAL, Manifest, helm, merged, render
+import yaml
+from kubernetes_validate import utils as validation
+from tests.helm.rendering import CHART, EXAMPLES, TRIAL, Manifest, helm, merged, read_settings, render
 
 from ostraca_cli.commands.serve.admin_settings import AdminSettings
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
-from ostraca_cli.settings.load import Sources, load
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
+FOREIGN = {"cert-manager.io/v1"}
+"""Kinds of other projects, without schemas here."""
+
 EXTERNAL = {"etcd": {"endpoints": ["etcd-0:2379"]}}
 
 
@@ -31,28 +36,45 @@ def test_helm_finds_no_fault_in_the_chart() -> None:
     assert [each for each in report["messages"] if each["severity"] > 1] == []
 
 
+@pytest.fixture
+def schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read each file of schemas once in a test, instead of once for each object."""
+    monkeypatch.setattr(validation, "schema_contents", cache(validation.schema_contents))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_object_is_valid_in_each_version_of_kubernetes(version: str) -> None:
-    for each in render(merged(TRIAL, {"kubeVersion": version})).objects:
-        kubernetes_validate.validate(each, f"{version}.0", strict=True)
+def test_each_object_is_valid_in_each_version_of_kubernetes(version: str, schemas: None) -> None:
+    kinds = set()
+    for values in EXAMPLES.values():
+        for each in render(merged(values, {"kubeVersion": version})).objects:
+            if each["apiVersion"] not in FOREIGN:
+                kubernetes_validate.validate(each, f"{version}.0", strict=True)
+                kinds.add(each["kind"])
+    assert len(kinds) >= 11
+
+
+def test_an_engine_of_the_examples_is_valid(schemas: None) -> None:
+    deployment = yaml.safe_load((CHART.parent / "examples/objects/vllm-deployment.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(deployment, f"{version}.0", strict=True)
 
 
 def test_a_daemon_reads_its_file_of_settings(trial: Manifest, tmp_path: Path) -> None:
-    agent = _load(DaemonSettings, trial.settings("agent"), tmp_path, "OSTRACA_AGENT_")
+    agent = read_settings(DaemonSettings, trial.settings("agent"), tmp_path)
     assert agent.etcd.endpoints == ("kv-etcd-0.kv-etcd.ml.svc.cluster.local:2379",)
     assert agent.etcd.awaits_fabric
     assert agent.socket_permissions() == 0o666
     assert agent.memory.cache_bytes + agent.memory.reserve_bytes == 640 << 20
-    enclosure = _load(EnclosureDaemonSettings, trial.settings("enclosure"), tmp_path, "OSTRACA_ENCLOSURE_")
+    enclosure = read_settings(EnclosureDaemonSettings, trial.settings("enclosure"), tmp_path)
     assert (enclosure.file_drives, enclosure.file_drive_bytes) == (2, 1 << 30)
-    admin = _load(AdminSettings, trial.settings("admin"), tmp_path, "OSTRACA_ADMIN_")
+    admin = read_settings(AdminSettings, trial.settings("admin"), tmp_path)
     assert admin.tls.cert == "/etc/ostraca/tls/tls.crt"
 
 
 def test_agents_and_the_admin_service_read_their_certificate(tmp_path: Path) -> None:
     manifest = render(merged(TRIAL, {"tls": {"agents": True}}))
-    agent = _load(DaemonSettings, manifest.settings("agent"), tmp_path, "OSTRACA_AGENT_")
-    admin = _load(AdminSettings, manifest.settings("admin"), tmp_path, "OSTRACA_ADMIN_")
+    agent = read_settings(DaemonSettings, manifest.settings("agent"), tmp_path)
+    admin = read_settings(AdminSettings, manifest.settings("admin"), tmp_path)
     assert agent.tls == admin.tls
     assert agent.tls.peer_name == "kv-agent.ml.svc.cluster.local"
     assert agent.listen[-1] == "tls://0.0.0.0:7400"
@@ -70,7 +92,7 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         "turn_s": "500ms",
     }
     manifest = render(merged(TRIAL, {"agent": {"settings": further}}))
-    agent = _load(DaemonSettings, manifest.settings("agent"), tmp_path, "OSTRACA_AGENT_")
+    agent = read_settings(DaemonSettings, manifest.settings("agent"), tmp_path)
     assert (agent.owner.blocks_per_shard_max, agent.owner.endurance.rated_dwpd, agent.turn_s) == (
         1 << 24,
         0.3,
@@ -99,9 +121,3 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
 def test_values_that_cannot_work_are_refused_with_advice(values: Mapping[str, Any], remedy: str) -> None:
     with pytest.raises(helm.HelmError, match=remedy):
         render(values)
-
-
-def _load(kind: Any, text: str, folder: Path, prefix: str) -> Any:
-    file = folder / "settings.toml"
-    file.write_text(text)
-    return load(kind, Sources(file=file), prefix=prefix).settings

@@ -25,7 +25,11 @@ def main() -> int:
     layout = ostraca.Layout(model="helm-test@1", dtype="bf16", page_tokens=16)
     until_s = time.monotonic() + WITHIN_S
     while True:
-        reason = _put(layout, names, block)
+        try:
+            reason = _put(layout, names, block)
+        except ostraca.AuthenticationError as error:
+            print(f"the worker's token is refused: {error}")
+            return 1
         if not reason:
             break
         if time.monotonic() > until_s:
@@ -48,12 +52,17 @@ def _connected() -> ostraca.Client:
 
 
 def _put(layout: ostraca.Layout, names: list[bytes], block: np.ndarray) -> str:
-    """Return the reason of a failure; empty if the block is on flash."""
+    """Return the reason of a failure; empty if the block is on flash.
+
+    Raises AuthenticationError for a refused token.
+    """
     try:
         with _connected() as client:
             volume = client.volume("helm-test", layout, block_bytes=BLOCK_BYTES, create=True)
             chain = volume.chain(names)
             result = volume.put(chain, source=block, deadline_s=10.0, ack=ostraca.Ack.COMMITTED)
+    except ostraca.AuthenticationError:
+        raise
     except ostraca.OstracaError as error:
         return str(error)
     return "" if result.accepted == 1 else str(result)

@@ -144,7 +144,7 @@ async def _serve(settings: DaemonSettings) -> int:
                 has_crashed = await _until(stop, daemon, notifier, reloader)
         finally:
             notifier.stopping("handing shards over to other agents")
-            async with notifier.busy(lambda: daemon.life.sentence, within_s=daemon.stops_within_s):
+            async with notifier.busy(lambda: daemon.life.sentence, within_s=settings.stop_limit_s):
                 has_ended = await daemon.stop()
     if not has_ended:
         log.warning("A transfer may still be running: its memory stays mapped until the process ends.")

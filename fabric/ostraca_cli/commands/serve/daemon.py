@@ -56,12 +56,6 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_DRAINS = 5
-"""Multiple of ``drain_s``: handover, takeover by others, end of open requests, writing, closing."""
-
-_STORE_WAITS = 2
-"""Multiple of ``operation_timeout_s``: a wait for an absent etcd, and the end of earlier operations."""
-
 
 class AgentDaemon:
     """Agent process: call ``start``, then ``stop``; single use."""
@@ -106,13 +100,6 @@ class AgentDaemon:
     def secret_files(self) -> tuple[Path, ...]:
         """Return the files read by ``readmit``."""
         return (Path(self._settings.tokens_file),)
-
-    @property
-    def stops_within_s(self) -> float:
-        """Return the longest time of ``stop`` while all dependencies work."""
-        settings = self._settings
-        drains_s = _DRAINS * settings.drain_s + settings.connections.drain_s
-        return drains_s + _STORE_WAITS * settings.etcd.operation_timeout_s
 
     def status(self) -> AgentStatus:
         """Return the agent's status; available before ``start`` and after ``stop``."""

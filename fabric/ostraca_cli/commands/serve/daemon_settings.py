@@ -18,6 +18,12 @@ from ostraca_fabric.wire.address import TcpAddress, TlsAddress, UnixAddress, par
 if TYPE_CHECKING:
     from ostraca_fabric.wire.address import Address
 
+_DRAINS = 5
+"""Multiple of ``drain_s``: handover, takeover by others, end of open requests, writing, closing."""
+
+_STORE_WAITS = 2
+"""Multiple of ``operation_timeout_s``: a wait for an absent etcd, and the end of earlier operations."""
+
 _SOCKET_MODE = re.compile("0?[0-7]{3}")
 
 
@@ -116,6 +122,12 @@ class DaemonSettings(AgentSettings):
         if self.http_listen:
             http_address(self.http_listen)
         self.socket_permissions()
+
+    @property
+    def stop_limit_s(self) -> float:
+        """Longest time of a graceful shutdown while all dependencies work."""
+        drains_s = _DRAINS * self.drain_s + self.connections.drain_s
+        return drains_s + _STORE_WAITS * self.etcd.operation_timeout_s
 
     def agent_id(self) -> AgentId:
         """Return the agent's name; raises UsageError."""

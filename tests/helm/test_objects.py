@@ -1,0 +1,338 @@
+"""Rendered objects: shutdown, health, memory, identity, updates, and what engines read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.helm.rendering import (
+    EXAMPLES,
+    ROOT,
+    TRIAL,
+    Manifest,
+    Object,
+    containers,
+    helm,
+    merged,
+    read_settings,
+    render,
+)
+
+from ostraca.connectors.vllm.settings import TierSettings
+from ostraca_cli import program
+from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
+from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
+from ostraca_cli.composition.memory_fit import OWN_BYTES
+
+OBJECTS = ROOT / "helm" / "examples" / "objects"
+OF_VLLM = {"type", "module_path"}
+
+
+@pytest.fixture(scope="module")
+def trial() -> Manifest:
+    return render(TRIAL)
+
+
+def pod_of(manifest: Manifest, kind: str, name: str) -> Object:
+    pod: Object = manifest.get(kind, name)["spec"]["template"]["spec"]
+    return pod
+
+
+def main_of(manifest: Manifest, kind: str, name: str) -> Object:
+    (main,) = pod_of(manifest, kind, name)["containers"]
+    found: Object = main
+    return found
+
+
+@pytest.mark.parametrize("drain_s", [1, 10, 60])
+def test_the_grace_period_outlasts_the_shutdown_of_the_agent(drain_s: int, tmp_path: Path) -> None:
+    manifest = render(merged(TRIAL, {"agent": {"drain_s": drain_s}}))
+    settings = read_settings(DaemonSettings, manifest.settings("agent"), tmp_path)
+    assert settings.drain_s == drain_s
+    pod = pod_of(manifest, "DaemonSet", "agent")
+    assert pod["terminationGracePeriodSeconds"] > settings.stop_limit_s
+
+
+@pytest.mark.parametrize("name", ["agent", "enclosure"])
+def test_a_daemon_has_three_probes_of_two_pages(trial: Manifest, name: str) -> None:
+    main = main_of(trial, "DaemonSet", name)
+    probes = [main[f"{each}Probe"] for each in ("startup", "liveness", "readiness")]
+    assert [each["httpGet"]["path"] for each in probes] == ["/healthz", "/healthz", "/readyz"]
+    assert {each["httpGet"]["port"] for each in probes} == {"http"}
+    startup, liveness, readiness = (each["periodSeconds"] * each["failureThreshold"] for each in probes)
+    assert startup > liveness > readiness
+
+
+@pytest.mark.parametrize(("memory", "overhead"), [("1Gi", "384Mi"), ("64Gi", "4Gi"), ("600Mi", "300Mi")])
+def test_blocks_and_overhead_fill_the_memory_of_a_guaranteed_pod(
+    memory: str, overhead: str, tmp_path: Path
+) -> None:
+    manifest = render(merged(TRIAL, {"agent": {"memory": memory, "overhead": overhead}}))
+    pod = pod_of(manifest, "DaemonSet", "agent")
+    for each in containers(pod):
+        resources = each["resources"]
+        assert resources["requests"] == resources["limits"], "QoS class Guaranteed"
+        assert {"cpu", "memory"} <= resources["limits"].keys()
+    settings = read_settings(DaemonSettings, manifest.settings("agent"), tmp_path).memory
+    free_bytes = _bytes(memory) - _bytes(overhead)
+    assert free_bytes - (32 << 20) < settings.mapped_bytes <= free_bytes
+    assert _bytes(overhead) > OWN_BYTES
+
+
+def test_a_release_is_apart_from_releases_of_other_namespaces(trial: Manifest) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in trial.objects]
+    assert len(names) == len(set(names))
+    assert all(name.startswith("kv-") for _, name in names)
+    assert {each["metadata"]["namespace"] for each in trial.objects} == {"ml"}
+    folders = [
+        volume["hostPath"]["path"]
+        for _, pod in trial.pods()
+        for volume in pod.get("volumes", [])
+        if "hostPath" in volume
+    ]
+    assert sorted(folders) == ["/run/ostraca/ml/kv", "/var/lib/ostraca/ml/kv"]
+    assert 'prefix = "/ostraca/ml/kv/"' in trial.settings("agent")
+
+
+def test_each_object_has_the_recommended_labels_and_each_port_a_protocol(trial: Manifest) -> None:
+    wanted = {"name", "instance", "component", "version", "part-of", "managed-by"}
+    for each in trial.objects:
+        labels = each["metadata"]["labels"]
+        assert {f"app.kubernetes.io/{label}" for label in wanted} <= labels.keys()
+    ports = [port for port in _ports(trial.objects) if isinstance(port, dict)]
+    assert len(ports) > 8
+    assert all(port["protocol"] == "TCP" for port in ports)
+
+
+def test_one_pod_at_a_time_is_updated_or_none(trial: Manifest) -> None:
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}
+    assert trial.get("DaemonSet", "agent")["spec"]["updateStrategy"] == rolling
+    manual = render(merged(TRIAL, {"agent": {"updateStrategy": "OnDelete"}}))
+    assert manual.get("DaemonSet", "agent")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_a_change_of_settings_restarts_pods_and_a_change_of_secrets_does_not(trial: Manifest) -> None:
+    def annotations(manifest: Manifest) -> Any:
+        return manifest.get("DaemonSet", "agent")["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations(render(TRIAL)) == annotations(trial), "the generated secrets differ"
+    changed = render(merged(TRIAL, {"agent": {"settings": {"turn_s": 2}}}))
+    assert annotations(changed) != annotations(trial)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_commands_of_pods_are_those_of_the_real_program(name: str) -> None:
+    found = 0
+    for where, pod in render(EXAMPLES[name]).pods():
+        for each in containers(pod):
+            first, *words = each.get("command", [])
+            if first == "ostraca":
+                program._parser().parse_args([*words, *each.get("args", [])])
+                found += 1
+            else:
+                assert first in {"chown", "etcd", "python3"}, where
+    assert found >= 2
+
+
+@pytest.mark.parametrize("kind", [DaemonSettings, EnclosureDaemonSettings])
+def test_variables_of_pods_are_settings(kind: Any, trial: Manifest, tmp_path: Path) -> None:
+    daemon = "agent" if kind is DaemonSettings else "enclosure"
+    values = {"POD_IP": "10.78.1.5", "HOST_IP": "10.77.0.11"}
+    environment = {
+        each["name"]: _expanded(each, values)
+        for each in main_of(trial, "DaemonSet", daemon)["env"]
+        if each["name"] not in values
+    }
+    settings = read_settings(kind, trial.settings(daemon), tmp_path, environment)
+    if kind is DaemonSettings:
+        assert settings.reached_at() == ("tcp://10.78.1.5:7400",)
+        assert settings.agent_id() == "node-1"
+    else:
+        assert [str(each) for each in settings.export_target().controllers] == ["tcp://10.78.1.5:4420"]
+        assert settings.enclosure_id() == "node-1"
+
+
+def test_no_pod_has_variables_of_services_which_daemons_would_take_for_settings(trial: Manifest) -> None:
+    assert all(pod["enableServiceLinks"] is False for _, pod in trial.pods())
+
+
+@pytest.mark.parametrize("name", ["trial", "production"])
+def test_the_tier_of_vllm_reads_its_connection(name: str) -> None:
+    values = merged(EXAMPLES[name], {"worker": {"vllm": {"revision": "r2", "settings": {"pin_s": 3}}}})
+    manifest = render(values)
+    connection = json.loads(manifest.get("ConfigMap", "worker")["data"]["vllm.json"])
+    assert (connection["kv_connector"], connection["kv_load_failure_policy"]) == (
+        "OffloadingConnector",
+        "recompute",
+    )
+    extra = connection["kv_connector_extra_config"]
+    assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 8 << 30)
+    (entry,) = extra["secondary_tiers"]
+    tier = TierSettings.of({key: value for key, value in entry.items() if key not in OF_VLLM})
+    scheme = "tls" if name == "production" else "tcp"
+    assert tier.agents == (
+        "unix:///run/ostraca/agent.sock",
+        f"{scheme}://kv-agent.ml.svc.cluster.local:7400",
+    )
+    assert (tier.token_file, tier.revision, tier.pin_s) == ("/etc/ostraca/worker/token", "r2", 3.0)
+
+
+@pytest.mark.parametrize("name", ["vllm-deployment", "dynamo-graph"])
+def test_engines_of_the_examples_use_what_a_release_provides(name: str) -> None:
+    engine = yaml.safe_load((OBJECTS / f"{name}.yaml").read_text())
+    release = helm_release(engine["metadata"]["namespace"])
+    if engine["kind"] == "Deployment":
+        pod = engine["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+    else:
+        pod = engine["spec"]["services"]["VllmDecodeWorker"]["extraPodSpec"]
+        container = pod["mainContainer"]
+    (variable,) = container["env"]
+    reference = variable["valueFrom"]["configMapKeyRef"]
+    names = {(each["kind"], each["metadata"]["name"]): each for each in release}
+    config = names["ConfigMap", reference["name"]]
+    assert json.loads(config["data"][reference["key"]])["kv_connector"] == "OffloadingConnector"
+    assert f"--kv-transfer-config=$({variable['name']})" in container["args"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    agent = names["DaemonSet", "ostraca-agent"]
+    sockets = [each for each in agent["spec"]["template"]["spec"]["volumes"] if each["name"] == "socket"]
+    assert volumes["agent"]["hostPath"]["path"] == sockets[0]["hostPath"]["path"]
+    assert "token" in names["Secret", volumes["token"]["secret"]["secretName"]]["data"]
+    assert mounts == {"agent": "/run/ostraca", "token": "/etc/ostraca/worker"}
+
+
+def test_the_example_for_dpus_installs_the_values_for_dpus() -> None:
+    service = yaml.safe_load((OBJECTS / "dpu-service.yaml").read_text())
+    source = service["spec"]["helmChart"]
+    assert source["values"] == EXAMPLES["dpu"]
+    placed = {"serviceDaemonSet": {"nodeSelector": {"dpu": "yes"}, "labels": {"chain": "a"}}}
+    daemon_set = render(merged(source["values"], placed)).get("DaemonSet", "agent")
+    template = daemon_set["spec"]["template"]
+    assert template["spec"]["nodeSelector"] == {"dpu": "yes"}
+    assert template["metadata"]["labels"]["chain"] == "a"
+    assert not any("hostPath" in each and each["name"] == "socket" for each in template["spec"]["volumes"])
+
+
+def test_existing_secrets_replace_all_generated_ones() -> None:
+    manifest = render(EXAMPLES["production"])
+    assert manifest.of_kind("Secret") == []
+    names = {
+        volume["secret"]["secretName"]
+        for _, pod in manifest.pods()
+        for volume in pod["volumes"]
+        if "secret" in volume
+    }
+    assert {
+        "kv-fabric",
+        "kv-worker-token",
+        "etcd-client",
+        "etcd-password",
+        "kv-nvme-hosts",
+        "kv-tls",
+    } == names
+
+
+def test_digests_replace_tags() -> None:
+    digest = f"sha256:{'0' * 64}"
+    manifest = render(merged(TRIAL, {"image": {"digests": {"agent": digest}, "tag": "2"}}))
+    assert main_of(manifest, "DaemonSet", "agent")["image"] == f"ostraca-agent@{digest}"
+    assert main_of(manifest, "StatefulSet", "etcd")["image"] == "ostraca-etcd:2"
+
+
+def test_the_fabric_has_a_new_job_for_each_revision_and_for_each_change() -> None:
+    def job(values: Any, revision: int = 1) -> str:
+        (found,) = render(values, revision=revision).of_kind("Job")[:1]
+        name: str = found["metadata"]["name"]
+        return name
+
+    alone = merged(TRIAL, {"enclosure": {"files": {"enabled": False}}})
+    names = {job(alone), job(alone, 2), job(merged(alone, {"fabric": {"wait_s": 9}}))}
+    assert len(names) == 3
+    assert job(alone) in names
+
+
+def test_older_versions_of_kubernetes_get_their_own_fields() -> None:
+    budgets = {
+        version: {each["apiVersion"] for each in _with(version).of_kind("PodDisruptionBudget")}
+        for version in ("1.20", "1.25")
+    }
+    assert budgets == {"1.20": {"policy/v1beta1"}, "1.25": {"policy/v1"}}
+
+
+def test_three_members_of_etcd_know_each_other() -> None:
+    manifest = render(merged(TRIAL, {"etcd": {"trial": {"replicas": 3, "persistence": {"enabled": True}}}}))
+    args = main_of(manifest, "StatefulSet", "etcd")["args"]
+    host = "kv-etcd.ml.svc.cluster.local"
+    members = ",".join(f"kv-etcd-{number}=http://kv-etcd-{number}.{host}:2380" for number in range(3))
+    assert f"--initial-cluster={members}" in args
+    assert {each["metadata"]["name"] for each in manifest.of_kind("PodDisruptionBudget")} == {
+        "kv-admin",
+        "kv-etcd",
+    }
+
+
+def test_further_objects_may_be_maps_or_texts_with_templates() -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-text'}"
+    table = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-table"}}
+    manifest = render(merged(TRIAL, {"extraObjects": [text, table]}))
+    assert (
+        manifest.get("ConfigMap", "text")["kind"] == manifest.get("ConfigMap", "table")["kind"] == "ConfigMap"
+    )
+
+
+def test_network_policies_close_all_ports_but_those_of_known_peers() -> None:
+    manifest = render(EXAMPLES["production"])
+    policies = {each["metadata"]["name"]: each["spec"] for each in manifest.of_kind("NetworkPolicy")}
+    assert policies.keys() == {"kv-agent", "kv-admin", "kv-enclosure"}
+    peers, pages = policies["kv-agent"]["ingress"]
+    assert [each["port"] for each in peers["ports"]] == [7400]
+    assert {"namespaceSelector": {"matchLabels": {"example.com/role": "inference"}}} in peers["from"]
+    assert [each["port"] for each in pages["ports"]] == [9464]
+    closed = render(merged(TRIAL, {"networkPolicy": {"enabled": True}}))
+    (only,) = closed.get("NetworkPolicy", "agent")["spec"]["ingress"]
+    assert [each["port"] for each in only["ports"]] == [7400], "without scrapers nobody reaches the pages"
+
+
+def helm_release(namespace: str) -> list[Object]:
+    """Return the objects of the release that the examples name."""
+    files = helm.Chart.load(ROOT / "helm" / "ostraca").render(
+        dict(TRIAL), name="ostraca", namespace=namespace
+    )
+    texts = [text for name, text in files.items() if not name.endswith("NOTES.txt")]
+    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+
+
+def _with(version: str) -> Manifest:
+    return render(merged(TRIAL, {"kubeVersion": version}))
+
+
+def _bytes(quantity: str) -> int:
+    units = {"Mi": 20, "Gi": 30}
+    return int(quantity[:-2]) << units[quantity[-2:]]
+
+
+def _expanded(variable: Object, values: dict[str, str]) -> str:
+    if "valueFrom" in variable:
+        assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+        return "node-1"
+    text: str = variable["value"]
+    for name, value in values.items():
+        text = text.replace(f"$({name})", value)
+    return text
+
+
+def _ports(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "ports":
+                yield from inner
+            else:
+                yield from _ports(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _ports(inner)
