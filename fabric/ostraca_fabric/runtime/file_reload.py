@@ -7,7 +7,9 @@ lie elsewhere, such as a missing file descriptor. The warning is logged once.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 
-_Identity = tuple[int, int, int, int, int]
+_Identity = tuple[int, int, int, bytes]
 
 
 class ReloadedFiles(Generic[_Made]):
@@ -60,14 +62,15 @@ class ReloadedFiles(Generic[_Made]):
 
 
 def identities(files: Sequence[Path]) -> tuple[_Identity | None, ...]:
-    """Return the identity of each file, following links; None for an absent file."""
+    """Return permissions and content of each file, following links; None for an unreadable file."""
     return tuple(map(_identity, files))
 
 
 def _identity(file: Path) -> _Identity | None:
     try:
         found = file.stat()
+        content = file.read_bytes() if stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return None
-    # The change time of the inode also detects permissions, and content with a reset modification time.
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    # Neither times nor the inode: the kubelet sets owners of mounted files again and again.
+    return found.st_mode, found.st_uid, found.st_gid, hashlib.sha256(content).digest()

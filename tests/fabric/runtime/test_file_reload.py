@@ -55,6 +55,15 @@ def test_where_a_link_leads_elsewhere_all_is_as_if_written_over(file: Path, tmp_
     assert made.current() == ["other"]
 
 
+def test_an_owner_set_again_is_no_change(file: Path) -> None:
+    """The kubelet does so to mounted secrets, every minute."""
+    made = ReloadedFiles([file], lambda: words(file))
+    before = made.current()
+    os.utime(file, ns=(0, 0))
+    os.chown(file, os.getuid(), os.getgid())
+    assert made.current() is before
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_what_cannot_be_used_changes_nothing_and_is_told_once(
     file: Path, *, is_gone: bool, caplog: pytest.LogCaptureFixture
