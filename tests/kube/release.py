@@ -22,6 +22,9 @@ class HelmRelease:
         """Name the release; the namespace has the same name."""
         self.name = name
         self.kubectl = kubectl.within(name)
+        self.labels: Mapping[str, str] = {"app.kubernetes.io/instance": name}
+        """Labels of all objects of the release."""
+
         self._chart = chart
         self._helm = helm_python.Config(kubeconfig_path=str(kubectl.kubeconfig), namespace=name)
 
@@ -54,7 +57,7 @@ class HelmRelease:
 
     def pods(self, component: str | None = None) -> list[Any]:
         """Return the pods of the release, or those of a component."""
-        labels = {"app.kubernetes.io/instance": self.name}
+        labels = dict(self.labels)
         if component is not None:
             labels["app.kubernetes.io/component"] = component
         return self.kubectl.list("pods", labels)

@@ -48,8 +48,15 @@ class Stage:
             self.say(f"{count} nodes are Ready")
 
     def external_etcd(self) -> dict[str, Any]:
-        """Return values for drives that are files, and an etcd outside of the nodes."""
-        return {"etcd": {"endpoints": [self.etcd]}, "enclosure": {"files": {"enabled": True}}}
+        """Return values for drives that are files, and an etcd outside of the nodes.
+
+        Agents have no DRAM cache, so that every get reads flash.
+        """
+        return {
+            "etcd": {"endpoints": [self.etcd]},
+            "enclosure": {"files": {"enabled": True}},
+            "agent": {"settings": {"memory": {"cache_bytes": 0}}},
+        }
 
     @contextmanager
     def installed(self, name: str, values: Mapping[str, Any]) -> Iterator[HelmRelease]:

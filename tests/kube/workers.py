@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.kube.cluster.node import Node
-from tests.kube.cluster.processes import ClusterError
+from tests.kube.cluster.processes import ClusterError, wait_until
 from tests.kube.release import HelmRelease
 
 _ROOT = Path(__file__).parents[2]
@@ -20,6 +20,8 @@ _SCRIPTS = "worker-scripts"
 _RUN = "/run/ostraca"
 _TOKEN = "/etc/ostraca/worker"
 _READY_S = 60.0
+_PUTS_S = 120.0
+_HITS_S = 120.0
 
 
 class PodWorker:
@@ -59,6 +61,22 @@ class PodWorker:
         """Put chains; return those that are whole and committed."""
         done: list[int] = self._ask("put", chains, deadline_s)
         return done
+
+    def put_all(self, chains: Iterable[int]) -> None:
+        """Put chains until all are committed: owners decline puts while shards change hands."""
+        left = list(chains)
+
+        def put_rest() -> bool:
+            done = self.put(left)
+            left[:] = [chain for chain in left if chain not in done]
+            return not left
+
+        wait_until(put_rest, _PUTS_S, "puts of all chains")
+
+    def wait_hits(self, chains: Iterable[int]) -> float:
+        """Get chains until all of them hit; return the seconds."""
+        left = list(chains)
+        return wait_until(lambda: not self.missing(left), _HITS_S, "hits of all chains")
 
     def missing(self, chains: Iterable[int], *, deadline_s: float = 5.0) -> list[int]:
         """Get chains; return those that are not whole. A wrong byte fails the scenario."""

@@ -6,7 +6,6 @@ from tests.kube.cluster.control_plane import NODE_LOST_S
 from tests.kube.cluster.processes import wait_until
 from tests.kube.release import HelmRelease
 from tests.kube.stage import Stage
-from tests.kube.workers import PodWorker
 from tests.support.pod.work import CHAINS
 
 _BACK_S = 120.0
@@ -19,17 +18,17 @@ def power_loss(stage: Stage) -> None:
     victim = stage.cluster.nodes[2]
     with stage.installed("power", stage.external_etcd()) as release:
         with stage.worker(release, stage.cluster.nodes[0]) as worker:
-            assert worker.put(CHAINS) == list(CHAINS)
+            worker.put_all(CHAINS)
             victim.power_off()
             lost = worker.missing(CHAINS)
             lost_s = stage.cluster.wait_lost(victim)
             stage.say(f"{victim.name} is NotReady after {lost_s:.0f} s (grace period {NODE_LOST_S} s)")
             assert len(lost) < len(CHAINS), "the drives of the other nodes serve their blocks"
-            _wait_puts(worker, _NEW_CHAINS)
+            worker.put_all(_NEW_CHAINS)
             stage.say(f"without {victim.name}: {len(lost)} of {len(CHAINS)} chains missed, puts continue")
             victim.boot()
             stage.cluster.wait_ready([victim])
-            back_s = _wait_hits(worker, CHAINS)
+            back_s = worker.wait_hits(CHAINS)
             stage.say(f"{victim.name} is back: all chains hit after another {back_s:.0f} s")
         release.wait_ready()
 
@@ -42,19 +41,19 @@ def partition(stage: Stage) -> None:
         stage.installed("partition", stage.external_etcd()) as release,
         stage.worker(release, first) as worker,
     ):
-        assert worker.put(CHAINS) == list(CHAINS)
+        worker.put_all(CHAINS)
         cut.unplug()
         lost = worker.missing(CHAINS)
         stage.cluster.wait_lost(cut)
         assert len(lost) < len(CHAINS), "the drives of the other nodes serve their blocks"
-        _wait_puts(worker, _NEW_CHAINS)
+        worker.put_all(_NEW_CHAINS)
         stage.say(f"{cut.name} is cut off: {len(lost)} of {len(CHAINS)} chains missed, puts continue")
         cut.plug()
         stage.cluster.wait_ready([cut])
-        back_s = _wait_hits(worker, [*CHAINS, *_NEW_CHAINS])
+        back_s = worker.wait_hits([*CHAINS, *_NEW_CHAINS])
         stage.say(f"{cut.name} is connected again: all chains hit after another {back_s:.0f} s")
         with stage.worker(release, cut) as other:
-            _wait_hits(other, [*CHAINS, *_NEW_CHAINS])
+            other.wait_hits([*CHAINS, *_NEW_CHAINS])
             stage.say(f"{cut.name} gets all chains")
 
 
@@ -66,12 +65,12 @@ def drain(stage: Stage) -> None:
         stage.installed("drain", stage.external_etcd()) as release,
         stage.worker(release, stage.cluster.nodes[0]) as worker,
     ):
-        assert worker.put(CHAINS) == list(CHAINS)
+        worker.put_all(CHAINS)
         words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
         release.kubectl.run("drain", node.name, *words, within_s=150.0)
         assert _nodes_of(release, "admin").isdisjoint({node.name})
         assert node.name in _nodes_of(release, "agent")
-        assert worker.missing(CHAINS) == []
+        worker.wait_hits(CHAINS)
         release.wait_ready()
         stage.say(f"{node.name} is drained: the admin service moved, no chain missed")
         release.kubectl.run("uncordon", node.name)
@@ -82,23 +81,15 @@ def scale_out(stage: Stage) -> None:
     stage.want_nodes(3)
     with stage.installed("scale-out", stage.external_etcd()) as release:
         with stage.worker(release, stage.cluster.nodes[0]) as worker:
-            assert worker.put(CHAINS) == list(CHAINS)
+            worker.put_all(CHAINS)
         stage.want_nodes(4)
         added = stage.cluster.nodes[3]
         wait_until(lambda: added.name in _nodes_of(release, "agent"), _BACK_S, f"agent on {added.name}")
         release.wait_ready()
         with stage.worker(release, added) as worker:
-            _wait_hits(worker, CHAINS)
-            _wait_puts(worker, _NEW_CHAINS)
+            worker.wait_hits(CHAINS)
+            worker.put_all(_NEW_CHAINS)
         stage.say(f"{added.name} joined: its worker gets and puts")
-
-
-def _wait_hits(worker: PodWorker, chains: range | list[int]) -> float:
-    return wait_until(lambda: worker.missing(chains) == [], _BACK_S, f"hits of all chains {worker.reasons}")
-
-
-def _wait_puts(worker: PodWorker, chains: range) -> float:
-    return wait_until(lambda: worker.put(chains) == list(chains), _BACK_S, "puts")
 
 
 def _nodes_of(release: HelmRelease, component: str) -> set[str]:

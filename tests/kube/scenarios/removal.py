@@ -17,11 +17,11 @@ def leaves_only_data(stage: Stage) -> None:
     first_node, second_node, _ = stage.cluster.nodes[:3]
     etcd = stage.external_etcd()
     with stage.installed("second", etcd) as second, stage.worker(second, second_node) as neighbour:
-        assert neighbour.put(CHAINS) == list(CHAINS)
+        neighbour.put_all(CHAINS)
         with stage.installed("first", etcd) as first, stage.worker(first, first_node) as worker:
             assert worker.missing(CHAINS) == list(CHAINS), "a release sees the blocks of another one"
-            assert worker.put(CHAINS) == list(CHAINS)
-        left = [item for item in first.kubectl.list(_KINDS) if _is_of_release(item, first.name)]
+            worker.put_all(CHAINS)
+        left = first.kubectl.list(_KINDS, first.labels)
         names = sorted(f"{item['kind']} {item['metadata']['name']}" for item in left)
         assert all(_is_kept(item) for item in left), f"left behind: {names}"
         stage.say(f"uninstalled, left by policy: {', '.join(names)}")
@@ -29,11 +29,6 @@ def leaves_only_data(stage: Stage) -> None:
         with stage.installed("first", etcd) as first, stage.worker(first, first_node) as worker:
             assert worker.missing(CHAINS) == []
             stage.say("installed again: all blocks of before the uninstallation are there")
-
-
-def _is_of_release(item: Any, name: str) -> bool:
-    annotations = item["metadata"].get("annotations", {})
-    return bool(annotations.get("meta.helm.sh/release-name") == name)
 
 
 def _is_kept(item: Any) -> bool:

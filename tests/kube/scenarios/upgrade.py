@@ -29,7 +29,7 @@ def under_load(stage: Stage) -> None:
     values = stage.external_etcd()
     with stage.installed("upgrade", values) as release, ExitStack() as stack:
         workers = [stack.enter_context(stage.worker(release, node)) for node in stage.cluster.nodes[:2]]
-        assert workers[0].put(CHAINS) == list(CHAINS)
+        workers[0].put_all(CHAINS)
         with Load(workers) as load:
             release.upgrade({**values, "image": {"tag": stage.images.successor.tag}})
             _check_images(release, stage.images.successor.tag)
