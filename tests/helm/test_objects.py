@@ -27,6 +27,7 @@ from ostraca_cli import program
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
 from ostraca_cli.composition.memory_fit import OWN_BYTES
+from ostraca_fabric.sockets.default_paths import ADMIN_URL_VARIABLE, TLS_VARIABLES
 
 OBJECTS = ROOT / "helm" / "examples" / "objects"
 OF_VLLM = {"type", "module_path"}
@@ -136,6 +137,21 @@ def test_commands_of_pods_are_those_of_the_real_program(name: str) -> None:
             else:
                 assert first in {"chown", "etcd", "python3"}, where
     assert found >= 2
+
+
+def test_the_notes_name_commands_that_work_in_the_pod_of_the_admin_service(trial: Manifest) -> None:
+    line = next(each for each in trial.notes.splitlines() if each.strip().startswith("ostraca "))
+    options = program._parser().parse_args(line.split()[1:])
+    admin = pod_of(trial, "Deployment", "admin")
+    (fabric,) = (each["secret"] for each in admin["volumes"] if each["name"] == "fabric")
+    (mount,) = (
+        each["mountPath"] for each in containers(admin)[0]["volumeMounts"] if each["name"] == "fabric"
+    )
+    assert str(options.token_file) in {f"{mount}/{item['path']}" for item in fabric["items"]}
+    assert "fabric.key" not in {item["key"] for item in fabric["items"]}, "the service can read no block"
+    variables = {each["name"]: each["value"] for each in containers(admin)[0]["env"]}
+    assert variables[ADMIN_URL_VARIABLE] == "https://localhost:7480"
+    assert variables[TLS_VARIABLES[0]] == "/etc/ostraca/tls/ca.crt"
 
 
 @pytest.mark.parametrize("kind", [DaemonSettings, EnclosureDaemonSettings])

@@ -16,10 +16,3 @@ the cluster of `make test-kube`.
 {{- define "ostraca.pdbVersion" -}}
 {{- ternary "policy/v1" "policy/v1beta1" (eq (include "ostraca.isAtLeast" (list . "1.21")) "true") -}}
 {{- end }}
-
-{{/* End of finished Jobs; before 1.21 behind a feature gate. */}}
-{{- define "ostraca.jobTtl" -}}
-{{- if include "ostraca.isAtLeast" (list (index . 0) "1.21") }}
-ttlSecondsAfterFinished: {{ index . 1 }}
-{{- end }}
-{{- end }}
