@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.support.nvme_tcp.tcp_target import TcpTarget, free_controller
 from ostraca_dpu_agent.adapters.nvme_tcp.association import TcpPathSettings
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import TcpDrive
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
+from ostraca_enclosure.adapters.nvme_tcp.served_file import ServedFile
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import boot_s
 from ostraca_fabric.drives.file_drive import DriveSettings
 from ostraca_fabric.model.ids import DriveId
@@ -398,26 +400,36 @@ async def test_a_target_killed_during_writes_fails_them_and_tears_none_that_was_
     host.paths.close()
 
 
+class HungDisk:
+    """A file of the target whose next command hangs until ``mend``."""
+
+    def __init__(self, target: TcpTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs, self._is_mended = threading.Event(), threading.Event()
+        file = target.subsystem.files[1]
+        used = file.used
+
+        def hang() -> AbstractContextManager[int]:
+            self.hangs.set()
+            self._is_mended.wait(30)
+            return used()
+
+        self._patch = monkeypatch
+        monkeypatch.setattr(ServedFile, "used", lambda _: hang())
+
+    def mend(self) -> None:
+        self._patch.undo()
+        self._is_mended.set()
+
+
 async def test_a_silent_target_fails_operations_in_time_and_gets_nothing_more_of_them(
-    target: TcpTarget,
+    target: TcpTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = await connected(target)
-    gate = threading.Event()
-    real = target.subsystem.files[1]
-    used = type(real).used
-
-    def hang(self: object) -> object:
-        gate.wait(20)
-        return used(real)
-
-    type(real).used = hang  # type: ignore[assignment,method-assign] # the disk hangs
-    try:
-        began_s = time.monotonic()
-        assert await written(host.drive, at_page(pages(4, b"h"), 0)) == [False]
-        assert time.monotonic() - began_s < 10
-    finally:
-        gate.set()
-        type(real).used = used  # type: ignore[method-assign]
+    disk = HungDisk(target, monkeypatch)
+    began_s = time.monotonic()
+    assert await written(host.drive, at_page(pages(4, b"h"), 0)) == [False]
+    assert time.monotonic() - began_s < 10
+    disk.mend()
     # The connection was reset, and another carries on.
     source, into = pages(4, b"n"), pages(4)
     assert await written(host.drive, at_page(source, 16)) == [True]
@@ -448,5 +460,21 @@ async def test_a_withdrawn_drive_fails_and_its_number_is_no_other_drive(target: 
     assert await written(host.drive, at_page(pages(1, b"c"), 0)) == [False], "it has another number now"
     await host.paths.connect(host.target, "")
     assert await written(host.drive, at_page(pages(1, b"c"), 0)) == [True]
+    host.drive.close()
+    host.paths.close()
+
+
+async def test_a_hung_disk_does_not_keep_the_target_from_its_end(
+    target: TcpTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await connected(target)
+    disk = HungDisk(target, monkeypatch)
+    under_way = host.drive.submit_write(at_page(pages(1), 0))
+    assert await asyncio.to_thread(disk.hangs.wait, 10)
+    began_s = time.monotonic()
+    await asyncio.to_thread(target.stop)
+    assert time.monotonic() - began_s < 15
+    assert (await under_way).tolist() == [False]
+    disk.mend()
     host.drive.close()
     host.paths.close()

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 
 from ostraca_enclosure.adapters.nvme_tcp.session import TargetSession
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import Subsystem
@@ -24,6 +25,7 @@ CONNECTIONS_MAX = 256
 _BACKLOG = 64
 _WATCH_S = 0.5
 _RETRY_S = 0.2
+_CLOSE_S = 5.0
 
 
 class TargetServer:
@@ -62,8 +64,12 @@ class TargetServer:
             raise ExportError(
                 f"{controller} can't be used: {state}{f'; {remedy}' if remedy else ''}"
             ) from error
+        try:
+            self._start(self._accept, listener)
+        except RuntimeError as error:
+            listener.close()
+            raise ExportError(f"{controller} can't be served: {error}") from error
         self._listeners[controller] = listener
-        self._start(self._accept, listener)
 
     def unlisten(self, controller: Controller) -> None:
         """Stop listening at an address; its connections stay."""
@@ -72,14 +78,20 @@ class TargetServer:
             _end(listener)
 
     def close(self) -> None:
-        """Stop listening, end all connections, and wait for their threads."""
+        """Stop listening, end all connections, and wait a little for their threads.
+
+        A thread of a hung disk ends with the process.
+        """
         self._closed.set()
         for controller in list(self._listeners):
             self.unlisten(controller)
         self.subsystem.clear()
         self.drop_connections()
-        for thread in [self._watch, *self._threads]:
-            thread.join()
+        until_s = time.monotonic() + _CLOSE_S
+        with self._changing:
+            threads = [self._watch, *self._threads]
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def drop_connections(self) -> None:
         """End all connections."""
@@ -142,14 +154,9 @@ class TargetServer:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name="ostraca-nvme-target", daemon=True)
-        with self._changing:
-            self._threads.add(thread)
-        try:
+        with self._changing:  # ``close`` joins started threads only
             thread.start()
-        except RuntimeError:
-            with self._changing:
-                self._threads.discard(thread)
-            raise
+            self._threads.add(thread)
 
     def _end_silent(self) -> None:
         show_name("nvme-watch")
