@@ -92,6 +92,33 @@ def test_blocks_cross_to_drives_of_another_process_and_outlive_it(trial: Pod, sh
     assert "All exports have ended." in shelf.said
 
 
+def test_a_daemon_that_nobody_registers_is_found_and_followed_to_its_new_address(
+    trial: Pod, shelf: UserspaceShelf
+) -> None:
+    with Admin(trial, "admin-0", "--set", "follows_reports=true") as admin:
+        until(lambda: any(each.startswith("shelf-1/") for each in trial.claims()), "the enclosure is in use")
+        trial.await_settled()
+        first, second = trial.agents
+        with first.connect() as client:
+            put_all(client)
+
+        # The pod of the daemon is replaced: the same drives, another address.
+        shelf.kill()
+        moved = UserspaceShelf(trial)
+        assert moved.port != shelf.port
+        moved.start()
+        with second.connect() as client:
+            until(lambda: not_found(client) == [], "every chain is found again")
+            until(lambda: missing(client) == [], "every chain is got again")
+        with first.connect() as client:
+            await_puts(client)
+        registered = admin.ask("GET", "/v1/enclosures/shelf-1").body
+        assert registered["spec"]["controllers"] == [f"tcp://127.0.0.1:{moved.port}"]
+        assert registered["status"]["phase"] == "ready"
+    moved.stop()
+    admin.check_log()
+
+
 def _is_live(pod: Pod) -> bool:
     statuses = [agent.status() for agent in pod.agents]
     return all(
