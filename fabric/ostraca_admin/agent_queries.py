@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from ostraca_admin.model import ChosenDrive, EnclosureSpec
 from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.telemetry.explain import BlockPlacements
+from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.flash_work import (
     BUSY,
     Content,
     DiscoverDrives,
     DiscoveredDrives,
+    FlashAnswer,
+    FlashRequest,
     Format,
     FormatResult,
     Probe,
     ProbeResult,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ostraca_admin.model import ChosenDrive, EnclosureSpec
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.telemetry.explain import BlockPlacements
-    from ostraca_fabric.telemetry.status import AgentStatus
-    from ostraca_fabric.wire.flash_work import FlashAnswer, FlashRequest
-    from ostraca_fabric.wire.messages import PrefetchDone
+from ostraca_fabric.wire.messages import PrefetchDone
 
 _WRONG_TYPE = "unexpected type of answer: check the agent's release"
 
@@ -94,12 +92,8 @@ class AgentQueries:
 
     async def statuses(self) -> list[AgentStatus]:
         """Return the status of all agents that answer."""
-        queries = (self._agents.status(agent) for agent in sorted(self._membership.map.agents))
-        answers = await asyncio.gather(*queries, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, OstracaError | TimeoutError):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        answers = await statuses(self._agents, self._membership.map.agents)
+        return [each for each in answers.values() if isinstance(each, AgentStatus)]
 
     async def _look(self, agent: AgentId, look: DiscoverDrives) -> DiscoveredDrives | OstracaError:
         try:
@@ -130,6 +124,21 @@ class AgentQueries:
                     raise BusyError(str(error)) from error
                 raise
         raise ConnectError(f"{why}; then retry")
+
+
+async def statuses(agents: AgentClient, names: Iterable[AgentId]) -> dict[AgentId, AgentStatus | str]:
+    """Return the status of agents by name, or the reason why there is no answer."""
+
+    async def one(agent: AgentId) -> AgentStatus | str:
+        try:
+            return await agents.status(agent)
+        except TimeoutError:
+            return "no answer in time"
+        except OstracaError as error:
+            return str(error)
+
+    ordered = sorted(names)
+    return dict(zip(ordered, await asyncio.gather(*map(one, ordered)), strict=True))
 
 
 class AgentClient(Protocol):

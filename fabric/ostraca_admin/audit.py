@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_admin.model import (
     VERSION,
@@ -18,12 +18,7 @@ from ostraca_admin.model import (
 )
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.ports.records import RecordChange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ostraca_fabric.ports.records import Record, Records
+from ostraca_fabric.ports.records import Record, RecordChange, Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ decide concurrently, the store accepts only the first write. No call here waits 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from ostraca_admin.audit import Audit, Requester
 from ostraca_admin.errors import ConflictError, NotFoundError
 from ostraca_admin.model import (
     STEPS,
@@ -41,13 +43,7 @@ from ostraca_admin.rules import (
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import EnclosureId
 from ostraca_fabric.model.target import check_nguid
-from ostraca_fabric.ports.records import ABSENT, RecordChange
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from ostraca_admin.audit import Audit, Requester
-    from ostraca_fabric.ports.records import Record, Records
+from ostraca_fabric.ports.records import ABSENT, Record, RecordChange, Records
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,10 +15,8 @@ from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, drive_id, shard_id
 from ostraca_fabric.model.target import Target, parse_controller
+from ostraca_fabric.ports.records import Record
 from ostraca_fabric.wire.flash_work import TargetText
-
-if TYPE_CHECKING:
-    from ostraca_fabric.ports.records import Record
 
 VERSION = 1
 

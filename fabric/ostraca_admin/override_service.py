@@ -6,9 +6,11 @@ An override is written together with the audit entry and with the notice to agen
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from ostraca_admin.audit import Audit, Requester
 from ostraca_admin.errors import ConflictError
 from ostraca_admin.rules import check_match
 from ostraca_fabric.errors import MembershipError
@@ -21,13 +23,7 @@ from ostraca_fabric.model.overrides import (
     decode,
     encode,
 )
-from ostraca_fabric.ports.records import ABSENT, RecordChange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_admin.audit import Audit, Requester
-    from ostraca_fabric.ports.records import Record, Records
+from ostraca_fabric.ports.records import ABSENT, Record, RecordChange, Records
 
 _Override = TypeVar("_Override", TenantOverride, VolumeOverride, LiveSettings)
 

@@ -5,12 +5,14 @@ Implements ``ostraca_admin.agent_queries.BlockAgentClient``.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from ostraca_fabric.connection import SOCKETS, connect
+from ostraca_fabric.connection import SOCKETS, Network, connect
+from ostraca_fabric.connection.client import ClientConnection
 from ostraca_fabric.errors import (
     ConnectError,
     OlderAgentError,
@@ -18,10 +20,14 @@ from ostraca_fabric.errors import (
     ProtocolError,
     RefusedError,
 )
+from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.telemetry.explain import BlockPlacements
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.codec import read_body
-from ostraca_fabric.wire.flash_work import read_answer
+from ostraca_fabric.wire.flash_work import FlashAnswer, FlashRequest, read_answer
 from ostraca_fabric.wire.handshake import OPERATOR, PLACING, hello_for
 from ostraca_fabric.wire.messages import (
     Failure,
@@ -34,17 +40,6 @@ from ostraca_fabric.wire.messages import (
     StatusDone,
     StatusRequest,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from ostraca_fabric.connection import Network
-    from ostraca_fabric.connection.client import ClientConnection
-    from ostraca_fabric.model.chain import Span
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.wire.flash_work import FlashAnswer, FlashRequest
 
 _Answer = TypeVar("_Answer", FlashWorkResult, StatusDone, PlacementAnswer, PrefetchDone)
 

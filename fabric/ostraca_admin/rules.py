@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ostraca_admin.errors import ConflictError, PreconditionError
-from ostraca_admin.model import EnclosurePhase, OperationKind, OperationState
+from ostraca_admin.model import (
+    EnclosurePhase,
+    EnclosureSpec,
+    Operation,
+    OperationKind,
+    OperationState,
+    Registration,
+)
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.ids import EnclosureId, checked_name
 from ostraca_fabric.model.target import check_nguid
 from ostraca_fabric.ports.records import ABSENT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ostraca_admin.model import EnclosureSpec, Operation, Registration
 
 
 def check_spec(spec: EnclosureSpec) -> None:

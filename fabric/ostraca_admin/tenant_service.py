@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
+from ostraca_admin.audit import Audit, Requester
 from ostraca_admin.errors import ConflictError, NotFoundError
 from ostraca_admin.model import (
     STEPS,
@@ -16,18 +17,12 @@ from ostraca_admin.model import (
     decode,
     encode,
 )
+from ostraca_admin.override_service import OverrideService, StoredOverride
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.overrides import TenantOverride
-from ostraca_fabric.ports.records import ABSENT, RecordChange
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ostraca_admin.audit import Audit, Requester
-    from ostraca_admin.override_service import OverrideService, StoredOverride
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.records import Records
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.records import ABSENT, RecordChange, Records
 
 log = logging.getLogger(__name__)
 

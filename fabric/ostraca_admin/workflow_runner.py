@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostraca_admin.model import Operation, OperationState, Step, decode, encode
 from ostraca_admin.workflows.preflight import StepDone, StepFailed, StepPending
 from ostraca_admin.workflows.step_context import StepResult
+from ostraca_admin.workflows.steps import Steps
 from ostraca_fabric.errors import MembershipError, OstracaError
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.ports.records import RecordChange
+from ostraca_fabric.ports.records import Record, RecordChange, RecordLock, Records
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.log_lines import LogDedup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_admin.workflows.steps import Steps
-    from ostraca_fabric.ports.records import Record, RecordLock, Records
 
 log = logging.getLogger(__name__)
 

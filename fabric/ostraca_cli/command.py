@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_fabric.errors import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DIGITS_MAX = 18
 """Maximum digits of a count, so that counts fit 64 bits."""

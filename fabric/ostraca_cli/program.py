@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ostraca_cli.commands import explain, fabric, metrics, status, up
 from ostraca_cli.commands.admin import audit, enclosure, events, operation, settings, tenant, volume
@@ -24,9 +24,6 @@ from ostraca_cli.terminal.streams import flush_output
 from ostraca_cli.tools import bench, doctor, replay
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.runtime.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FAILED = 1
 BAD_USAGE = 2

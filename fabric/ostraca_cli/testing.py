@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from ostraca_cli.composition.embedded import EmbeddedFabric, FabricPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
-
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.transport import Transport
-    from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.transport import Transport
+from ostraca_fabric.telemetry.status import AgentStatus
 
 _MIB = 1 << 20
 _TIMEOUT_S = 30

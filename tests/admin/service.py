@@ -128,9 +128,6 @@ class AdminService:
         self.reports: dict[str, EnclosureReport] = {}
         """By enclosure: what its own daemon says, beside what lies in ``records``."""
 
-        self.clock_is_late = False
-        """Whether ids made from now on are smaller than those before, as those of another admin may be."""
-
         self._agents_count = agents
         self._tls = tls
         self._probe_s = probe_s
@@ -334,9 +331,8 @@ class AdminService:
         return _Server(config)
 
     def _new_id(self) -> str:
-        """Return an id that comes after those before, or before them where the clock is late."""
-        number = next(self._numbers) + (0 if self.clock_is_late else 1 << 32)
-        return f"{number:012x}-{secrets.token_hex(4)}"
+        """Return an id that comes after those before."""
+        return f"{next(self._numbers):012x}-{secrets.token_hex(4)}"
 
     async def _report_of(self, enclosure: EnclosureId) -> EnclosureReport | None:
         record = await self.records.get(record_keys.report(enclosure))

@@ -15,14 +15,16 @@ The file of tokens is TOML, reloaded after changes::
 from __future__ import annotations
 
 import hmac
-import tomllib
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from ostraca_fabric.errors import UsageError
 
 TOKEN_CHARACTERS_MIN = 16
+_Token = Annotated[str, msgspec.Meta(pattern=f"^[!-~]{{{TOKEN_CHARACTERS_MIN},}}$")]
 
 
 class Role(Enum):
@@ -61,42 +63,28 @@ class Tokens:
         return found
 
 
+class _PeopleFile(msgspec.Struct, forbid_unknown_fields=True):
+    viewer: dict[str, list[_Token]] = {}
+    operator: dict[str, list[_Token]] = {}
+    admin: dict[str, list[_Token]] = {}
+
+
 def read_tokens(text: str) -> Tokens:
     """Parse the file of tokens. Raises UsageError without any part of a token."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        message = "invalid TOML"
-        raise UsageError(message) from None
-    roles = {role.value: role for role in Role}
-    unknown = set(table) - set(roles)
-    if unknown:
-        raise UsageError(f"{len(unknown)} unknown tables: use only {', '.join(roles)}")
+        file = msgspec.toml.decode(text, type=_PeopleFile)
+    except msgspec.DecodeError:
+        raise UsageError(
+            f"write TOML tables {', '.join(each.value for each in Role)}, each of names with lists of "
+            f"tokens; a token has {TOKEN_CHARACTERS_MIN} or more printable ASCII characters, without spaces"
+        ) from None
     known = tuple(
         (token, Principal(name, role))
-        for word, role in roles.items()
-        for name, tokens in _people(table.get(word, {}), word).items()
-        for token in _checked(tokens)
+        for role in Role
+        for name, tokens in getattr(file, role.value).items()
+        for token in tokens
     )
     if len({token for token, _ in known}) < len(known):
         message = "two names have the same token: give each name a token of its own"
         raise UsageError(message)
     return Tokens(known)
-
-
-def _people(found: object, role: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise UsageError(f"{role} must be a table of names with tokens")
-    return found
-
-
-def _checked(tokens: object) -> list[str]:
-    if not isinstance(tokens, list) or not all(isinstance(each, str) for each in tokens):
-        message = "tokens must be lists of strings"
-        raise UsageError(message)
-    for each in tokens:
-        if len(each) < TOKEN_CHARACTERS_MIN or not each.isascii() or not each.isprintable() or " " in each:
-            raise UsageError(
-                f"a token must have {TOKEN_CHARACTERS_MIN} or more printable ASCII characters, without spaces"
-            )
-    return tokens

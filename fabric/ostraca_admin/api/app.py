@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
 
-from ostraca_admin.api.description import described
+from ostraca_admin.api.context import Context
 from ostraca_admin.api.problems import RESPONSES, add_error_handlers
 from ostraca_admin.api.routes import blocks, enclosures, fabric, history, settings, tenants, volumes
-
-if TYPE_CHECKING:
-    from ostraca_admin.api.context import Context
 
 _DESCRIPTION = """
 Onboard, drain, repair and retire enclosures; create, limit and erase tenants; switch volumes. All state is in
@@ -41,7 +35,7 @@ def build_app(context: Context, *, version: str) -> FastAPI:
         version=version,
         description=_DESCRIPTION,
         responses=RESPONSES,
-        docs_url=None,  # the default page loads external scripts, unlike ``description``
+        docs_url=None,  # the page loads external scripts, and many pods have no access to other networks
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
@@ -50,10 +44,4 @@ def build_app(context: Context, *, version: str) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)
-    page = described(app.openapi(), ROUTERS)
-
-    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
-    async def docs() -> str:
-        return page
-
     return app

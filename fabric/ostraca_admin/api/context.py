@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,13 +18,11 @@ from ostraca_admin.enclosure_service import EnclosureService
 from ostraca_admin.errors import PreconditionError
 from ostraca_admin.override_service import OverrideService
 from ostraca_admin.tenant_service import TenantService
-from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.model.ids import AgentId, EnclosureId
+from ostraca_fabric.model.ids import EnclosureId
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.records import Records
-from ostraca_fabric.telemetry.status import AgentStatus
 
 _bearer = HTTPBearer(auto_error=False, description="Token from the file of people.")
 
@@ -109,21 +107,3 @@ def revision_of(if_match: str | None) -> int | None:
 def etag(revision: int) -> str:
     """Return the ETag of a record's revision."""
     return f'"{revision}"'
-
-
-async def statuses(
-    service: Context, agents: Iterable[AgentId] | None = None
-) -> dict[AgentId, AgentStatus | str]:
-    """Return the status of agents (default: all) by name, or the reason why there is no answer."""
-    names = sorted(service.membership.map.agents if agents is None else agents)
-    answers = await asyncio.gather(*(_status(service, agent) for agent in names))
-    return dict(zip(names, answers, strict=True))
-
-
-async def _status(service: Context, agent: AgentId) -> AgentStatus | str:
-    try:
-        return await service.agents.status(agent)
-    except TimeoutError:
-        return "no answer in time"
-    except OstracaError as error:
-        return str(error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -21,9 +21,6 @@ from ostraca_fabric.errors import (
     PlacementBusyError,
     UsageError,
 )
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 log = logging.getLogger(__name__)
 

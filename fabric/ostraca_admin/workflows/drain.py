@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ostraca_admin.workflows.preflight import StepDone, StepPending
-from ostraca_fabric.model.ids import enclosure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import EnclosureId
-    from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import EnclosureId, enclosure_of
+from ostraca_fabric.telemetry.status import AgentStatus
 
 _DAY_S = 86_400.0
 

@@ -8,24 +8,17 @@ counts by its own clock, from its first sight of the write; an admin that takes 
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
+from ostraca_admin.agent_queries import AgentClient, statuses
+from ostraca_admin.model import Operation, Step
 from ostraca_admin.workflows.preflight import StepDone, StepPending
 from ostraca_admin.workflows.step_context import StepResult
-from ostraca_fabric.errors import OstracaError
-from ostraca_fabric.model.volume import check_erasable
+from ostraca_fabric.model.volume import VolumeRecord, check_erasable
+from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.runtime.sentences import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_admin.agent_queries import AgentClient
-    from ostraca_admin.model import Operation, Step
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.telemetry.status import AgentStatus
 
 _POLL_S = 2.0
 
@@ -84,21 +77,21 @@ class ErasureSteps:
     async def _await_purge(self, operation: Operation) -> StepPending | StepDone:
         """Wait for all agents with an answer, and for silent agents until their time to serve ends."""
         revision = int(operation.steps[0].detail["revision"])
-        agents = sorted(self._membership.map.agents)
-        purged = await asyncio.gather(*(self._purged_revision(agent) for agent in agents))
-        left = [agent for agent, upto in zip(agents, purged, strict=True) if upto is None or upto < revision]
+        answers = await statuses(self._agents, self._membership.map.agents)
+        purged = {agent: _purged(each) for agent, each in answers.items()}
+        left = [agent for agent, upto in purged.items() if upto is None or upto < revision]
         if not left:
-            return StepDone(f"{len(agents)} of {len(agents)} agents have stopped serving the erased blocks")
+            return StepDone(f"{len(purged)} of {len(purged)} agents have stopped serving the erased blocks")
         if (
             self._left_s(operation) <= 0
-            and None in purged
-            and not any(upto is not None and upto < revision for upto in purged)
+            and None in purged.values()
+            and not any(upto is not None and upto < revision for upto in purged.values())
         ):
             return StepDone(
                 f"no answer from {', '.join(left)}; without etcd their time to serve erased blocks is over"
             )
         return StepPending(
-            f"{len(agents) - len(left)} of {len(agents)} agents have stopped serving the erased blocks; "
+            f"{len(purged) - len(left)} of {len(purged)} agents have stopped serving the erased blocks; "
             f"waiting for {', '.join(left)}",
             self._poll_s,
             ends_in_s=max(0.0, self._left_s(operation)),
@@ -119,12 +112,6 @@ class ErasureSteps:
         live = self._membership.overrides.live
         return self._first_seen_s[operation.id] + live.key_ttl_longest_s - self._clock()
 
-    async def _purged_revision(self, agent: AgentId) -> int | None:
-        try:
-            return (await self._agents.status(agent)).purged
-        except (OstracaError, TimeoutError):
-            return None
-
     async def _volumes(self, operation: Operation) -> list[VolumeRecord]:
         await self._membership.refresh_overrides()
         async with aclosing(self._membership.volume_changes()) as changes:  # type: ignore[type-var]  # a generator
@@ -134,3 +121,8 @@ class ErasureSteps:
             for volume in volumes
             if volume.tenant == operation.tenant and operation.volume in ("", volume.name)
         ]
+
+
+def _purged(answer: AgentStatus | str) -> int | None:
+    """Return the revision up to which an agent serves nothing erased; None without an answer."""
+    return None if isinstance(answer, str) else answer.purged

@@ -9,15 +9,27 @@ drive.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from ostraca_admin.model import VERSION, DriveUse, EnclosurePhase, OperationKind, decode, encode, map_record
+from ostraca_admin.agent_queries import AgentQueries
+from ostraca_admin.model import (
+    VERSION,
+    ChosenDrive,
+    DriveUse,
+    EnclosurePhase,
+    OperationKind,
+    RegistrationStatus,
+    decode,
+    encode,
+    map_record,
+)
 from ostraca_admin.workflows.preflight import (
     StepDone,
     StepFailed,
     StepPending,
+    Verdict,
     choose_additions,
     choose_drives,
     choose_replacement,
@@ -25,27 +37,16 @@ from ostraca_admin.workflows.preflight import (
     visible_drives,
     with_drive,
 )
-from ostraca_admin.workflows.step_context import StepResult, put_in_map
+from ostraca_admin.workflows.step_context import StepResult, Subject, put_in_map
 from ostraca_fabric.errors import ChangedError
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.model.fabric_map import EnclosureState
-from ostraca_fabric.model.ids import drive_id
-from ostraca_fabric.ports.records import ABSENT, RecordChange
+from ostraca_fabric.model.fabric_map import EnclosureRecord, EnclosureState
+from ostraca_fabric.model.ids import EnclosureId, drive_id
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.records import ABSENT, RecordChange, Records
 from ostraca_fabric.runtime.sentences import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ostraca_admin.agent_queries import AgentQueries
-    from ostraca_admin.model import ChosenDrive, RegistrationStatus
-    from ostraca_admin.workflows.preflight import Verdict
-    from ostraca_admin.workflows.step_context import Subject
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.model.ids import EnclosureId
-    from ostraca_fabric.model.inventory import EnclosureReport
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.records import Records
 
 _AT_ONCE = 4
 """Drives formatted or measured concurrently."""

@@ -7,26 +7,21 @@ different views of the drives are connected to different enclosures.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from ostraca_admin.model import ChosenDrive
+from ostraca_admin.model import ChosenDrive, EnclosureSpec, RegistrationStatus
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.model.extent import Geometry, segment_bytes_for
+from ostraca_fabric.model.ids import AgentId
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.ports.paths import Stage
 from ostraca_fabric.runtime.sentences import counted
-from ostraca_fabric.wire.flash_work import Content, DiscoveredDrives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ostraca_admin.model import EnclosureSpec, RegistrationStatus
-    from ostraca_fabric.model.ids import AgentId
-    from ostraca_fabric.model.inventory import EnclosureReport
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.wire.flash_work import DiscoveredDrive
+from ostraca_fabric.wire.flash_work import Content, DiscoveredDrive, DiscoveredDrives
 
 DRIVES_MAX = 64
 """Most drives of an enclosure, since the record is a single value in etcd."""

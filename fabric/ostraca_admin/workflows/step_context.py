@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ostraca_admin.model import encode
+from ostraca_admin.model import EnclosureSpec, Operation, RegistrationStatus, encode
+from ostraca_admin.workflows.preflight import Verdict
 from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.fabric_map import EnclosureRecord
 from ostraca_fabric.model.ids import EnclosureId
-from ostraca_fabric.ports.records import RecordChange
-
-if TYPE_CHECKING:
-    from ostraca_admin.model import EnclosureSpec, Operation, RegistrationStatus
-    from ostraca_admin.workflows.preflight import Verdict
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.records import RecordChange, RecordLock
 
 
 @dataclass(frozen=True, slots=True)

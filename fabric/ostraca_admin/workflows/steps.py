@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ostraca_admin.agent_queries import BusyError
+from ostraca_admin.agent_queries import AgentQueries, BusyError
 from ostraca_admin.model import (
     DriveUse,
     EnclosurePhase,
     EnclosureSpec,
+    Operation,
     OperationKind,
     RegistrationStatus,
+    Step,
     decode,
 )
 from ostraca_admin.workflows.drain import drain_verdict
+from ostraca_admin.workflows.erase import ErasureSteps
 from ostraca_admin.workflows.onboarding import OnboardingSteps
 from ostraca_admin.workflows.preflight import (
     StepDone,
@@ -34,18 +37,10 @@ from ostraca_fabric.errors import (
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.fabric_map import EnclosureState, weights_of
 from ostraca_fabric.model.ids import EnclosureId
-from ostraca_fabric.ports.records import RecordChange
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ostraca_admin.agent_queries import AgentQueries
-    from ostraca_admin.model import Operation, Step
-    from ostraca_admin.workflows.erase import ErasureSteps
-    from ostraca_fabric.model.inventory import EnclosureReport
-    from ostraca_fabric.model.volume import VolumeRecord
-    from ostraca_fabric.ports.membership import Membership
-    from ostraca_fabric.ports.records import RecordLock, Records
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.volume import VolumeRecord
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.records import RecordChange, RecordLock, Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import TlsFiles
     from ostraca_fabric.telemetry.status import AgentStatus
 
-_PIPE_COLUMNS = 10_000
-"""Width without a terminal: names stay whole for ``grep``, at any line length."""
-
 _WATCH_S = 1.0
 
 
@@ -154,11 +151,10 @@ def _show_once(address: str, token: str, files: TlsFiles | None, *, is_json: boo
     if is_json:
         print(as_json(found))
     else:
-        from rich.console import Console
-
         from ostraca_cli.commands.status_view import fabric_view
+        from ostraca_cli.terminal.tables import print_view
 
-        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(fabric_view(found))
+        print_view(fabric_view(found))
     for agent, where, why in found.silent:
         sys.stderr.write(f"ostraca: {agent} at {where} does not answer: {why}\n")
     overdue = [each.shard for each in unserved_shards(found) if each.is_overdue]

@@ -6,25 +6,21 @@ Needs rich, which omits colour on outputs without colour.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from itertools import chain
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from ostraca_cli.commands.agent_query import FabricStatus
 from ostraca_cli.commands.unavailable_view import silent_sentences, unserved_sentences, unserved_shards
+from ostraca_cli.terminal.tables import folded, right, table
 from ostraca_cli.terminal.units import duration_text, size_text
 from ostraca_fabric.policies.endurance import YEARS_MAX
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.telemetry.requests import LATENCY_BOUNDS_S, outcome_text, unhit_sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import RenderableType
-
-    from ostraca_cli.commands.agent_query import FabricStatus
-    from ostraca_fabric.telemetry.status import AgentStatus, PeerStatus, ShardStatus
+from ostraca_fabric.telemetry.status import AgentStatus, PeerStatus, ShardStatus
 
 _UNRESERVED = ("not registered", "reserved by another holder")
 """States of NVMe reservations in which a drive may refuse writes of the host."""
@@ -39,66 +35,6 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
     sentences += [Text(f"{agent.agent}: {_index_text(agent)}") for agent in agents if agent.shards]
     sentences += [
-        Text(
-            f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under "
-            "transfers that are not known to have ended.",
-            style="yellow",
-        )
-        for agent in agents
-        if agent.quarantined_bytes
-    ]
-    sentences += [
-        Text(
-            f"{agent.agent}: {counted(agent.quarantined_cached_blocks, 'block')} of the DRAM cache, "
-            f"{size_text(agent.quarantined_cached_bytes)} in all, under transfers that are not known to have "
-            "ended: kept until they have.",
-            style="yellow",
-        )
-        for agent in agents
-        if agent.quarantined_cached_blocks
-    ]
-    sentences += [
-        Text(
-            f"{agent.agent}: {counted(agent.lost_log_lines, 'log line')} of its process were dropped: read "
-            "what it writes to standard error, and see that there is room for it.",
-            style="yellow",
-        )
-        for agent in agents
-        if agent.lost_log_lines
-    ]
-    sentences += [
-        Text(
-            f"{shard.shard}: its index may list {counted(shard.blocks_max, 'block')}, "
-            f"{shard.beyond_limit_blocks} fewer than lay on flash when this agent began to own it: "
-            "the oldest are misses.",
-            style="yellow",
-        )
-        for agent in agents
-        for shard in agent.shards
-        if shard.beyond_limit_blocks
-    ]
-    sentences += [
-        Text(
-            f"{shard.shard}: the summaries of {counted(shard.unreadable_segments, 'segment')} could not be "
-            "read in whole when this agent began to own it: what they list may be misses, and its "
-            "drive may be about to fail.",
-            style="yellow",
-        )
-        for agent in agents
-        for shard in agent.shards
-        if shard.unreadable_segments
-    ]
-    sentences += [
-        Text(
-            f"{shard.shard}: {counted(shard.volumes_left_out, 'volume')} found no room in its volume "
-            "records: were the fabric rebuilt from its drives, what is left out would have to be made again.",
-            style="yellow",
-        )
-        for agent in agents
-        for shard in agent.shards
-        if shard.volumes_left_out
-    ]
-    sentences += [
         Text(f"{agent.agent}: drive {drive.drive} {drive.why}.", style=_STYLES[drive.condition])
         for agent in agents
         for drive in agent.drives
@@ -107,7 +43,7 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences += [
         Text(sentence, style="yellow")
         for agent in agents
-        for sentence in (*_ruling_sentences(agent), *_ownership_sentences(agent))
+        for sentence in (*_remarks(agent), *_ruling_sentences(agent), *_ownership_sentences(agent))
     ]
     sentences += [
         Text(f"{agent.agent}: {sentence}", style="yellow")
@@ -122,6 +58,68 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     return Group(
         *tables, *tenants, *peers, _shards(status), _ownership(agents), _endurance(agents), *sentences
     )
+
+
+def _remarks(agent: AgentStatus) -> Iterator[str]:
+    """Name what is lost, withheld or full at an agent and its shards."""
+    remarks = (
+        (
+            agent.quarantined_bytes,
+            (
+                f"{agent.agent}: {size_text(agent.quarantined_bytes)} of staging are in quarantine, under "
+                "transfers that are not known to have ended."
+            ),
+        ),
+        (
+            agent.quarantined_cached_blocks,
+            (
+                f"{agent.agent}: {counted(agent.quarantined_cached_blocks, 'block')} of the DRAM cache, "
+                f"{size_text(agent.quarantined_cached_bytes)} in all, under transfers that are not known to "
+                "have ended: kept until they have."
+            ),
+        ),
+        (
+            agent.lost_log_lines,
+            (
+                f"{agent.agent}: {counted(agent.lost_log_lines, 'log line')} of its process were dropped: "
+                "read what it writes to standard error, and see that there is room for it."
+            ),
+        ),
+        *(
+            (
+                shard.beyond_limit_blocks,
+                (
+                    f"{shard.shard}: its index may list {counted(shard.blocks_max, 'block')}, "
+                    f"{shard.beyond_limit_blocks} fewer than lay on flash when this agent began to own it: "
+                    "the oldest are misses."
+                ),
+            )
+            for shard in agent.shards
+        ),
+        *(
+            (
+                shard.unreadable_segments,
+                (
+                    f"{shard.shard}: the summaries of {counted(shard.unreadable_segments, 'segment')} could "
+                    "not be read in whole when this agent began to own it: what they list may be misses, and "
+                    "its drive may be about to fail."
+                ),
+            )
+            for shard in agent.shards
+        ),
+        *(
+            (
+                shard.volumes_left_out,
+                (
+                    f"{shard.shard}: {counted(shard.volumes_left_out, 'volume')} found no room in its volume "
+                    "records: were the fabric rebuilt from its drives, what is left out would have to be "
+                    "made again."
+                ),
+            )
+            for shard in agent.shards
+        ),
+    )
+    return (text for count, text in remarks if count)
 
 
 def _unhit_sentences(agent: AgentStatus) -> Iterator[str]:
@@ -193,75 +191,78 @@ def _index_text(agent: AgentStatus) -> str:
 
 
 def _agents(agents: tuple[AgentStatus, ...]) -> Table:
-    table = _table("Agents", "agent", "up", "moves by", *_right("workers", "staging", "DRAM cache"))
-    for agent in agents:
-        table.add_row(
-            agent.agent,
-            duration_text(agent.uptime_s),
-            ", ".join(agent.transports),
-            str(agent.workers),
+    rows = (
+        (
+            *(agent.agent, duration_text(agent.uptime_s), ", ".join(agent.transports), str(agent.workers)),
             _fill(agent.staging_used_bytes, agent.staging_bytes),
             _fill(agent.cache_used_bytes, agent.cache_bytes),
         )
-    return table
+        for agent in agents
+    )
+    return table(rows, "agent", "up", "moves by", *right("workers", "staging", "DRAM cache"), title="Agents")
 
 
 def _gets(agents: tuple[AgentStatus, ...]) -> Table:
     names = ("hits", "share", "from DRAM", "misses", "late", "declined", "damaged", "bytes")
-    table = _table("Blocks got since start", "agent", *_right(*names))
-    for agent in agents:
-        count = agent.counters
-        table.add_row(
+    rows = (
+        (
             agent.agent,
             str(count.get_hits),
             _share(count.get_hits, count.get_hits + count.get_misses),
-            str(count.get_hits_from_cache),
-            str(count.get_misses),
-            str(count.get_late),
-            str(count.get_declined),
-            str(count.damaged),
-            size_text(count.get_bytes),
+            *map(str, (count.get_hits_from_cache, count.get_misses, count.get_late, count.get_declined)),
+            *(str(count.damaged), size_text(count.get_bytes)),
         )
-    return table
+        for agent in agents
+        for count in (agent.counters,)
+    )
+    return table(rows, "agent", *right(*names), title="Blocks got since start")
 
 
 def _puts(agents: tuple[AgentStatus, ...]) -> Table:
-    table = _table("Blocks put since start", "agent", *_right("committed", "existed", "declined", "bytes"))
-    for agent in agents:
-        count = agent.counters
-        numbers = (count.put_committed, count.put_exists, count.put_declined)
-        table.add_row(agent.agent, *map(str, numbers), size_text(count.put_bytes))
-    return table
+    rows = (
+        (
+            *(agent.agent, str(count.put_committed), str(count.put_exists), str(count.put_declined)),
+            size_text(count.put_bytes),
+        )
+        for agent in agents
+        for count in (agent.counters,)
+    )
+    columns = right("committed", "existed", "declined", "bytes")
+    return table(rows, "agent", *columns, title="Blocks put since start")
 
 
 def _prefetches(agents: tuple[AgentStatus, ...]) -> Table:
     names = ("brought", "got since", "dropped unread", "bytes brought", "got", "dropped")
-    table = _table("Blocks prefetched since start", "agent", *_right(*names))
-    for agent in agents:
-        count = agent.counters.prefetched
-        numbers = (count.blocks, count.useful_blocks, count.useless_blocks)
-        sizes = (count.bytes, count.useful_bytes, count.useless_bytes)
-        table.add_row(agent.agent, *map(str, numbers), *map(size_text, sizes))
-    return table
+    rows = (
+        (
+            *(agent.agent, str(count.blocks), str(count.useful_blocks), str(count.useless_blocks)),
+            *map(size_text, (count.bytes, count.useful_bytes, count.useless_bytes)),
+        )
+        for agent in agents
+        for count in (agent.counters.prefetched,)
+    )
+    return table(rows, "agent", *right(*names), title="Blocks prefetched since start")
 
 
 def _operations(agents: tuple[AgentStatus, ...]) -> Table:
-    became = Column("blocks, and why", overflow="fold")
-    table = _table(
-        "Requests since start", "agent", "operation", *_right("count", "half within", "99 % within"), became
+    rows = (
+        (
+            *(agent.agent, tally.operation, str(tally.requests)),
+            *(latency_text(tally.latency_s(share)) for share in (0.5, 0.99)),
+            outcome_text(tally.blocks),
+        )
+        for agent in agents
+        for tally in agent.operations
+        if tally.requests
     )
-    for agent in agents:
-        for tally in agent.operations:
-            if tally.requests:
-                table.add_row(
-                    agent.agent,
-                    tally.operation,
-                    str(tally.requests),
-                    latency_text(tally.latency_s(0.5)),
-                    latency_text(tally.latency_s(0.99)),
-                    outcome_text(tally.blocks),
-                )
-    return table
+    return table(
+        rows,
+        "agent",
+        "operation",
+        *right("count", "half within", "99 % within"),
+        folded("blocks, and why"),
+        title="Requests since start",
+    )
 
 
 def latency_text(seconds: float) -> str:
@@ -272,50 +273,43 @@ def latency_text(seconds: float) -> str:
 
 
 def _shards(status: FabricStatus) -> Table:
-    # Fold, because truncated drive names look alike.
-    shard = Column("shard", overflow="fold")
-    table = _table("Shards", shard, "owner", *_right("epoch", "blocks", "fill", "evicted"), "health")
-    for agent in status.agents:
-        for served in agent.shards:
-            table.add_row(*_shard_row(agent.agent, served))
-    for each in unserved_shards(status):
-        health = "unserved" if each.is_overdue else "to be claimed"
-        table.add_row(each.shard, "nobody", *["–"] * 4, health)
-    return table
-
-
-def _shard_row(owner: str, shard: ShardStatus) -> tuple[str, ...]:
-    return (
-        shard.shard,
-        owner,
-        str(shard.owner_epoch),
-        str(shard.blocks),
-        _fill(shard.used_bytes, shard.size_bytes),
-        str(shard.evicted_blocks),
-        _health(shard),
+    served = (
+        (
+            *(shard.shard, agent.agent, str(shard.owner_epoch), str(shard.blocks)),
+            *(_fill(shard.used_bytes, shard.size_bytes), str(shard.evicted_blocks), _health(shard)),
+        )
+        for agent in status.agents
+        for shard in agent.shards
+    )
+    unserved = (
+        (each.shard, "nobody", *["–"] * 4, "unserved" if each.is_overdue else "to be claimed")
+        for each in unserved_shards(status)
+    )
+    return table(
+        chain(served, unserved),
+        folded("shard"),
+        "owner",
+        *right("epoch", "blocks", "fill", "evicted"),
+        "health",
+        title="Shards",
     )
 
 
 def _ownership(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("granted", "in line", "withheld", "for", "adopted")
-    may_write = Column("may write", justify="right", no_wrap=True)
-    table = _table("What owners may write", Column("shard", overflow="fold"), may_write, *_right(*names))
-    for agent in agents:
-        for shard in agent.shards:
-            table.add_row(*_ownership_row(shard))
-    return table
-
-
-def _ownership_row(shard: ShardStatus) -> tuple[str, ...]:
-    own = shard.ownership
-    segments = (own.granted_segments, own.granted_ahead_segments, own.withheld_segments)
-    return (
-        shard.shard,
-        _may_write_text(shard),
-        *map(str, segments),
-        "–" if own.retires_in_s is None else duration_text(own.retires_in_s),
-        str(own.adopted_blocks),
+    rows = (
+        (
+            *(shard.shard, _may_write_text(shard)),
+            *map(str, (own.granted_segments, own.granted_ahead_segments, own.withheld_segments)),
+            "–" if own.retires_in_s is None else duration_text(own.retires_in_s),
+            str(own.adopted_blocks),
+        )
+        for agent in agents
+        for shard in agent.shards
+        for own in (shard.ownership,)
     )
+    columns = right("granted", "in line", "withheld", "for", "adopted")
+    may_write = Column("may write", justify="right", no_wrap=True)
+    return table(rows, folded("shard"), may_write, *columns, title="What owners may write")
 
 
 def _may_write_text(shard: ShardStatus) -> str:
@@ -336,25 +330,36 @@ def _are_several(agent: AgentStatus) -> bool:
 
 
 def _tenants(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("connections", "requests", "staging", "DRAM cache")
-    table = _table("Tenants", "agent", "tenant", *_right(*names))
-    for agent in filter(_are_several, agents):
-        for each in agent.tenants:
-            counts = (str(each.connections), str(each.requests))
-            sizes = (size_text(each.staging_bytes), size_text(each.cache_bytes))
-            table.add_row(agent.agent, each.tenant, *counts, *sizes)
-    return table
+    rows = (
+        (
+            *(agent.agent, each.tenant, str(each.connections), str(each.requests)),
+            *(size_text(each.staging_bytes), size_text(each.cache_bytes)),
+        )
+        for agent in filter(_are_several, agents)
+        for each in agent.tenants
+    )
+    columns = right("connections", "requests", "staging", "DRAM cache")
+    return table(rows, "agent", "tenant", *columns, title="Tenants")
 
 
 def _peers(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("answered", "refused", "late", "unreached", "held off")
-    table = _table("Requests to other agents since start", "agent", "to", "is", *_right(*names))
-    for agent in agents:
-        for peer in agent.peers:
-            asks = peer.asks
-            numbers = (asks.answered, asks.refused, asks.late, asks.unreachable, peer.held_off)
-            table.add_row(agent.agent, peer.agent, _peer_text(peer), *map(str, numbers))
-    return table
+    rows = (
+        (
+            *(agent.agent, peer.agent, _peer_text(peer)),
+            *map(str, (asks.answered, asks.refused, asks.late, asks.unreachable, peer.held_off)),
+        )
+        for agent in agents
+        for peer in agent.peers
+        for asks in (peer.asks,)
+    )
+    return table(
+        rows,
+        "agent",
+        "to",
+        "is",
+        *right("answered", "refused", "late", "unreached", "held off"),
+        title="Requests to other agents since start",
+    )
 
 
 def _peer_text(peer: PeerStatus) -> str:
@@ -366,12 +371,9 @@ def _peer_text(peer: PeerStatus) -> str:
 
 
 def _endurance(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("written", "a day", "budget a day", "left of it", "years left")
-    table = _table("Flash written since start", Column("shard", overflow="fold"), *_right(*names))
-    for agent in agents:
-        for shard in agent.shards:
-            table.add_row(*_endurance_row(shard))
-    return table
+    rows = (_endurance_row(shard) for agent in agents for shard in agent.shards)
+    columns = right("written", "a day", "budget a day", "left of it", "years left")
+    return table(rows, folded("shard"), *columns, title="Flash written since start")
 
 
 def _endurance_row(shard: ShardStatus) -> tuple[str, ...]:
@@ -394,17 +396,6 @@ def _health(shard: ShardStatus) -> str:
     if shard.ownership.is_fenced:
         return "fenced"
     return "no space" if shard.ownership.why_no_space else "good"
-
-
-def _right(*names: str) -> tuple[Column, ...]:
-    """Return right-aligned columns, for numbers."""
-    return tuple(Column(name, justify="right") for name in names)
-
-
-def _table(title: str, *columns: str | Column) -> Table:
-    return Table(
-        *columns, title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-    )
 
 
 def _fill(used_bytes: int, size_bytes: int) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ostraca_cli.commands.agent_query import FabricStatus
 from ostraca_cli.terminal.units import duration_text
 from ostraca_fabric.runtime.sentences import counted, named
 from ostraca_fabric.telemetry.unavailable import UNOWNED_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ostraca_cli.commands.agent_query import FabricStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import math
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command, count_argument
+from ostraca_cli.commands.serve.daemon_options import exit_process
+from ostraca_cli.commands.serve.notify import Notifier
+from ostraca_cli.commands.serve.reload import FileReloader
+from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
 from ostraca_cli.composition.http_pages import add_http_option, serve_agent_pages
 from ostraca_cli.composition.process_limits import check_descriptors, check_threads
 from ostraca_cli.settings import add_settings_options, as_toml, load, sources_of
@@ -26,6 +29,7 @@ from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_cli.terminal.units import size_argument, size_text
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.runtime.sentences import counted
+from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.default_paths import (
     TOKEN_FILE,
     agent_socket,
@@ -81,20 +85,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="total size of all agents' DRAM caches; 0 for none (default: 512MiB, or memory.cache_bytes)",
     )
     parser.add_argument(
-        "--blocks-per-shard",
-        type=count_argument,
-        metavar="N",
-        help="limit of blocks in a drive's index, 48 bytes of memory each; beyond it the oldest blocks are "
-        "evicted (default: owner.blocks_per_shard_max, 1048576)",
-    )
-    parser.add_argument(
-        "--dwpd",
-        type=_dwpd_argument,
-        metavar="N",
-        help="limit writes to an endurance of N drive writes per day, and decline the least valuable puts "
-        "(default: no limit)",
-    )
-    parser.add_argument(
         "--transport",
         choices=_TRANSPORTS,
         help="the only transport for blocks (default: NIXL if installed, else inline)",
@@ -118,21 +108,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_log_options(parser)
 
 
-def _dwpd_argument(text: str) -> float:
-    try:
-        dwpd = float(text)
-    except ValueError:
-        dwpd = -1.0
-    if not 0 <= dwpd < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no endurance rating: give drive writes per day, as in 0.3 or 1"
-        )
-    return dwpd
-
-
 def _run(options: argparse.Namespace) -> int:
     log_to_stderr(options, agent="agent-0" if options.agents == 1 else "")
-    from ostraca_cli.commands.serve.daemon_options import exit_process
     from ostraca_cli.composition.transports import loop_factory
     from ostraca_fabric.wire.address import parse_address
 
@@ -165,31 +142,25 @@ def _plan(options: argparse.Namespace) -> tuple[FabricPlan, Mapping[str, str]]:
     from ostraca_dpu_agent.settings import AgentSettings
 
     loaded = load(AgentSettings, sources_of(options), prefix=AGENT_PREFIX)
-    memory, owner = loaded.settings.memory, loaded.settings.owner
-    dram_bytes, blocks, dwpd = options.dram, options.blocks_per_shard, options.dwpd
-    if dram_bytes is None:
-        is_set = "memory.cache_bytes" in loaded.origins
-        dram_bytes = memory.cache_bytes * options.agents if is_set else _DRAM_BYTES
+    memory, dram_bytes, origins = loaded.settings.memory, options.dram, dict(loaded.origins)
+    if dram_bytes is not None:
+        origins["memory.cache_bytes"] = "--dram"
+    elif "memory.cache_bytes" in origins:
+        dram_bytes = memory.cache_bytes * options.agents
     plan = FabricPlan(
         directory=options.dir,
         agents=options.agents,
         enclosures=options.enclosures,
         drives=options.drives,
         capacity_bytes=options.capacity,
-        dram_bytes=dram_bytes,
+        dram_bytes=_DRAM_BYTES if dram_bytes is None else dram_bytes,
         staging_bytes=memory.staging_bytes,
         transports=_transports(options.transport),
         addresses=_tcp_addresses(options.listen),
-        endurance=owner.endurance if dwpd is None else replace(owner.endurance, rated_dwpd=dwpd),
-        blocks_per_shard_max=owner.blocks_per_shard_max if blocks is None else blocks,
         flushes=options.flush,
         settings=loaded.settings,
     )
-    flags = {"memory.cache_bytes": "--dram", "owner.blocks_per_shard_max": "--blocks-per-shard"}
-    flags["owner.endurance.rated_dwpd"] = "--dwpd"
-    given = zip(flags.items(), (options.dram, blocks, dwpd), strict=True)
-    by_flag = {name: flag for (name, flag), value in given if value is not None}
-    return plan, {**loaded.origins, **by_flag}
+    return plan, origins
 
 
 def _fitted(plan: FabricPlan, explicit: Collection[str]) -> FabricPlan:
@@ -205,8 +176,6 @@ def _fitted(plan: FabricPlan, explicit: Collection[str]) -> FabricPlan:
 
 async def _serve(plan: FabricPlan, http: str | None) -> bool:
     """Run the fabric until a signal; return whether every transfer has ended."""
-    from ostraca_cli.commands.serve.notify import Notifier
-    from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
     from ostraca_cli.composition.embedded import EmbeddedFabric
 
     unblock()
@@ -250,9 +219,6 @@ async def _serve(plan: FabricPlan, http: str | None) -> bool:
 @asynccontextmanager
 async def _rereading_token(fabric: EmbeddedFabric, plan: FabricPlan) -> AsyncIterator[None]:
     """Accept the token in the directory, and follow replacements of the token."""
-    from ostraca_cli.commands.serve.reload import FileReloader
-    from ostraca_fabric.runtime.tasks import Tasks
-
     file = plan.directory / TOKEN_FILE
     reloader = FileReloader(str(file), [file], fabric.readmit, look_s=plan.settings.secrets_check_s)
     tasks = Tasks("reload of the workers' token")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_cli.composition.open_drives import OpenDrives
 from ostraca_cli.composition.state import FabricShape, FabricState
@@ -24,18 +24,13 @@ from ostraca_enclosure.files import NOTHING_RECORDED, FileEnclosure
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.membership.memory_membership import MemoryMembership
+from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
 from ostraca_fabric.model.ids import AgentId, EnclosureId, ShardId, TenantId
-from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.runtime.sentences import counted
+from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import Access
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.transport import Transport
-    from ostraca_fabric.telemetry.status import AgentStatus
 
 MIB = 1 << 20
 _TENANT = "default"
@@ -74,21 +69,13 @@ class FabricPlan:
     """Further addresses of the first agent, beside its unix socket. Workers there present the fabric's token
     and belong to tenant ``default``."""
 
-    endurance: EnduranceSettings = field(default_factory=EnduranceSettings)
-    """Endurance rating of the drives; none by default, because trials do not wear out a laptop's drive, and
-    users of a trial expect to find their blocks again."""
-
-    blocks_per_shard_max: int = 1 << 20
-    """Maximum blocks in a shard's index, at 48 bytes of memory each."""
-
     flushes: bool = False
     """Whether to flush drives around each summary, so that committed blocks survive a power cut of the
     machine, not only the end of the process. Off by default: a flush may take milliseconds, and each group
     commit waits for two."""
 
     settings: AgentSettings = field(default_factory=AgentSettings)
-    """Settings of each agent, except for the fields above: caches, staging, endurance and blocks of a shard.
-    """
+    """Settings of each agent, except for the fields above: caches and staging."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for counts below one and unusable settings."""
@@ -100,16 +87,9 @@ class FabricPlan:
 
     def agent_settings(self) -> AgentSettings:
         """Return the settings of each agent; raises UsageError if unusable."""
-        given = self.settings
-        return replace(
-            given,
-            memory=replace(
-                given.memory, staging_bytes=self.staging_bytes, cache_bytes=self.dram_bytes // self.agents
-            ),
-            owner=replace(
-                given.owner, endurance=self.endurance, blocks_per_shard_max=self.blocks_per_shard_max
-            ),
-        )
+        cache_bytes = self.dram_bytes // self.agents
+        memory = replace(self.settings.memory, staging_bytes=self.staging_bytes, cache_bytes=cache_bytes)
+        return replace(self.settings, memory=memory)
 
     @property
     def drive_bytes(self) -> int:

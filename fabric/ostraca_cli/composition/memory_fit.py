@@ -7,18 +7,13 @@ without a message; callers therefore check before mapping any memory.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ostraca_cli.terminal.units import size_text
+from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_fabric.errors import ResourceError
-from ostraca_fabric.runtime.memory import rooms
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ostraca_dpu_agent.settings import MemorySettings
-    from ostraca_fabric.runtime.memory import Room
+from ostraca_fabric.runtime.memory import Room, rooms
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca_fabric.model.fabric_map import DriveRecord
-    from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.model.fabric_map import DriveRecord
+from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.ports.drive import Drive
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ import os
 import re
 import stat
 import tomllib
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -30,9 +31,6 @@ from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES
 from ostraca_fabric.wire.handshake import ROOT_UID, Access
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET_BYTES_MAX = 1 << 20
 TOKEN_CHARACTERS_LEAST = 16

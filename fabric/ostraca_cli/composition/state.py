@@ -15,7 +15,8 @@ import os
 import secrets
 import stat
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -28,9 +29,6 @@ from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.sockets.default_paths import TOKEN_FILE
 from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECORD_FILE = "fabric.json"
 KEY_FILE = "fabric.key"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlTransport
 from ostraca_fabric.errors import NotInstalledError, TransportError, UsageError
-
-if TYPE_CHECKING:
-    from ostraca_fabric.ports.transport import Transport
+from ostraca_fabric.ports.transport import Transport
 
 log = logging.getLogger(__name__)
 

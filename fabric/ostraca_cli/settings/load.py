@@ -5,24 +5,19 @@ Pure, except for the file.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
-from ostraca_cli.settings.fields import group_of
-from ostraca_cli.settings.values import read_value, shown_value
+from ostraca_cli.settings.fields import Group, Setting, group_of
+from ostraca_cli.settings.values import Value, read_value, shown_value
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.runtime.os_errors import explained
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ostraca_cli.settings.fields import Group, Setting
-    from ostraca_cli.settings.values import Value
 
 _T = TypeVar("_T")
 

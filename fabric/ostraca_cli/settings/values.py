@@ -11,22 +11,16 @@ import json
 import math
 import re
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from ostraca_cli.settings.fields import Unit, group_of, value_of
+from ostraca_cli.settings.fields import Group, Setting, Unit, group_of, value_of
 from ostraca_cli.terminal.units import parse_size
 from ostraca_fabric.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ostraca_cli.settings.fields import Group, Setting
-
 Value = int | float | bool | str | tuple[str, ...]
 
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SECONDS = {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86_400}
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)")
-_NUMBER_ALONE = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLS = {"true": True, "false": False}
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -48,7 +42,7 @@ _HOW_TYPE = {
 def read_value(setting: Setting, raw: object) -> Value:
     """Parse *raw*, a text or a TOML value; raises UsageError with the correct form."""
     try:
-        value = _of_text(setting, raw) if isinstance(raw, str) else _of_toml(setting, raw)
+        value = _parsed(setting, raw)
     except (ValueError, OverflowError):  # UsageError is a ValueError
         value = None
     if value is None:
@@ -80,45 +74,28 @@ def shown_value(raw: object) -> str:
     return text if len(text) <= 64 else f"{text[:60]}..."  # noqa: PLR2004 (a line of a message)
 
 
-def _of_text(setting: Setting, text: str) -> Value | None:
+def _parsed(setting: Setting, raw: object) -> Value | None:
+    """Return the value of a text or a TOML value, None if invalid; may raise ValueError."""
     if setting.type is str:
-        return text
+        return raw if isinstance(raw, str) else None
     if setting.type is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        listed = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+        is_texts = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
+        return tuple(listed) if is_texts and isinstance(listed, list) else None
+    text = str(raw).strip().lower()
     if setting.type is bool:
-        return _BOOLS.get(text.strip().lower())
-    if setting.unit in (Unit.BYTES, Unit.BYTES_PER_SECOND) and not _NUMBER_ALONE.fullmatch(text.strip()):
-        return _check_number(setting, parse_size(text))
-    return _number(setting, text.strip())
-
-
-def _number(setting: Setting, text: str) -> int | float | None:
-    found = _NUMBER.fullmatch(text)
-    units = _SECONDS if setting.unit is Unit.SECONDS else {"": 1.0}
-    if found is None or found[2].lower() not in units:
+        return _BOOLS.get(text)
+    number, units = _NUMBER.fullmatch(text), _SECONDS if setting.unit is Unit.SECONDS else {"": 1}
+    if setting.unit in (Unit.BYTES, Unit.BYTES_PER_SECOND) and not (number and not number[2]):
+        value: float = parse_size(text)
+    elif number is None or number[2] not in units:
         return None
-    if setting.type is int and not found[2]:
-        return int(found[1])
-    return _check_number(setting, float(found[1]) * units[found[2].lower()])
-
-
-def _of_toml(setting: Setting, raw: object) -> Value | None:
-    if setting.type is tuple:
-        is_texts = isinstance(raw, list) and all(isinstance(each, str) for each in raw)
-        return tuple(raw) if is_texts and isinstance(raw, list) else None
-    if isinstance(raw, bool):
-        return raw if setting.type is bool else None
-    if setting.type in (int, float) and isinstance(raw, int | float):
-        return _check_number(setting, raw)
-    return None
-
-
-def _check_number(setting: Setting, number: float) -> int | float | None:
-    if not (math.isfinite(number) and number >= 0):
-        return None
-    if setting.type is float:
-        return float(number)
-    return int(number) if number == int(number) else None
+    else:
+        digits = number[1].replace("_", "")
+        value = (int(digits) if digits.isdigit() else float(digits)) * units[number[2]]
+    if setting.type is float and math.isfinite(value):
+        return float(value)
+    return int(value) if value == int(value) else None
 
 
 _WIDTH = 100

@@ -20,14 +20,12 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.telemetry import log_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 LEVELS = ("debug", "info", "warning", "error")
 

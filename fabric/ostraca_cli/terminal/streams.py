@@ -59,6 +59,12 @@ def flush_output(stream: TextIO) -> str:
     return trouble
 
 
+def write_line(body: bytes) -> None:
+    """Print a response as received."""
+    sys.stdout.write(body.decode(errors="replace").rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
 def announce(line: str) -> None:
     """Print a daemon's ready line, without waiting for its reader."""
     data, stdout = f"{line}\n".encode("utf-8", "surrogateescape"), os.dup(_STDOUT)

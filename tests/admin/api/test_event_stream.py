@@ -26,7 +26,7 @@ async def told(events: AsyncIterator[str], count: int) -> list[str]:
     """Return of so many events what they are about."""
     async with asyncio.timeout(WITHIN_S):
         texts = [await anext(events) for _ in range(count)]
-    return [text.split('"subject": "')[1].split('"')[0] for text in texts]
+    return [text.split('"subject":"')[1].split('"')[0] for text in texts]
 
 
 async def rest(events: AsyncIterator[str]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -66,13 +64,3 @@ def test_no_request_is_answered_with_500_nor_with_anything_unsaid(service: Admin
 def test_a_body_that_is_too_long_is_not_read_to_its_end(service: AdminService, tmp_path: Path) -> None:
     answer = service.ask("PUT", "/v1/enclosures/shelf-2", b" " * (65 << 10))
     assert (answer.status, answer.headers["content-type"]) == (413, "application/problem+json")
-
-
-def test_the_page_for_people_takes_nothing_from_elsewhere(
-    service: AdminService,
-) -> None:
-    with urllib.request.urlopen(f"{service.url}/docs") as answer:
-        page = answer.read().decode()
-    assert all(f"{label}</code>" in page for label in OPERATIONS)
-    assert "<script" not in page
-    assert not re.search(r"(src|href)='?\"?https?:", page)

@@ -14,8 +14,8 @@ from tests.admin.service import TOKENS, AdminService
 from tests.contract.network.certificates import Authority
 from tests.fabric.membership.nodes import free_ports
 
+from ostraca_admin.api.views import OperationView, StepView
 from ostraca_cli import main
-from ostraca_cli.commands.admin.responses import OperationInfo, StepInfo
 from ostraca_cli.commands.admin.view import operation_view
 from ostraca_cli.commands.admin.watching import REPEAT_S, ProgressLines
 from ostraca_fabric.sockets.default_paths import ADMIN_TOKEN_VARIABLE, ADMIN_URL_VARIABLE
@@ -137,14 +137,19 @@ def test_variables_of_these_commands_are_no_mistake_to_the_service_itself(
     assert main(["serve", "admin", "--print-settings"]) == 2
 
 
+def _drain(*steps: StepView, progress: float = 0.0, ends_in_s: float | None = None) -> OperationView:
+    subject = ("drain", "shelf-1", "", "", "")
+    return OperationView("7", *subject, "running", "", progress, ends_in_s, "alice", None, None, steps)
+
+
 def test_lines_say_again_what_a_long_step_says_only_now_and_then() -> None:
     now_s, lines = [1000.0], list[str]()
     show = ProgressLines(lambda: now_s[0], lambda line, _: lines.append(line))
 
     def told(message: str, ends_in_s: float | None = None) -> list[str]:
         lines.clear()
-        step = StepInfo("no longer searched", "running", message, began="2026-01-01T00:00:00Z")
-        show.show(OperationInfo("7", "drain", "shelf-1", state="running", steps=(step,), ends_in_s=ends_in_s))
+        step = StepView("no longer searched", "running", message, None, None, {})
+        show.show(_drain(step, ends_in_s=ends_in_s))
         return list(lines)
 
     assert told("9%") == ["drain of shelf-1 (operation 7)", "  no longer searched: 9% ..."]
@@ -158,12 +163,10 @@ def test_lines_say_again_what_a_long_step_says_only_now_and_then() -> None:
 
 def test_a_terminal_shows_all_steps_and_how_far_they_are() -> None:
     steps = (
-        StepInfo("closed to writes", "done", "new blocks go to other enclosures"),
-        StepInfo("no longer searched", "running", "9%"),
+        StepView("closed to writes", "done", "new blocks go to other enclosures", None, None, {}),
+        StepView("no longer searched", "running", "9%", None, None, {}),
     )
-    operation = OperationInfo(
-        "7", "drain", "shelf-1", state="running", progress=0.5, ends_in_s=90.0, steps=steps
-    )
+    operation = _drain(*steps, progress=0.5, ends_in_s=90.0)
     console = Console(width=80)
     with console.capture() as captured:
         console.print(operation_view(operation, is_live=True))

@@ -103,7 +103,15 @@ def test_what_makes_no_sense_to_the_service_is_bad_usage(service: AdminService, 
     ran = ostraca("enclosure", "add", "shelf-1", "--controller", "pigeon://x")
     assert ran.code == 2
     assert "pigeon" in ran.err
+    nothing = ostraca("enclosure", "replace", "shelf-1", "drive-0", "--wipe")
+    assert (nothing.code, "name the replacement" in nothing.err) == (2, True)
     assert ostraca("enclosure", "list", "--json").json["items"] == []
+
+
+def test_an_enclosure_without_an_nqn_has_one_of_its_name(service: AdminService, ostraca: Commands) -> None:
+    shelf = service.shelf("shelf-1")
+    added = ostraca("enclosure", "add", "shelf-1", "--controller", shelf.controller, "--json")
+    assert (added.code, added.json["spec"]["nqn"]) == (0, "nqn.2025-01.io.ostraca:shelf-1")
 
 
 def test_lists_are_followed_to_their_last_page(

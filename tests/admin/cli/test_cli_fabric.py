@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytest
-from tests.admin.cli.commands import Commands, started
-from tests.admin.service import WITHIN_S, AdminService
+from tests.admin.cli.commands import Commands
+from tests.admin.service import AdminService
 
 from ostraca_cli.commands.admin import client
 from ostraca_fabric.model.ids import AgentId, StartId
@@ -98,37 +97,3 @@ def test_the_audit_log_says_who_changed_what(
     entries = service.ask("GET", "/v1/audit").body["items"]
     assert ostraca("audit", "--json").json == {"items": entries, "next": ""}
     assert ostraca("audit", "--last", "2", "--json").json == {"items": entries[-2:], "next": ""}
-
-
-def test_the_audit_log_is_followed_until_ctrl_c(service: AdminService) -> None:
-    service.onboarded("shelf-1")
-    with started(service, "audit", "--follow") as process:
-        assert process.stdout is not None
-        assert "PUT /v1/enclosures/shelf-1" in process.stdout.readline()
-        service.ask("POST", "/v1/enclosures/shelf-1:drain", {"force": True})
-        assert "POST /v1/enclosures/shelf-1:drain" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=WITHIN_S)
-    assert (process.returncode, out, err) == (130, "", "")
-
-
-def test_following_misses_no_entry_of_an_admin_whose_clock_is_late(
-    service: AdminService, ostraca: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such an entry sorts before others that were told already."""
-    service.onboarded("shelf-1")
-    service.ask("POST", "/v1/enclosures/shelf-1:drain", {"force": True})
-    looks = iter(range(3))
-
-    def late(_: float) -> None:
-        if next(looks) == 2:
-            raise KeyboardInterrupt
-        service.clock_is_late = True
-        service.ask("POST", "/v1/enclosures/shelf-1:undrain", {})
-
-    monkeypatch.setattr("ostraca_cli.commands.admin.audit.time.sleep", late)
-    ran = ostraca("audit", "--follow", "--json")
-    assert ran.code == 130
-    assert [entry["detail"].partition(" ")[0] for entry in ran.lines] == ["onboard", "drain", "undrain"]
-    kept = service.ask("GET", "/v1/audit").body["items"]
-    assert [entry["detail"].partition(" ")[0] for entry in kept] == ["undrain", "onboard", "drain"]

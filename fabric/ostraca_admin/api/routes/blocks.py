@@ -10,11 +10,19 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ostraca_admin.api.context import Context, Operator, Service, Viewer
 from ostraca_admin.api.forms import NAME, Form, Name
 from ostraca_admin.api.routes.volumes import volume_of
+from ostraca_admin.api.views import (
+    ChainView,
+    OutcomeView,
+    PlacementView,
+    PlaceView,
+    PrefetchView,
+    view_of,
+)
 from ostraca_admin.errors import ConflictError, NotFoundError, UnansweredError
 from ostraca_fabric.errors import (
     ConnectError,
@@ -46,26 +54,6 @@ HashText = Annotated[str, Field(pattern=_HASH)]
 Rank = Annotated[int, Query(ge=0, le=RANK_MAX)]
 
 
-class PlaceView(BaseModel):
-    """Place of a block in a placement epoch."""
-
-    placement_epoch: int
-    enclosure: str = Field(description="Empty if no shard is open for new blocks, or the shard is gone.")
-    shard: str
-    owner: str = Field(description="Agent that owns the shard; empty without an owner.")
-    owner_epoch: int
-
-
-class PlacementView(BaseModel):
-    """Places of a block, whether or not the block exists."""
-
-    agent: str = Field(description="The agent that answered.")
-    map_revision: int = Field(description="Revision of the agent's map.")
-    places: list[PlaceView] = Field(
-        description="The current placement epoch first, then earlier epochs still searched."
-    )
-
-
 class ChainForm(Form):
     """Blocks of a prefix, for a rank and KV group."""
 
@@ -95,29 +83,6 @@ class PrefetchForm(Form):
     deadline_s: Annotated[float, Field(gt=0, le=DEADLINE_MAX_S, allow_inf_nan=False)] = 5.0
 
 
-class OutcomeView(BaseModel):
-    """Number of blocks with the same outcome."""
-
-    state: str
-    reason: str
-    blocks: int
-
-
-class ChainView(BaseModel):
-    """Outcome of each block of a chain."""
-
-    states: list[str] = Field(description="HIT for a block now in the agent's DRAM cache.")
-    reasons: list[str]
-
-
-class PrefetchView(BaseModel):
-    """Outcome of a prefetch."""
-
-    agent: str
-    counts: list[OutcomeView]
-    chains: list[ChainView]
-
-
 @router.get("/placement")
 async def get_placement(
     service: Service,
@@ -136,7 +101,8 @@ async def get_placement(
     record = await volume_of(service, tenant, volume)
     own = _checked(record, hash)
     span = Span(own, len(own), _checked(record, root or hash), (1,), rank, group)
-    return _placement(await _any(service, record, span))
+    found = await _any(service, record, span)
+    return view_of(PlacementView, found, places=tuple(view_of(PlaceView, each) for each in found.places))
 
 
 @router.post("/prefetch")
@@ -198,23 +164,6 @@ def _span(volume: VolumeRecord, form: ChainForm) -> Span:
     return replace(chain, before=form.depth).span()
 
 
-def _placement(found: BlockPlacements) -> PlacementView:
-    return PlacementView(
-        agent=found.agent,
-        map_revision=found.map_revision,
-        places=[
-            PlaceView(
-                placement_epoch=each.placement_epoch,
-                enclosure=each.enclosure,
-                shard=each.shard,
-                owner=each.owner,
-                owner_epoch=each.owner_epoch,
-            )
-            for each in found.places
-        ],
-    )
-
-
 def _prefetched(agent: AgentId, spans: list[Span], done: PrefetchDone) -> PrefetchView:
     blocks = sum(map(len, spans))
     try:
@@ -225,10 +174,7 @@ def _prefetched(agent: AgentId, spans: list[Span], done: PrefetchDone) -> Prefet
     chains, begin = [], 0
     for span in spans:
         of_span = outcomes[begin : begin + len(span)]
-        chains.append(ChainView(states=[state for state, _ in of_span], reasons=[why for _, why in of_span]))
+        chains.append(ChainView(*(tuple(each[place] for each in of_span) for place in (0, 1))))
         begin += len(span)
-    counts = [
-        OutcomeView(state=state, reason=why, blocks=count)
-        for (state, why), count in sorted(Counter(outcomes).items())
-    ]
-    return PrefetchView(agent=agent, counts=counts, chains=chains)
+    counts = tuple(OutcomeView(*outcome, count) for outcome, count in sorted(Counter(outcomes).items()))
+    return PrefetchView(agent, counts, tuple(chains))

@@ -21,15 +21,15 @@ from ostraca_admin.api.context import (
 from ostraca_admin.api.forms import (
     NAME,
     EnclosureForm,
-    EnclosureView,
     ExpandForm,
     ForceForm,
     ListPage,
-    OperationView,
     ReplaceForm,
 )
+from ostraca_admin.api.views import EnclosureView, OperationView, enclosure_view, operation_view
 from ostraca_admin.audit import Requester
 from ostraca_admin.model import Operation, OperationKind, Registration
+from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.ids import EnclosureId
 
 router = APIRouter(prefix="/v1/enclosures", tags=["enclosures"])
@@ -165,12 +165,14 @@ async def replace_drive(
     if_match: IfMatch = None,
 ) -> OperationView:
     """Replace a drive of an enclosure; blocks on the old drive are lost."""
+    if form.wipe and not form.replacement:
+        raise UsageError("no drive is named to be wiped: name the replacement")
     operation = await service.enclosures.replace(
         EnclosureId(name),
         drive,
         operator,
         replacement=form.replacement,
-        wipe=(form.replacement,) if form.wipe and form.replacement else (),
+        wipe=(form.replacement,) if form.wipe else (),
         if_match=revision_of(if_match),
         force=form.force,
     )
@@ -181,10 +183,10 @@ def started(service: Context, operation: Operation, response: Response) -> Opera
     """Return the response for a newly recorded operation."""
     service.notify_runner()
     response.headers["Location"] = f"/v1/operations/{operation.id}"
-    return OperationView.of(operation)
+    return operation_view(operation)
 
 
 async def _view(service: Context, registration: Registration) -> EnclosureView:
     enclosure = EnclosureId(registration.spec.name)
     record = service.membership.map.enclosures.get(enclosure)
-    return EnclosureView.of(registration, record, await service.report_of(enclosure))
+    return enclosure_view(registration, record, await service.report_of(enclosure))

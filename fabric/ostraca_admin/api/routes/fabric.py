@@ -6,82 +6,30 @@ Drives are shown as seen by the map, by agents, and by the enclosure daemons.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, get_args
+from typing import get_args
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
 
-from ostraca_admin.api.context import After, Context, LongLimit, Service, Viewer, statuses
-from ostraca_admin.api.forms import ListPage, WearView
+from ostraca_admin.agent_queries import statuses
+from ostraca_admin.api.context import After, Context, LongLimit, Service, Viewer
+from ostraca_admin.api.forms import ListPage
+from ostraca_admin.api.views import (
+    AgentView,
+    CapacityView,
+    DriveView,
+    Health,
+    MapView,
+    PathView,
+    ShardView,
+    TroubleView,
+    view_of,
+)
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
 from ostraca_fabric.model.ids import AgentId, DriveId, enclosure_of
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.telemetry.status import AgentStatus, DriveStatus
 
 router = APIRouter(prefix="/v1", tags=["fabric"])
-
-
-class PathView(BaseModel):
-    """Paths from an agent's host to an enclosure."""
-
-    enclosure: str
-    live_paths: int
-    paths: int
-    trouble: str
-    reservations: str = Field(description="State of NVMe reservations; empty if disabled.")
-
-
-class AgentView(BaseModel):
-    """Agent of the fabric."""
-
-    id: str
-    addresses: list[str]
-    is_leaving: bool
-    shards: int = Field(description="Number of owned shards.")
-    version: str = Field(description="Empty if the agent is silent.")
-    sentence: str = Field(description="Latest decision of the controller, with the reason.")
-    trouble: str = Field(description="Reason of silence; empty if the agent answers.")
-    paths: list[PathView]
-    overrides_revision: int = Field(
-        description="Revision of the latest applied overrides; 0 if the agent is silent."
-    )
-    settings: dict[str, bool | int | float | str] = Field(description="Live settings in force.")
-
-
-class ShardView(BaseModel):
-    """Shard of the fabric."""
-
-    id: str
-    enclosure: str
-    drive: str
-    size_bytes: int
-    weight: int = Field(description="Weight in placement: usable bytes, 0 while draining.")
-    owner: str = Field(description="Empty without an owner.")
-    owner_epoch: int
-
-
-class MapView(BaseModel):
-    """Summary of a fabric map."""
-
-    fabric: str
-    revision: int
-    placement_epoch: int
-    earlier_placement_epochs: list[int] = Field(description="Earlier epochs still searched by lookups.")
-    agents: int
-    enclosures: int
-    drives: int
-    shards: int
-    unowned_shards: int
-
-
-class CapacityView(BaseModel):
-    """Capacity and usage of flash."""
-
-    usable_bytes: int = Field(description="Capacity of shards open for new blocks.")
-    draining_bytes: int = Field(description="Capacity of draining shards.")
-    blocks: int = Field(description="Number of blocks on shards of responding owners.")
-    written_bytes_per_day: float
-    silent_agents: list[str]
 
 
 @router.get("/map")
@@ -93,7 +41,7 @@ async def get_map(service: Service, _: Viewer) -> MapView:
         fabric=fabric_map.fabric.hex(),
         revision=fabric_map.revision,
         placement_epoch=fabric_map.placement_epoch,
-        earlier_placement_epochs=[record.epoch for record in fabric_map.earlier_placements],
+        earlier_placement_epochs=tuple(record.epoch for record in fabric_map.earlier_placements),
         agents=len(fabric_map.agents),
         enclosures=len(fabric_map.enclosures),
         drives=sum(len(enclosure.drives) for enclosure in fabric_map.enclosures.values()),
@@ -108,7 +56,9 @@ async def list_agents(
 ) -> ListPage[AgentView]:
     """List agents by name, with their status."""
     fabric_map = service.membership.map
-    found = await statuses(service, [agent for agent in sorted(fabric_map.agents) if agent > after][:limit])
+    found = await statuses(
+        service.agents, [agent for agent in sorted(fabric_map.agents) if agent > after][:limit]
+    )
     items = [_agent(fabric_map, agent, answer) for agent, answer in found.items()]
     return ListPage.of(items, limit, lambda agent: agent.id)
 
@@ -119,21 +69,17 @@ async def list_shards(
 ) -> ListPage[ShardView]:
     """List shards by name, with their owners."""
     fabric_map = service.membership.map
-    found = [shard for shard in fabric_map.shards() if shard.id > after][:limit]
-    items = []
-    for shard in found:
-        claim = fabric_map.claims.get(shard.id)
-        items.append(
-            ShardView(
-                id=shard.id,
-                enclosure=enclosure_of(shard.id),
-                drive=shard.drive,
-                size_bytes=shard.size_bytes,
-                weight=shard.weight,
-                owner=fabric_map.owner(shard.id) or "",
-                owner_epoch=0 if claim is None else claim.epoch,
-            )
+    epochs = {shard: claim.epoch for shard, claim in fabric_map.claims.items()}
+    items = [
+        view_of(
+            ShardView,
+            shard,
+            enclosure=enclosure_of(shard.id),
+            owner=fabric_map.owner(shard.id) or "",
+            owner_epoch=epochs.get(shard.id, 0),
         )
+        for shard in [each for each in fabric_map.shards() if each.id > after][:limit]
+    ]
     return ListPage.of(items, limit, lambda shard: shard.id)
 
 
@@ -141,7 +87,7 @@ async def list_shards(
 async def get_capacity(service: Service, _: Viewer) -> CapacityView:
     """Return capacity and usage of flash."""
     fabric_map = service.membership.map
-    answers = await statuses(service)
+    answers = await statuses(service.agents, service.membership.map.agents)
     owned = [shard for each in answers.values() if isinstance(each, AgentStatus) for shard in each.shards]
     shards = fabric_map.shards()
     return CapacityView(
@@ -149,7 +95,7 @@ async def get_capacity(service: Service, _: Viewer) -> CapacityView:
         draining_bytes=sum(shard.usable_bytes for shard in shards if not shard.weight),
         blocks=sum(shard.blocks for shard in owned),
         written_bytes_per_day=sum(shard.written_bytes_per_day for shard in owned),
-        silent_agents=[agent for agent, each in answers.items() if not isinstance(each, AgentStatus)],
+        silent_agents=tuple(agent for agent, each in answers.items() if not isinstance(each, AgentStatus)),
     )
 
 
@@ -159,59 +105,24 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
     status = answer if isinstance(answer, AgentStatus) else None
     return AgentView(
         id=agent,
-        addresses=list(record.addresses),
+        addresses=record.addresses,
         is_leaving=record.is_leaving,
         shards=owned,
         version=status.version if status else "",
         sentence=status.sentence if status else "",
         trouble="" if isinstance(answer, AgentStatus) else answer,
-        paths=[
-            PathView(
-                enclosure=each.enclosure,
-                live_paths=sum(path.is_live for path in each.paths),
-                paths=len(each.paths),
-                trouble=each.trouble,
-                reservations=each.reservations,
+        paths=tuple(
+            view_of(
+                PathView, each, live_paths=sum(path.is_live for path in each.paths), paths=len(each.paths)
             )
             for each in (status.paths if status else ())
-        ],
+        ),
         overrides_revision=status.overrides.revision if status else 0,
         settings=status.overrides.settings if status else {},
     )
 
 
-Health = Literal["unknown", "good", "held off", "suspect", "failed"]
-"""From unknown (no agent reports) to worst."""
-
 _HEALTHS: tuple[Health, ...] = get_args(Health)
-
-
-class TroubleView(BaseModel):
-    """Problem of a drive, as seen by an agent."""
-
-    agent: str
-    health: Health
-    why: str
-
-
-class DriveView(BaseModel):
-    """Drive of the map."""
-
-    id: str
-    enclosure: str
-    nguid: str = Field(description="Empty for a drive with a file path.")
-    path: str
-    size_bytes: int = Field(description="Total size of the shards.")
-    state: str = Field(description="State of the enclosure: ready or draining.")
-    hits: int = Field(
-        description="Blocks found by gets on the drive, by responding agents since their start."
-    )
-    health: Health = Field(
-        description="Worst health reported by an agent. Held off: the circuit breaker refuses reads or "
-        "writes, except for trials. Unknown: no responding agent has a path to the drive."
-    )
-    troubles: list[TroubleView]
-    wear: WearView | None = Field(description="Latest report of the enclosure daemon; null without a report.")
 
 
 @router.get("/drives")
@@ -228,7 +139,7 @@ async def list_drives(
     reports = await _reports(service, {each.id: each for *_, each in known})
     beliefs = {
         agent: {DriveId(drive.drive): drive for drive in status.drives}
-        for agent, status in (await statuses(service)).items()
+        for agent, status in (await statuses(service.agents, service.membership.map.agents)).items()
         if isinstance(status, AgentStatus)
     }
     items = [_drive(drive, enclosure, beliefs, reports.get(drive.nguid)) for _, drive, enclosure in known]
@@ -258,12 +169,10 @@ def _drive(
         state=enclosure.state.value,
         hits=sum(each.hits for each in held.values()),
         health=max(map(_health, held.values()), key=_HEALTHS.index, default="unknown"),
-        troubles=[
-            TroubleView(agent=agent, health=_health(each), why=each.why)
-            for agent, each in held.items()
-            if each.why
-        ],
-        wear=WearView.of(report.wear if report else None),
+        troubles=tuple(
+            TroubleView(agent, _health(each), each.why) for agent, each in held.items() if each.why
+        ),
+        wear=report.wear if report else None,
     )
 
 

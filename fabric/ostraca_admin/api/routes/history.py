@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Path
 from fastapi.responses import StreamingResponse
 
 from ostraca_admin.api.context import After, Limit, Service, Viewer
-from ostraca_admin.api.forms import AuditView, ListPage, OperationView
+from ostraca_admin.api.forms import ListPage
+from ostraca_admin.api.views import ApiView, AuditView, OperationView, audit_view, operation_view
 from ostraca_admin.model import AuditEntry, Operation, decode
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.ports.records import Record
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
-    from typing import Any
-
-    from ostraca_fabric.ports.records import Records
+from ostraca_fabric.ports.records import Record, Records
 
 router = APIRouter(prefix="/v1", tags=["history"])
 
@@ -38,13 +34,13 @@ async def list_operations(
 ) -> ListPage[OperationView]:
     """List operations, oldest first."""
     found = await service.enclosures.operations(after=after, limit=limit)
-    return ListPage.of([OperationView.of(each) for each in found], limit, lambda operation: operation.id)
+    return ListPage.of([*map(operation_view, found)], limit, lambda operation: operation.id)
 
 
 @router.get("/operations/{operation}")
 async def get_operation(service: Service, _: Viewer, operation: OperationId) -> OperationView:
     """Return an operation with its steps."""
-    return OperationView.of(await service.enclosures.operation(operation))
+    return operation_view(await service.enclosures.operation(operation))
 
 
 @router.get("/audit")
@@ -53,7 +49,7 @@ async def list_audit(
 ) -> ListPage[AuditView]:
     """List changes with their authors, oldest first."""
     found = await service.enclosures.audit(after=after, limit=limit)
-    return ListPage.of([AuditView.of(each) for each in found], limit, lambda entry: entry.id)
+    return ListPage.of([*map(audit_view, found)], limit, lambda entry: entry.id)
 
 
 @router.get(
@@ -125,11 +121,11 @@ def _event(record: Record, *, is_first: bool) -> str:
             operation = decode(record, Operation)
             if is_first and operation.ended_unix_s:
                 return ""
-            kind, view = "operation", OperationView.of(operation).model_dump(mode="json")
-        elif is_first:
-            return ""
-        else:
-            kind, view = "audit", AuditView.of(decode(record, AuditEntry)).model_dump(mode="json")
+            return _sent("operation", operation_view(operation))
+        return "" if is_first else _sent("audit", audit_view(decode(record, AuditEntry)))
     except MembershipError:
         return ""
-    return f"event: {kind}\ndata: {json.dumps(view)}\n\n"
+
+
+def _sent(kind: str, view: ApiView) -> str:
+    return f"event: {kind}\ndata: {msgspec.json.encode(view).decode()}\n\n"

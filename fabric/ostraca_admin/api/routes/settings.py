@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ostraca_admin.api.context import Admin, IfMatch, Service, Viewer, etag, revision_of
 from ostraca_admin.api.forms import Form
 from ostraca_fabric.model import record_keys
-from ostraca_fabric.model.overrides import LiveSettings, LogLevel
+from ostraca_fabric.model.overrides import LiveSettings
 from ostraca_fabric.ports.records import ABSENT
 
 router = APIRouter(prefix="/v1/settings", tags=["settings"])
@@ -57,47 +58,17 @@ class SettingsForm(Form):
 
     def settings(self) -> LiveSettings:
         """Return the live settings for agents."""
-        key_ttl_s = _DEFAULTS.key_ttl_s if self.key_ttl_s is None else self.key_ttl_s
-        return LiveSettings(
-            key_ttl_s=key_ttl_s,
-            key_ttl_longest_s=key_ttl_s,
-            log_level=None if self.log_level is None else LogLevel(self.log_level),
-            requests_max=self.requests_max,
-            deadline_max_s=self.deadline_max_s,
-            placement_ttl_s=self.placement_ttl_s,
-            scrub=self.scrub,
-        )
-
-
-class SettingsView(BaseModel):
-    """All live settings; null means the value in each agent's own settings."""
-
-    key_ttl_s: float
-    log_level: LevelText | None
-    requests_max: int | None
-    deadline_max_s: float | None
-    placement_ttl_s: float | None
-    scrub: bool | None
-
-    @classmethod
-    def of(cls, live: LiveSettings) -> SettingsView:
-        """Return the view of live settings."""
-        return cls(
-            key_ttl_s=live.key_ttl_s,
-            log_level=None if live.log_level is None else live.log_level.value,
-            requests_max=live.requests_max,
-            deadline_max_s=live.deadline_max_s,
-            placement_ttl_s=live.placement_ttl_s,
-            scrub=live.scrub,
-        )
+        given = self.model_dump(exclude_none=True)
+        longest_s = given.get("key_ttl_s", _DEFAULTS.key_ttl_s)
+        return msgspec.convert({**given, "key_ttl_longest_s": longest_s}, LiveSettings)
 
 
 @router.get("")
-async def get_settings(service: Service, _: Viewer, response: Response) -> SettingsView:
+async def get_settings(service: Service, _: Viewer, response: Response) -> SettingsForm:
     """Return the live settings of all agents, with an ETag."""
     stored = await service.overrides.get(record_keys.live(), LiveSettings)
     response.headers["ETag"] = etag(ABSENT if stored is None else stored.revision)
-    return SettingsView.of(_DEFAULTS if stored is None else stored.override)
+    return _shown(_DEFAULTS if stored is None else stored.override)
 
 
 @router.put("")
@@ -107,7 +78,7 @@ async def put_settings(
     form: SettingsForm,
     response: Response,
     if_match: IfMatch = None,
-) -> SettingsView:
+) -> SettingsForm:
     """Replace all live settings; agents with etcd apply them within a second.
 
     Repeating the request changes nothing.
@@ -121,4 +92,10 @@ async def put_settings(
         merge=lambda before, settings: settings.after(before),
     )
     response.headers["ETag"] = etag(stored.revision)
-    return SettingsView.of(stored.override)
+    return _shown(stored.override)
+
+
+def _shown(live: LiveSettings) -> SettingsForm:
+    """Return all settings; null means the value in each agent's own settings."""
+    stored = msgspec.to_builtins(live)
+    return SettingsForm.model_validate({name: stored[name] for name in SettingsForm.model_fields})

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from ostraca_admin.agent_queries import statuses
 from ostraca_admin.api.context import (
     Admin,
     After,
@@ -19,10 +20,10 @@ from ostraca_admin.api.context import (
     Viewer,
     etag,
     revision_of,
-    statuses,
 )
-from ostraca_admin.api.forms import NAME, Form, ListPage, OperationView
+from ostraca_admin.api.forms import NAME, Form, ListPage
 from ostraca_admin.api.routes.enclosures import started
+from ostraca_admin.api.views import OperationView, TenantView, view_of
 from ostraca_admin.override_service import StoredOverride
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.overrides import VERSION, TenantOverride
@@ -50,36 +51,6 @@ class TenantForm(Form):
     )
 
 
-class TenantView(BaseModel):
-    """Tenant with limits and usage."""
-
-    name: str
-    flash_bytes: int
-    agent_bytes_per_s: int
-    is_erasable: bool
-    volumes: list[str]
-    flash_used_bytes: int | None = Field(
-        description="Flash in segments of the tenant alone, by responding agents; null without a quota, "
-        "because such blocks share segments."
-    )
-
-    @classmethod
-    async def of(
-        cls, service: Context, stored: StoredOverride[TenantOverride], used: Mapping[int, int]
-    ) -> TenantView:
-        """Return the view of a tenant with volumes. *used* is flash usage by pool."""
-        limits = stored.override
-        volumes = await service.tenants.volumes_of(TenantId(limits.name))
-        return cls(
-            name=limits.name,
-            flash_bytes=limits.flash_bytes,
-            agent_bytes_per_s=limits.agent_bytes_per_s,
-            is_erasable=limits.is_erasable,
-            volumes=[volume.name for volume in volumes],
-            flash_used_bytes=used[limits.pool] if limits.pool else None,
-        )
-
-
 class EraseForm(Form):
     """Scope of an erasure."""
 
@@ -95,7 +66,7 @@ async def list_tenants(
     """List created tenants by name."""
     found = await service.tenants.page(after=after, limit=limit)
     used = await _used(service)
-    items = [await TenantView.of(service, each, used) for each in found]
+    items = [await _view(service, each, used) for each in found]
     return ListPage.of(items, limit, lambda tenant: tenant.name)
 
 
@@ -104,7 +75,7 @@ async def get_tenant(service: Service, _: Viewer, name: TenantName, response: Re
     """Return a tenant. The ETag covers its quotas."""
     stored = await service.tenants.get(TenantId(name))
     response.headers["ETag"] = etag(stored.revision)
-    return await TenantView.of(service, stored, await _used(service))
+    return await _view(service, stored, await _used(service))
 
 
 @router.put("/{name}", status_code=201, responses={200: {"model": TenantView}})
@@ -124,7 +95,7 @@ async def put_tenant(
     stored, is_new = await service.tenants.put(limits, admin, if_match=revision_of(if_match))
     response.status_code = 201 if is_new else 200
     response.headers["ETag"] = etag(stored.revision)
-    return await TenantView.of(service, stored, await _used(service))
+    return await _view(service, stored, await _used(service))
 
 
 @router.delete("/{name}")
@@ -134,7 +105,7 @@ async def delete_tenant(
     """Delete a tenant's quotas; return the tenant as before. Stored blocks stay: erase them first."""
     stored = await service.tenants.get(TenantId(name))
     await service.tenants.delete(TenantId(name), admin, if_match=revision_of(if_match))
-    return await TenantView.of(service, stored, await _used(service))
+    return await _view(service, stored, await _used(service))
 
 
 @router.post("/{name}:erase", status_code=202)
@@ -150,10 +121,20 @@ async def erase_tenant(
     return started(service, operation, response)
 
 
+async def _view(
+    service: Context, stored: StoredOverride[TenantOverride], used: Mapping[int, int]
+) -> TenantView:
+    """Return the view of a tenant with volumes. *used* is flash usage by pool."""
+    limits = stored.override
+    volumes = tuple(volume.name for volume in await service.tenants.volumes_of(TenantId(limits.name)))
+    flash_used_bytes = used[limits.pool] if limits.pool else None
+    return view_of(TenantView, limits, volumes=volumes, flash_used_bytes=flash_used_bytes)
+
+
 async def _used(service: Context) -> Mapping[int, int]:
     """Return the bytes on flash of each pool."""
     used: Counter[int] = Counter()
-    for answer in (await statuses(service)).values():
+    for answer in (await statuses(service.agents, service.membership.map.agents)).values():
         for shard in answer.shards if isinstance(answer, AgentStatus) else ():
             used.update(dict(shard.pools))
     return used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ostraca_admin.api.context import (
     After,
@@ -19,6 +19,7 @@ from ostraca_admin.api.context import (
     revision_of,
 )
 from ostraca_admin.api.forms import NAME, Form, ListPage
+from ostraca_admin.api.views import VolumeView, view_of
 from ostraca_admin.errors import NotFoundError
 from ostraca_admin.override_service import StoredOverride
 from ostraca_fabric.model import record_keys
@@ -43,29 +44,6 @@ class SwitchForm(Form):
     )
 
 
-class VolumeView(BaseModel):
-    """Volume of a tenant."""
-
-    tenant: str
-    name: str
-    block_bytes: int
-    incarnation: int
-    model: str
-    switch: SwitchText
-
-    @classmethod
-    def of(cls, volume: VolumeRecord, switch: Switch) -> VolumeView:
-        """Return the view of a volume."""
-        return cls(
-            tenant=volume.tenant,
-            name=volume.name,
-            block_bytes=volume.block_bytes,
-            incarnation=volume.incarnation,
-            model=volume.layout.model,
-            switch=switch.value,
-        )
-
-
 @router.get("")
 async def list_volumes(
     service: Service, _: Viewer, after: After = "", limit: LongLimit = 500
@@ -76,7 +54,7 @@ async def list_volumes(
     # Only existing volumes have switches, so the first *limit* switches cover the page.
     stored = await service.overrides.page(record_keys.SWITCHES, VolumeOverride, after=after, limit=limit)
     switches = {f"{each.override.tenant}/{each.override.name}": each.override.switch for each in stored}
-    items = [VolumeView.of(volume, switches.get(name, Switch.ON)) for name, volume in found]
+    items = [_shown(volume, switches.get(name, Switch.ON)) for name, volume in found]
     return ListPage.of(items, limit, lambda volume: f"{volume.tenant}/{volume.name}")
 
 
@@ -119,7 +97,11 @@ def _view(
     volume: VolumeRecord, stored: StoredOverride[VolumeOverride] | None, response: Response
 ) -> VolumeView:
     response.headers["ETag"] = etag(ABSENT if stored is None else stored.revision)
-    return VolumeView.of(volume, Switch.ON if stored is None else stored.override.switch)
+    return _shown(volume, Switch.ON if stored is None else stored.override.switch)
+
+
+def _shown(volume: VolumeRecord, switch: Switch) -> VolumeView:
+    return view_of(VolumeView, volume, model=volume.layout.model, switch=switch.value)
 
 
 async def volume_of(service: Context, tenant: str, name: str) -> VolumeRecord:

@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import bisect
-import time
-from itertools import chain
-from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command, count_argument
-from ostraca_cli.commands.admin.options import add_service_options, client_of, write_json, write_pages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import msgspec
-
-    from ostraca_cli.commands.admin.client import AdminClient
-
-POLL_S = 1.0
-OVERLAP = 100
-"""Entries read again at each poll. Ids follow the clocks of the admin services; if the clock of a service is
-late, its entry sorts before older entries."""
+from ostraca_cli.commands.admin.options import add_service_options, client_of, write_pages
 
 _PATH = "/v1/audit"
 
@@ -34,49 +18,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="print only the newest N entries (default: all)",
     )
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="continue with new entries, until Ctrl-C; with --json, print a line for each entry",
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
     client = client_of(options)
-    if options.json and not options.follow:
+    if options.json:
         write_pages(client.pages(_PATH), last=options.last)
         return 0
-    from ostraca_cli.commands.admin.responses import AuditInfo, raw_items, read
+    from ostraca_admin.api.views import AuditView
+    from ostraca_cli.commands.admin.responses import items
     from ostraca_cli.commands.admin.view import audit_text
 
-    listed = raw_items(client.pages(_PATH))
-    selected = listed[-options.last :] if options.last else listed
-    for entry in chain(selected, _follow(client, listed) if options.follow else ()):
-        if options.json:
-            write_json(bytes(entry))
-        else:
-            print(audit_text(read(entry, AuditInfo)), flush=options.follow)
+    for entry in items(client.pages(_PATH), AuditView)[-options.last if options.last else 0 :]:
+        print(audit_text(entry))
     return 0
-
-
-def _follow(client: AdminClient, listed: list[msgspec.Raw]) -> Iterator[msgspec.Raw]:
-    """Yield entries made after *listed*, forever; raises if the service is away."""
-    from ostraca_cli.commands.admin.responses import AuditInfo, raw_items, read
-
-    newest = [read(entry, AuditInfo).id for entry in listed]
-    known = {*newest}
-    while True:
-        time.sleep(POLL_S)
-        after = newest[-OVERLAP] if len(newest) >= OVERLAP else ""
-        for entry in raw_items(client.pages(_PATH, after=after)):
-            number = read(entry, AuditInfo).id
-            if number not in known:
-                known.add(number)
-                bisect.insort(newest, number)
-                yield entry
-        if len(newest) > 2 * OVERLAP:
-            known.difference_update(newest[:-OVERLAP])
-            del newest[:-OVERLAP]
 
 
 COMMAND = Command(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
 from ostraca_cli.commands.admin.errors import (
@@ -25,10 +26,6 @@ from ostraca_cli.commands.admin.responses import PageInfo, ProblemInfo, printabl
 from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.sockets.default_paths import ADMIN_TOKEN_VARIABLE, ADMIN_URL, ADMIN_URL_VARIABLE
 from ostraca_fabric.wire.address import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 RESPONSE_BYTES_MAX = 64 << 20
 """Longest response read; a page of 2,000 shards takes less than 1 MiB."""

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command
 from ostraca_cli.commands.admin.errors import AdminUnavailableError
-from ostraca_cli.commands.admin.options import add_service_options, client_of, write_json
+from ostraca_cli.commands.admin.options import add_service_options, client_of
+from ostraca_cli.terminal.streams import write_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ostraca_admin.api.views import OperationView
     from ostraca_cli.commands.admin.client import AdminClient
-    from ostraca_cli.commands.admin.responses import OperationInfo
     from ostraca_cli.commands.admin.watching import ProgressLines
 
 RETRY_S = 1.0
@@ -39,23 +40,23 @@ class EventLines:
 
     def show(self, kind: str, data: bytes) -> None:
         """Write the new part of an event; ignores unknown kinds."""
-        from ostraca_cli.commands.admin.responses import AuditInfo, OperationInfo, read
+        from ostraca_admin.api.views import AuditView, OperationView
+        from ostraca_cli.commands.admin.responses import read
         from ostraca_cli.commands.admin.view import audit_text
 
         match kind:
             case "audit":
-                self._write(audit_text(read(data, AuditInfo)))
+                self._write(audit_text(read(data, AuditView)))
             case "operation":
-                self._show_operation(read(data, OperationInfo))
+                self._show_operation(read(data, OperationView))
 
-    def _show_operation(self, operation: OperationInfo) -> None:
+    def _show_operation(self, operation: OperationView) -> None:
         from ostraca_cli.commands.admin.responses import printable
         from ostraca_cli.commands.admin.view import time_text
         from ostraca_cli.commands.admin.watching import ProgressLines
 
-        def write(line: str, at: str | None) -> None:
-            at = at or datetime.now(UTC).isoformat()
-            self._write(f"{time_text(at)}  {operation.id}  {line.strip()}")
+        def write(line: str, at: datetime | None) -> None:
+            self._write(f"{time_text(at or datetime.now(UTC))}  {operation.id}  {line.strip()}")
 
         if operation.id not in self._running:
             self._running[operation.id] = ProgressLines(time.monotonic, write)
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     lines = EventLines(lambda line: print(line, flush=True))
     for kind, data in stream_events(client):
         if options.json:
-            write_json(b'{"event":%s,"data":%s}' % (json.dumps(kind).encode(), data))
+            write_line(b'{"event":%s,"data":%s}' % (json.dumps(kind).encode(), data))
         else:
             lines.show(kind, data)
     return 0

@@ -12,31 +12,49 @@ from ostraca_cli.command import seconds_argument
 from ostraca_cli.commands.admin.options import (
     add_action,
     client_of,
+    option,
     print_list,
     print_resource,
+    show,
     volume_argument,
-    write_json,
 )
+from ostraca_cli.terminal.streams import write_line
 
 _SOURCE = "Source: the admin service (`ostraca serve admin`)."
+_VOLUME = option("volume", type=volume_argument, metavar="TENANT/NAME", help="volume of the blocks")
+_RANK_AND_GROUP = (
+    option("--rank", type=int, default=0, metavar="N", help="rank (default: 0)"),
+    option("--group", type=int, default=0, metavar="N", help="KV group (default: 0)"),
+)
 
 
 def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the view commands to ``ostraca fabric``."""
-    for name, act, summary in (
-        ("map", _show, "show a summary of the newest map"),
-        ("agents", print_list, "list agents, with their own reports"),
-        ("drives", print_list, "list drives, with health and wear"),
-        ("shards", print_list, "list shards, with their owners"),
-        ("volumes", print_list, "list volumes"),
-        ("capacity", _show, "show capacity and usage of flash"),
+    for name, summary in (
+        ("map", "show a summary of the newest map"),
+        ("agents", "list agents, with their own reports"),
+        ("drives", "list drives, with health and wear"),
+        ("shards", "list shards, with their owners"),
+        ("volumes", "list volumes"),
+        ("capacity", "show capacity and usage of flash"),
     ):
+        is_list = summary.startswith("list")
+        act = partial(print_list, kind=name) if is_list else partial(show, kind=name, path=f"/v1/{name}")
         description = f"{summary[0].upper()}{summary[1:]}. {_SOURCE}"
-        add_action(actions, name, partial(act, kind=name), summary=summary, description=description)
-    place = add_action(
+        add_action(actions, name, act, summary=summary, description=description)
+    add_action(
         actions,
         "place",
         _place,
+        _VOLUME,
+        option("hash", metavar="ENGINE_HASH", help="engine hash of the block, in hex"),
+        option(
+            "--root",
+            metavar="HASH",
+            help="first engine hash of the block's stripe unit: block 1, 33, 65 and so on in the chain "
+            "(default: ENGINE_HASH, for blocks without a chain)",
+        ),
+        *_RANK_AND_GROUP,
         summary="show the location of a block",
         description=(
             f"Show the location of a block in the current placement epoch and in earlier epochs still\n"
@@ -44,43 +62,32 @@ def add_views(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             f"`ostraca explain`. {_SOURCE}"
         ),
     )
-    place.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="volume of the block")
-    place.add_argument("hash", metavar="ENGINE_HASH", help="engine hash of the block, in hex")
-    place.add_argument(
-        "--root",
-        metavar="HASH",
-        help="first engine hash of the block's stripe unit: block 1, 33, 65 and so on in the chain (default: "
-        "ENGINE_HASH, for blocks without a chain)",
-    )
-    prefetch = add_action(
+    add_action(
         actions,
         "prefetch",
         _prefetch,
+        _VOLUME,
+        option("agent", metavar="AGENT", help="the agent"),
+        option(
+            "hashes",
+            nargs="+",
+            metavar="ENGINE_HASH",
+            help="engine hashes of the blocks from the root, in hex",
+        ),
+        option(
+            "--deadline",
+            type=seconds_argument,
+            default=5.0,
+            metavar="S",
+            help="end of the prefetch, in seconds from now; later blocks are skipped (default: 5)",
+        ),
+        *_RANK_AND_GROUP,
         summary="load the blocks of a chain into an agent's DRAM cache",
         description=(
             f"Load the blocks of a chain into an agent's DRAM cache, as a router does before sending a\n"
             f"request there. No block is delivered. {_SOURCE}"
         ),
     )
-    prefetch.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="volume of the blocks")
-    prefetch.add_argument("agent", metavar="AGENT", help="the agent")
-    prefetch.add_argument(
-        "hashes", nargs="+", metavar="ENGINE_HASH", help="engine hashes of the blocks from the root, in hex"
-    )
-    prefetch.add_argument(
-        "--deadline",
-        type=seconds_argument,
-        default=5.0,
-        metavar="S",
-        help="end of the prefetch, in seconds from now; later blocks are skipped (default: 5)",
-    )
-    for action in (place, prefetch):
-        action.add_argument("--rank", type=int, default=0, metavar="N", help="rank (default: 0)")
-        action.add_argument("--group", type=int, default=0, metavar="N", help="KV group (default: 0)")
-
-
-def _show(options: argparse.Namespace, kind: str) -> int:
-    return print_resource(options, kind, client_of(options).get(f"/v1/{kind}"))
 
 
 def _place(options: argparse.Namespace) -> int:
@@ -93,20 +100,20 @@ def _place(options: argparse.Namespace) -> int:
 
 def _prefetch(options: argparse.Namespace) -> int:
     tenant, volume = options.volume
-    chain = {"engine_hashes": options.hashes, "rank": options.rank, "group": options.group}
     body = {
         "tenant": tenant,
         "volume": volume,
         "agent": options.agent,
-        "chains": [chain],
+        "chains": [{"engine_hashes": options.hashes, "rank": options.rank, "group": options.group}],
         "deadline_s": options.deadline,
     }
     response = client_of(options).ask("POST", "/v1/prefetch", body)
     if options.json:
-        write_json(response.body)
+        write_line(response.body)
         return 0
-    from ostraca_cli.commands.admin.responses import PrefetchInfo, read
+    from ostraca_admin.api.views import PrefetchView
+    from ostraca_cli.commands.admin.responses import read
 
-    for each in read(response.body, PrefetchInfo).counts:
+    for each in read(response.body, PrefetchView).counts:
         print(f"{each.blocks} {each.state}" + (f" ({each.reason})" if each.reason != "NONE" else ""))
     return 0

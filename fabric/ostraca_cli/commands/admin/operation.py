@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from ostraca_cli.command import Command, run_action
-from ostraca_cli.commands.admin.options import add_action, client_of, print_list, print_resource
+from ostraca_cli.commands.admin.options import add_action, client_of, option, print_list, show
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,31 +18,28 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         summary="list operations, oldest first",
         description="List operations, oldest first: all running operations, and the newest ended ones.",
     )
-    show = add_action(
+    add_action(
         actions,
         "show",
         _show,
+        option("id", metavar="ID", help="the operation, as in `ostraca operation list`"),
+        option(
+            "--watch",
+            action="store_true",
+            help="follow the operation to its end, with exit code 0 after success and 1 after failure; with "
+            "--json, print a line for each change",
+        ),
         summary="show the steps of an operation",
         description="Show the steps of an operation, with results and progress.",
-    )
-    show.add_argument("id", metavar="ID", help="the operation, as in `ostraca operation list`")
-    show.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow the operation to its end, with exit code 0 after success and 1 after failure; with "
-        "--json, print a line for each change",
     )
 
 
 def _show(options: argparse.Namespace) -> int:
-    client = client_of(options)
     if options.watch:
         from ostraca_cli.commands.admin.watching import watch
 
-        return watch(client, options.id, is_json=options.json)
-    from ostraca_cli.commands.admin.client import quoted
-
-    return print_resource(options, "operation", client.get(f"/v1/operations/{quoted(options.id)}"))
+        return watch(client_of(options), options.id, is_json=options.json)
+    return show(options, "operation", "/v1/operations/{id}")
 
 
 COMMAND = Command(

@@ -1,14 +1,14 @@
-"""Options and output shared by all commands that query the admin service."""
+"""Options, requests and output shared by all commands that query the admin service."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostraca_cli.command import seconds_argument
+from ostraca_cli.terminal.streams import write_line
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.sockets.default_paths import (
     ADMIN_TOKEN_VARIABLE,
@@ -20,20 +20,29 @@ from ostraca_fabric.sockets.default_paths import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ostraca_admin.api.views import OperationView
     from ostraca_cli.commands.admin.client import AdminClient, AdminResponse
 
 DEFAULT_TIMEOUT_S = 30.0
+
+Option = tuple[str, dict[str, Any]]
+"""Name of an argument, and its settings for argparse."""
+
+
+def option(name: str, **settings: Any) -> Option:  # noqa: ANN401 (as argparse's own)
+    """Describe an argument of an action."""
+    return name, settings
 
 
 def add_action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
     act: Callable[[argparse.Namespace], int],
-    *,
+    *options: Option,
     summary: str,
     description: str,
-) -> argparse.ArgumentParser:
-    """Add the action *act* with the options common to all actions."""
+) -> None:
+    """Add the action *act* with its own options and those common to all actions."""
     parser = actions.add_parser(
         name,
         help=summary,
@@ -43,7 +52,8 @@ def add_action(
     )
     parser.set_defaults(act=act)
     add_service_options(parser)
-    return parser
+    for flag, settings in options:
+        parser.add_argument(flag, **settings)
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
@@ -77,28 +87,18 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the response as received, on one line")
 
 
-def add_if_match(parser: argparse.ArgumentParser, subject: str) -> None:
-    """Add the option that makes a change conditional on an ETag."""
-    parser.add_argument(
-        "--if-match",
-        default="",
-        metavar="ETAG",
-        help=f"refuse after a change since `ostraca {subject} show` printed this ETag",
-    )
+def if_match(subject: str) -> Option:
+    """Describe the option that makes a change conditional on an ETag."""
+    meaning = f"refuse after a change since `ostraca {subject} show` printed this ETag"
+    return option("--if-match", default="", metavar="ETAG", help=meaning)
 
 
-def add_etag(parser: argparse.ArgumentParser) -> None:
-    """Add the option for printing the ETag only."""
-    parser.add_argument("--etag", action="store_true", help="print only the ETag, for --if-match")
-
-
-def add_watch(parser: argparse.ArgumentParser) -> None:
-    """Add the option for following a long operation."""
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow the operation to its end; with --json, print a line for each change",
-    )
+ETAG = option("--etag", action="store_true", help="print only the ETag, for --if-match")
+WATCH = option(
+    "--watch",
+    action="store_true",
+    help="follow the operation to its end; with --json, print a line for each change",
+)
 
 
 def volume_argument(text: str) -> tuple[str, str]:
@@ -124,6 +124,19 @@ def client_of(options: argparse.Namespace) -> AdminClient:
     return AdminClient(url, token=token, ca=ca, timeout_s=options.timeout)
 
 
+def ask(options: argparse.Namespace, method: str, path: str, *fields: str) -> AdminResponse:
+    """Send the options named *fields* to *path*, where ``{name}`` stands for an option."""
+    from ostraca_cli.commands.admin.client import quoted
+
+    given = vars(options)
+    named = {name: (each,) if isinstance(each, str) else each for name, each in given.items()}
+    where = path.format_map(
+        {name: "/".join(map(quoted, each)) for name, each in named.items() if isinstance(each, tuple)}
+    )
+    body = {name: given[name] for name in fields} if fields else None
+    return client_of(options).ask(method, where, body, if_match=given.get("if_match", ""))
+
+
 def print_list(options: argparse.Namespace, kind: str) -> int:
     """Print the list at ``/v1/kind``, as a table or as JSON."""
     pages = client_of(options).pages(f"/v1/{kind}")
@@ -136,12 +149,17 @@ def print_list(options: argparse.Namespace, kind: str) -> int:
     return 0
 
 
+def show(options: argparse.Namespace, kind: str, path: str) -> int:
+    """Print the resource at *path*, as in ``ask``."""
+    return print_resource(options, kind, ask(options, "GET", path))
+
+
 def print_resource(options: argparse.Namespace, kind: str, response: AdminResponse) -> int:
-    """Print one resource of a kind in ``view.RESOURCES``, as a view or JSON, or print its ETag."""
+    """Print one resource of a kind of ``view``, as a view or JSON, or print its ETag."""
     if getattr(options, "etag", False):
         print(response.etag)
     elif options.json:
-        write_json(response.body)
+        write_line(response.body)
     else:
         from ostraca_cli.commands.admin.view import show_resource
 
@@ -149,10 +167,32 @@ def print_resource(options: argparse.Namespace, kind: str, response: AdminRespon
     return 0
 
 
-def write_json(body: bytes) -> None:
-    """Print a response undecoded."""
-    sys.stdout.write(body.decode(errors="replace").rstrip("\n") + "\n")
-    sys.stdout.flush()
+def print_done(options: argparse.Namespace, response: AdminResponse, line: str) -> int:
+    """Print the response to a change as JSON, or *line*."""
+    if options.json:
+        write_line(response.body)
+    else:
+        print(line)
+    return 0
+
+
+def change(options: argparse.Namespace, path: str, fields: tuple[str, ...]) -> int:
+    """Request a long operation by the options named *fields*; report or follow the operation."""
+    from ostraca_admin.api.views import OperationView
+    from ostraca_cli.commands.admin.responses import read
+
+    response = ask(options, "POST", path, *fields)
+    return report_start(options, read(response.body, OperationView), response)
+
+
+def report_start(options: argparse.Namespace, operation: OperationView, response: AdminResponse) -> int:
+    """Report a recorded operation, or follow the operation if asked; raises like ``watch``."""
+    from ostraca_cli.commands.admin.watching import watch, watch_hint
+
+    if options.watch:
+        return watch(client_of(options), operation.id, is_json=options.json)
+    line = f"{operation.title} has started as operation {operation.id}: {watch_hint(operation.id)}"
+    return print_done(options, response, line)
 
 
 def write_pages(pages: Iterator[bytes], *, last: int | None = None) -> None:
@@ -164,12 +204,11 @@ def write_pages(pages: Iterator[bytes], *, last: int | None = None) -> None:
 
     from ostraca_cli.commands.admin.responses import PageInfo, raw_items
 
-    first = next(pages)
-    rest = list(pages)
+    first, *rest = pages
     if rest or last:
         listed = raw_items((first, *rest))
         first = msgspec.json.encode(PageInfo(listed[-last:] if last else listed))
-    write_json(first)
+    write_line(first)
 
 
 def _token(file: Path) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from ostraca_cli.command import Command, run_action
-from ostraca_cli.commands.admin.options import add_action, add_if_match, client_of, print_resource
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ostraca_cli.commands.admin.options import add_action, client_of, if_match, option, print_resource, show
 
 _PATH = "/v1/settings"
 _WORDS = {"on": True, "off": False}
@@ -21,33 +20,37 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_action(
         actions,
         "show",
-        lambda options: print_resource(options, "settings", client_of(options).get(_PATH)),
+        partial(show, kind="settings", path=_PATH),
         summary="show all live settings",
         description="Show all live settings; an unset live setting leaves each agent's own setting in force.",
     )
-    set_action = add_action(
+    add_action(
         actions,
         "set",
         lambda options: _change(options, dict(options.values)),
+        option(
+            "values",
+            nargs="+",
+            type=_assigned,
+            metavar="NAME=VALUE",
+            help="as in log_level=debug or scrub=off",
+        ),
+        if_match("settings"),
         summary="set live settings",
         description=(
             "Set live settings; agents with etcd apply them within a second. `ostraca settings show` lists\n"
             "all names; docs/reference/live-settings.md explains each."
         ),
     )
-    set_action.add_argument(
-        "values", nargs="+", type=_assigned, metavar="NAME=VALUE", help="as in log_level=debug or scrub=off"
-    )
-    unset = add_action(
+    add_action(
         actions,
         "unset",
         lambda options: _change(options, dict.fromkeys(options.names)),
+        option("names", nargs="+", metavar="NAME", help="as in log_level"),
+        if_match("settings"),
         summary="reset live settings",
         description="Reset live settings: each agent's own setting applies again.",
     )
-    unset.add_argument("names", nargs="+", metavar="NAME", help="as in log_level")
-    for changing in (set_action, unset):
-        add_if_match(changing, "settings")
 
 
 def _assigned(text: str) -> tuple[str, object]:

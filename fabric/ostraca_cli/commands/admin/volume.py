@@ -8,15 +8,19 @@ from functools import partial
 from ostraca_cli.command import Command, run_action
 from ostraca_cli.commands.admin.options import (
     add_action,
-    add_if_match,
-    client_of,
+    ask,
+    if_match,
+    option,
+    print_done,
     print_list,
-    print_resource,
+    show,
     volume_argument,
-    write_json,
 )
 
-_SWITCHES = ("off", "shadow", "on")
+_PATH = "/v1/volumes/{volume}"
+
+
+_VOLUME = option("volume", type=volume_argument, metavar="TENANT/NAME", help="the volume")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,17 +32,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         summary="list all volumes",
         description="List all volumes by tenant and name, with the switch of each.",
     )
-    show = add_action(
+    add_action(
         actions,
         "show",
-        _show,
+        partial(show, kind="volume", path=_PATH),
+        _VOLUME,
         summary="show a volume",
         description="Show a volume, its switch and its ETag.",
     )
-    switch = add_action(
+    add_action(
         actions,
         "switch",
         _switch,
+        _VOLUME,
+        option("switch", choices=("off", "shadow", "on"), help="treatment of requests for the volume"),
+        if_match("volume"),
         summary="switch a volume off, on or to shadow mode",
         description=(
             "Set the treatment of requests for a volume. off: every block is declined at once, so workers\n"
@@ -47,35 +55,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "etcd apply the switch within a second."
         ),
     )
-    for action in (show, switch):
-        action.add_argument("volume", type=volume_argument, metavar="TENANT/NAME", help="the volume")
-    switch.add_argument("switch", choices=_SWITCHES, help="treatment of requests for the volume")
-    add_if_match(switch, "volume")
-
-
-def _path(options: argparse.Namespace) -> str:
-    """Return the path of the volume in the REST API."""
-    from ostraca_cli.commands.admin.client import quoted
-
-    return "/".join(("/v1/volumes", *map(quoted, options.volume)))
-
-
-def _show(options: argparse.Namespace) -> int:
-    return print_resource(options, "volume", client_of(options).get(_path(options)))
 
 
 def _switch(options: argparse.Namespace) -> int:
-    response = client_of(options).ask(
-        "PUT", f"{_path(options)}/switch", {"switch": options.switch}, if_match=options.if_match
-    )
-    if options.json:
-        write_json(response.body)
-        return 0
-    from ostraca_cli.commands.admin.responses import VolumeInfo, printable, read
-
-    volume = read(response.body, VolumeInfo)
-    print(printable(f"volume {volume.tenant}/{volume.name}: {volume.switch}"))
-    return 0
+    response = ask(options, "PUT", f"{_PATH}/switch", "switch")
+    return print_done(options, response, f"volume {'/'.join(options.volume)}: {options.switch}")
 
 
 COMMAND = Command(

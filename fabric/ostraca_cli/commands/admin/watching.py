@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import datetime
 
-from ostraca_cli.commands.admin.client import quoted
+from ostraca_admin.api.views import OperationView
+from ostraca_cli.commands.admin.client import AdminClient, quoted
 from ostraca_cli.commands.admin.errors import AdminUnavailableError, OperationError
-from ostraca_cli.commands.admin.options import write_json
-from ostraca_cli.commands.admin.responses import OperationInfo, printable, read
+from ostraca_cli.commands.admin.responses import printable, read, remaining_text
+from ostraca_cli.terminal.streams import write_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ostraca_cli.commands.admin.client import AdminClient
-
-    ShowProgress = Callable[[OperationInfo, bytes], None]
-    """Shows the present state of an operation, decoded and as received."""
+ShowProgress = Callable[[OperationView, bytes], None]
+"""Shows the present state of an operation, decoded and as received."""
 
 POLL_S = 0.5
 OUTAGE_MAX_S = 60.0
@@ -50,28 +47,12 @@ def watch(client: AdminClient, number: str, *, is_json: bool) -> int:
     return 0
 
 
-def report_start(client: AdminClient, body: bytes, *, is_json: bool, is_watched: bool) -> int:
-    """Report the recorded operation in *body*, and follow the operation if asked."""
-    if is_json and not is_watched:
-        write_json(body)
-        return 0
-    return watch_or_hint(client, read(body, OperationInfo), is_json=is_json, is_watched=is_watched)
-
-
-def watch_or_hint(client: AdminClient, operation: OperationInfo, *, is_json: bool, is_watched: bool) -> int:
-    """Follow an operation if asked, or print how to; raises like ``watch``."""
-    if is_watched:
-        return watch(client, operation.id, is_json=is_json)
-    print(f"{operation.title} has started as operation {operation.id}: {watch_hint(operation.id)}")
-    return 0
-
-
 def watch_hint(number: str) -> str:
     """Return the advice to watch an operation."""
     return f"watch by `ostraca operation show {number} --watch`"
 
 
-def _poll(client: AdminClient, number: str, show: ShowProgress) -> OperationInfo:
+def _poll(client: AdminClient, number: str, show: ShowProgress) -> OperationView:
     before, answered_s = b"", time.monotonic()
     while True:
         try:
@@ -81,7 +62,7 @@ def _poll(client: AdminClient, number: str, show: ShowProgress) -> OperationInfo
                 raise
         else:
             answered_s = time.monotonic()
-            operation = read(body, OperationInfo)
+            operation = read(body, OperationView)
             if body != before:
                 show(operation, body)
                 before = body
@@ -93,7 +74,7 @@ def _poll(client: AdminClient, number: str, show: ShowProgress) -> OperationInfo
 @contextmanager
 def _progress(*, is_json: bool) -> Iterator[ShowProgress]:
     if is_json:
-        yield lambda _, body: write_json(body)
+        yield lambda _, body: write_line(body)
     elif sys.stdout.isatty():
         from rich.live import Live
 
@@ -109,7 +90,7 @@ def _progress(*, is_json: bool) -> Iterator[ShowProgress]:
 class ProgressLines:
     """Progress display as lines, for logs and pipes."""
 
-    def __init__(self, clock: Callable[[], float], write: Callable[[str, str | None], None]) -> None:
+    def __init__(self, clock: Callable[[], float], write: Callable[[str, datetime | None], None]) -> None:
         """Write by *write*, called with a line and its time, or None for now."""
         self._clock = clock
         self._write = write
@@ -120,7 +101,7 @@ class ProgressLines:
 
         self._last_s = 0.0
 
-    def show(self, operation: OperationInfo) -> None:
+    def show(self, operation: OperationView) -> None:
         """Write the changes since the last call."""
         if not self._has_title:
             self._has_title = True
@@ -131,7 +112,7 @@ class ProgressLines:
                 mark = "" if step.state == "done" else f"{step.state}: "
                 self._write(f"  {step.name}: {mark}{printable(step.message)}", step.ended)
             elif step.state == "running" and step.message:
-                self._show_running(step.name, printable(step.message) + operation.remaining)
+                self._show_running(step.name, printable(step.message) + remaining_text(operation))
         if operation.state == "done":
             self._write(f"done: {printable(operation.message)}", operation.ended)
         sys.stdout.flush()

@@ -14,11 +14,11 @@ import os
 import random
 import secrets
 import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ostraca_cli.composition.etcd_options import etcd_keys, etcd_settings
+from ostraca_cli.composition.etcd_options import EtcdPlace, etcd_keys, etcd_settings
 from ostraca_cli.composition.secret_files import read_access, read_fabric_key
 from ostraca_cli.composition.state import KEY_FILE, lock_directory, read_key, write_key
 from ostraca_cli.terminal.units import size_text
@@ -26,18 +26,13 @@ from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.store import fabric_at
+from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES, fabric_key_check
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from ostraca_cli.composition.etcd_options import EtcdPlace
-    from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
 
 TOKENS_FILE = "tokens.toml"
 _TOKEN_BYTES = 24

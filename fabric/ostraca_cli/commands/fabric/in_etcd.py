@@ -18,28 +18,21 @@ import contextlib
 import random
 import secrets
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ostraca_cli.commands.fabric.rebuild import look
-from ostraca_cli.composition.etcd_options import etcd_keys, etcd_settings
+from ostraca_cli.commands.fabric.rebuild import FoundFabric, KeyOptions, look
+from ostraca_cli.composition.etcd_options import EtcdPlace, etcd_keys, etcd_settings
 from ostraca_cli.composition.state import KEY_FILE, lock_directory, read_key, write_key
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.rebuild import FabricRepair, Rebuilding
 from ostraca_fabric.membership.etcd.store import fabric_at
-from ostraca_fabric.model.ids import ID_BYTES, StartId
+from ostraca_fabric.model.fabric_map import FabricMap
+from ostraca_fabric.model.ids import ID_BYTES, FabricId, StartId
+from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.tables.digests import fabric_key_check
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from ostraca_cli.commands.fabric.rebuild import FoundFabric, KeyOptions
-    from ostraca_cli.composition.etcd_options import EtcdPlace
-    from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import FabricId
-    from ostraca_fabric.model.volume import VolumeRecord
 
 
 @dataclass(frozen=True, slots=True)

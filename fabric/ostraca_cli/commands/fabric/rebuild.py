@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ostraca_cli.composition.state import (
     KEY_FILE,
@@ -31,17 +32,12 @@ from ostraca_fabric.errors import DriveError, FormatError, MembershipError, Usag
 from ostraca_fabric.flash.rebuild import FoundShard, RebuiltFabric, rebuilt
 from ostraca_fabric.flash.superblock import chosen_copy
 from ostraca_fabric.flash.volume_records import merged
+from ostraca_fabric.model.fabric_map import EnclosureRecord
+from ostraca_fabric.model.ids import FabricId
+from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.runtime.atomic_files import write_whole
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.model.ids import FabricId
-    from ostraca_fabric.model.volume import VolumeRecord
 
 _PLACE = re.compile(r"enclosure-(0|[1-9][0-9]*)/drive-(0|[1-9][0-9]*)")
 _KEPT_SUFFIX = ".replaced"

@@ -7,9 +7,10 @@ import logging
 import os
 import random
 import secrets
+import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_admin.agent_queries import AgentQueries
 from ostraca_admin.api.access import Tokens, read_tokens
@@ -25,6 +26,7 @@ from ostraca_admin.tenant_service import TenantService
 from ostraca_admin.workflow_runner import WorkflowRunner
 from ostraca_admin.workflows.erase import ErasureSteps
 from ostraca_admin.workflows.steps import Steps
+from ostraca_cli.commands.serve.admin_settings import AdminSettings
 from ostraca_cli.commands.serve.daemon_settings import named_fabric
 from ostraca_cli.commands.serve.store import open_membership, retry_while_away
 from ostraca_cli.composition.etcd_options import etcd_keys, etcd_settings
@@ -33,23 +35,17 @@ from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.network import listen, real_address
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.membership.etcd.admin_records import EtcdRecords
+from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.schema.records import decode_at, decode_report
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import ID_BYTES, EnclosureId
+from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
 from ostraca_fabric.telemetry.http.server import LoopServer
 from ostraca_fabric.wire.address import TcpAddress, is_loopback, parse_address
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
-
-    from ostraca_cli.commands.serve.admin_settings import AdminSettings
-    from ostraca_fabric.membership.etcd.membership import EtcdMembership
-    from ostraca_fabric.model.inventory import EnclosureReport
-    from ostraca_fabric.model.volume import VolumeRecord
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,14 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
+from ostraca_cli.commands.serve.notify import Notifier
+from ostraca_cli.commands.serve.reload import FileReloader
+from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
 from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.logs import log_to_stderr
-from ostraca_cli.terminal.streams import announce, unblock
+from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.default_paths import ADMIN_TOKEN_VARIABLE, ADMIN_URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -51,9 +55,10 @@ def add_admin(daemons: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         _OPTIONS,
         summary="run an admin service: REST API of a fabric",
         description=(
-            "Run an admin service of a fabric in etcd, until SIGTERM: a REST API, with its OpenAPI at "
-            "/docs.\nAll state is in etcd, so any number of services may run. Requires pip install "
-            "'ostraca[admin]'.\nPrecedence: options, environment (OSTRACA_ADMIN_...), settings file."
+            "Run an admin service of a fabric in etcd, until SIGTERM: a REST API, with its OpenAPI at\n"
+            "/v1/openapi.json. All state is in etcd, so any number of services may run. Requires\n"
+            "pip install 'ostraca[admin]'. Precedence: options, environment (OSTRACA_ADMIN_...), settings\n"
+            "file."
         ),
     )
 
@@ -82,12 +87,6 @@ def _run(options: argparse.Namespace) -> int:
 
 async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
     """Run the service until a signal."""
-    from ostraca_cli.commands.serve.notify import Notifier
-    from ostraca_cli.commands.serve.reload import FileReloader
-    from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
-    from ostraca_cli.terminal.streams import READY
-    from ostraca_fabric.runtime.tasks import Tasks
-
     unblock()
     files, tasks, notifier = daemon.secret_files, Tasks("reload of secret files"), Notifier(os.environ)
     reloader = FileReloader(", ".join(map(str, files)), files, daemon.reread, look_s=settings.secrets_check_s)
@@ -100,7 +99,7 @@ async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
                 stack.push_async_callback(tasks.stop)
                 tasks.spawn(reloader.run())
                 await stack.enter_async_context(notifier.watched())
-                announce(f"{READY}{daemon.url}/docs  # admin {daemon.name}")
+                announce(f"{READY}{daemon.url}  # admin {daemon.name}")
                 notifier.ready(daemon.url)
                 await stop.wait()
                 notifier.stopping("answering open requests")

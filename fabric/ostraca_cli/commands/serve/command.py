@@ -20,10 +20,14 @@ from ostraca_cli.command import Command, run_action
 from ostraca_cli.commands.serve.admin_command import add_admin
 from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
 from ostraca_cli.commands.serve.enclosure.command import add_enclosure
+from ostraca_cli.commands.serve.notify import Notifier
+from ostraca_cli.commands.serve.reload import FileReloader
+from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
 from ostraca_cli.composition.process_limits import check_descriptors, check_threads
 from ostraca_cli.terminal.logs import log_to_stderr
-from ostraca_cli.terminal.streams import announce, unblock
+from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.runtime.sentences import counted
+from ostraca_fabric.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     import argparse
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
 
     from ostraca_cli.commands.serve.daemon import AgentDaemon
     from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
-    from ostraca_cli.commands.serve.notify import Notifier
-    from ostraca_cli.commands.serve.reload import FileReloader
     from ostraca_fabric.telemetry.status import AgentStatus
 
 log = logging.getLogger(__name__)
@@ -119,9 +121,6 @@ async def _serve(settings: DaemonSettings) -> int:
     leave.
     """
     from ostraca_cli.commands.serve.daemon import AgentDaemon
-    from ostraca_cli.commands.serve.notify import Notifier
-    from ostraca_cli.commands.serve.reload import FileReloader
-    from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
     from ostraca_cli.commands.serve.state_directory import StateDirectory
     from ostraca_cli.composition.http_pages import serve_agent_pages
 
@@ -159,9 +158,6 @@ async def _until(
 
     Returns whether a part of the agent crashed.
     """
-    from ostraca_cli.terminal.streams import READY
-    from ostraca_fabric.runtime.tasks import Tasks
-
     agent, tasks = daemon.agent, Tasks("reload of secret files")
     assert agent is not None, "the agent was started"
     tasks.spawn(reloader.run())

@@ -7,10 +7,13 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
+from ostraca_cli.commands.serve.state_directory import StateDirectory
 from ostraca_cli.commands.serve.store import await_namesake, open_membership, retry_while_away
 from ostraca_cli.composition.open_drives import OpenDrives
 from ostraca_cli.composition.secret_files import read_access, read_fabric_key, read_nvme_secret
@@ -34,23 +37,17 @@ from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.network import check_free
 from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import DriveError, FormatError, MembershipError, OtherFabricError
+from ostraca_fabric.membership.etcd.membership import EtcdMembership
+from ostraca_fabric.model.fabric_map import AgentRecord, DriveRecord
 from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.model.target import NQN_PREFIX
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
+from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.address import TcpAddress, TlsAddress, UnixAddress, parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
-    from ostraca_cli.commands.serve.state_directory import StateDirectory
-    from ostraca_fabric.membership.etcd.membership import EtcdMembership
-    from ostraca_fabric.model.fabric_map import AgentRecord, DriveRecord
-    from ostraca_fabric.ports.drive import Drive
-    from ostraca_fabric.ports.transport import Transport
-    from ostraca_fabric.telemetry.status import AgentStatus
-    from ostraca_fabric.wire.handshake import Access
+from ostraca_fabric.wire.handshake import Access
 
 log = logging.getLogger(__name__)
 

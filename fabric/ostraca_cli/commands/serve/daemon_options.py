@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
 from ostraca_cli.settings import add_settings_options, as_toml, load, sources_of
 from ostraca_cli.terminal.logs import add_log_options, flush_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
 
 _Settings = TypeVar("_Settings")
 

@@ -6,17 +6,13 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ostraca_cli.composition.etcd_options import EtcdPlace
 from ostraca_cli.composition.http_pages import http_address
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.ids import ID_BYTES, AgentId, FabricId, checked_name
-from ostraca_fabric.wire.address import TcpAddress, TlsAddress, UnixAddress, parse_address
-
-if TYPE_CHECKING:
-    from ostraca_fabric.wire.address import Address
+from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress, parse_address
 
 _DRAINS = 5
 """Multiple of ``drain_s``: handover, takeover by others, end of open requests, writing, closing."""

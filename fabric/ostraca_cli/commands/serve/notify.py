@@ -12,12 +12,9 @@ import math
 import os
 import socket
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-    from typing import Any
+from typing import Any
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.runtime.file_reload import identities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

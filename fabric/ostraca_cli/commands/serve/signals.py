@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 _LEFT_AT_ONCE = 130
 

@@ -8,7 +8,8 @@ containers where every process has id 1. The holder of the lock knows that all e
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated, Self
 
 import msgspec
 
@@ -17,10 +18,6 @@ from ostraca_fabric.errors import FormatError, MembershipError, UsageError
 from ostraca_fabric.model.ids import FabricId, StartId
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import explained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
 
 RECORD_FILE = "daemon.json"
 _VERSION = 1

@@ -10,23 +10,19 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from ostraca_cli.composition.etcd_options import etcd_keys, etcd_settings
+from ostraca_cli.composition.etcd_options import EtcdPlace, etcd_keys, etcd_settings
 from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.membership.etcd.admin_records import EtcdReports
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.store import fabric_at
+from ostraca_fabric.model.fabric_map import AgentRecord
+from ostraca_fabric.model.ids import FabricId, StartId
+from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.tables.digests import fabric_key_check
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ostraca_cli.composition.etcd_options import EtcdPlace
-    from ostraca_fabric.model.fabric_map import AgentRecord
-    from ostraca_fabric.model.ids import FabricId, StartId
-    from ostraca_fabric.model.inventory import EnclosureReport
 
 log = logging.getLogger(__name__)
 

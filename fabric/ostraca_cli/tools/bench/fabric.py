@@ -11,15 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ostraca_cli.terminal.streams import READY
 from ostraca_fabric.errors import ConnectError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 _READY_S = 60.0
 _STOP_S = 30.0

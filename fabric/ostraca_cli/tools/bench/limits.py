@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from ostraca_cli.tools.bench.series import gb_per_s
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import rounded_up
 from ostraca_fabric.runtime.memory import HugeMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1 << 20
 THREADS = (1, 2, 4, 8)

@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import socket
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -19,10 +20,6 @@ from ostraca_cli.tools.bench.series import gb_per_s
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NixlAgent, TransferState, unique_name
 from ostraca_fabric.runtime.memory import HugeMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_S = 30.0

@@ -138,28 +138,18 @@ def as_table(findings: Sequence[Measurement], title: str) -> Table:
 
     Ratios are taken turn by turn. Needs rich.
     """
-    from rich.table import Column, Table
+    from ostraca_cli.terminal.tables import right, table
 
-    table = Table(
-        "operation",
-        Column("GB/s", justify="right"),
-        "limit on this machine",
-        Column("GB/s", justify="right"),
-        Column("ratio", justify="right"),
-        title=title,
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for finding in findings:
-        table.add_row(
-            finding.name,
-            f"{finding.measured.median:.2f}",
-            finding.limit_name,
-            f"{finding.limit.median:.2f}",
-            f"{finding.ratio:.2f}",
+    rows = (
+        (
+            *(each.name, f"{each.measured.median:.2f}", each.limit_name),
+            *(f"{each.limit.median:.2f}", f"{each.ratio:.2f}"),
         )
-    return table
+        for each in findings
+    )
+    return table(
+        rows, "operation", *right("GB/s"), "limit on this machine", *right("GB/s", "ratio"), title=title
+    )
 
 
 def as_json(findings: Sequence[Measurement], **conditions: object) -> str:

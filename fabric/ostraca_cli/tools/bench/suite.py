@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ostraca_cli.tools.bench.fabric import running_fabric
 from ostraca_cli.tools.bench.limits import DirectFile, Memcpy
-from ostraca_cli.tools.bench.raw_pair import raw_pair
-from ostraca_cli.tools.bench.series import Comparison, measure
+from ostraca_cli.tools.bench.raw_pair import RawPair, raw_pair
+from ostraca_cli.tools.bench.series import Comparison, Measurement, Pacing, measure
 from ostraca_cli.tools.bench.workload import MeasureError, Workload
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import Ack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from ostraca_cli.tools.bench.raw_pair import RawPair
-    from ostraca_cli.tools.bench.series import Measurement, Pacing
-    from ostraca_fabric.model.chain import Chain
 
 GIB = 1 << 30
 FLASH_BATCHES = 8

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from ostraca.client import connect
-from ostraca.results import PutResult
+from ostraca.results import GetResult, PutResult
 from ostraca.settings import ClientSettings
 from ostraca_cli.tools.bench.series import GB, timed
 from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import Ack
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.runtime.memory import HugeMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ostraca.results import GetResult
-    from ostraca_fabric.model.chain import Chain
 
 MIB = 1 << 20
 _HASH_BYTES = 32

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.runtime.os_errors import state_and_remedy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _DRIVE = "drive"
 _DUMPS = ("superblock", "volumes", "summary", "entries")

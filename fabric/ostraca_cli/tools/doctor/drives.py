@@ -11,7 +11,8 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from ostraca_cli.composition.state import RECORD_FILE, FabricShape, is_running, read_fabric
 from ostraca_fabric.drives.flash_files import open_flash
@@ -19,9 +20,6 @@ from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.model.ids import EnclosureId, FabricId, ShardId, drive_id, shard_id
 from ostraca_fabric.runtime.os_errors import explained
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _READ_BYTES = 1 << 20
 

@@ -5,8 +5,9 @@ Memory holds a single summary area at a time, so a large drive costs time, not m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +22,15 @@ from ostraca_cli.tools.doctor.findings import (
 )
 from ostraca_cli.tools.doctor.volumes import volumes_finding, volumes_problems
 from ostraca_fabric.drives.flash_files import FlashFileError
-from ostraca_fabric.flash.recovery import recover
+from ostraca_fabric.flash.recovery import RecoveredAreas, recover
 from ostraca_fabric.flash.summary import PAGE, PageState, page_states
-from ostraca_fabric.flash.superblock import CopyState, chosen_copy, examine_superblock
+from ostraca_fabric.flash.superblock import (
+    CopyState,
+    Superblock,
+    SuperblockCopy,
+    chosen_copy,
+    examine_superblock,
+)
 from ostraca_fabric.model.extent import (
     FIRST_SEGMENT_OFFSET,
     MIB,
@@ -36,13 +43,6 @@ from ostraca_fabric.model.extent import (
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.tables.digests import matches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ostraca_fabric.flash.recovery import RecoveredAreas
-    from ostraca_fabric.flash.superblock import Superblock, SuperblockCopy
 
 SUPERBLOCK_BYTES = SUPERBLOCK_COPIES * PAGE_BYTES
 _SHARD_BYTES_MIN = FIRST_SEGMENT_OFFSET + SEGMENTS_MIN * MIB

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ostraca_cli.terminal.units import size_text
 from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS
 from ostraca_fabric.runtime.sentences import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,15 @@ The command also reports present users of the drives, and writes nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostraca_cli.terminal.units import size_text
 from ostraca_enclosure.adapters.nvme_drives import NvmeDrives
-from ostraca_enclosure.drives import FitSettings, fitness, printable, rated_dwpd
+from ostraca_enclosure.drives import FitSettings, FoundDrive, fitness, printable, rated_dwpd
+from ostraca_enclosure.ports import Inventory
 from ostraca_fabric.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ostraca_enclosure.drives import FoundDrive
-    from ostraca_enclosure.ports import Inventory
 
 
 def find_drives(names: Sequence[str], inventory: Inventory | None = None) -> tuple[FoundDrive, ...]:

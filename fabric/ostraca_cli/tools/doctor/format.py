@@ -11,24 +11,18 @@ import os
 import secrets
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ostraca_cli.composition.state import lock_directory
 from ostraca_cli.tools.doctor.drives import DriveFile, FabricDirectory
-from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, shards_of
+from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, Copies, shards_of
 from ostraca_enclosure.files import FileEnclosure
 from ostraca_fabric.drives.flash_files import open_flash
 from ostraca_fabric.errors import DriveError, FormatError, UsageError
 from ostraca_fabric.flash.superblock import CopyState, Superblock, chosen_copy, encode_superblock
 from ostraca_fabric.model.extent import Geometry, segment_bytes_for
-from ostraca_fabric.model.ids import ID_BYTES, drive_of, enclosure_of
+from ostraca_fabric.model.ids import ID_BYTES, ShardId, drive_of, enclosure_of
 from ostraca_fabric.runtime.os_errors import explained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ostraca_cli.tools.doctor.examine import Copies
-    from ostraca_fabric.model.ids import ShardId
 
 _FOREIGN_STATES = frozenset({CopyState.FOREIGN, CopyState.NEWER})
 

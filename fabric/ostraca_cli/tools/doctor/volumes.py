@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from ostraca_cli.tools.doctor.drives import DriveFile
 from ostraca_cli.tools.doctor.findings import DriveProblem, VolumesFinding
+from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.flash.volume_records import (
     COPIES,
+    VolumesCopy,
     VolumesState,
     copy_bytes,
     copy_offset,
@@ -14,13 +17,6 @@ from ostraca_fabric.flash.volume_records import (
     newest_copy,
 )
 from ostraca_fabric.runtime.sentences import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ostraca_cli.tools.doctor.drives import DriveFile
-    from ostraca_fabric.flash.superblock import Superblock
-    from ostraca_fabric.flash.volume_records import VolumesCopy
 
 Row = dict[str, int | str | bool | None]
 """Row of output: values by field name."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ostraca_cli.command import count_argument, seconds_argument
 from ostraca_cli.terminal.units import size_argument, size_text
@@ -19,9 +20,6 @@ from ostraca_cli.tools.replay.plan import (
     parse_capacity,
 )
 from ostraca_fabric.errors import UsageError, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", int, float)

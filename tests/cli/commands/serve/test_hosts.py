@@ -65,15 +65,15 @@ def test_what_is_none_is_refused(text: str) -> None:
     ("text", "said"),
     [
         ("[hosts\n", "is invalid TOML"),
-        ("", "use only tables"),
-        ("[hosts]\n", "0 hosts, and 1 to"),
+        ("", "write 1 to 4096 tables"),
+        ("[hosts]\n", "write 1 to 4096 tables"),
         ('[hosts."alice"]\n', "is no NVMe qualified name"),
-        (f'[hosts."{ALICE}"]\nsecert = "verysecret"\n', "use only secret and controller_secret"),
+        (f'[hosts."{ALICE}"]\nsecert = "verysecret"\n', "only secret and controller_secret"),
         (f'[hosts."{ALICE}"]\nsecret = "verysecret"\n', "no complete DH-HMAC-CHAP secret"),
-        (f'[hosts."{ALICE}"]\nsecret = 12\n', "no string of printable"),
+        (f'[hosts."{ALICE}"]\nsecret = 12\n', "strings of printable"),
         (f'[hosts."{ALICE}"]\ncontroller_secret = "{secret()}"\n', "add the secret of the host"),
         (f'[hosts."{ALICE}"]\nsecret = "verysecret', "is invalid TOML"),
-        ("[hosts]\nx = 1\n[tokens]\n", "use only tables"),
+        ("[hosts]\nx = 1\n[tokens]\n", "write 1 to 4096 tables"),
     ],
 )
 def test_what_can_not_be_used_is_told_and_not_repeated(tmp_path: Path, text: str, said: str) -> None:

@@ -19,6 +19,7 @@ from tests.support.fabric.fabric_host import (
 
 from ostraca import Ack, BlockState, PutResult, PutState, Reason, Volume
 from ostraca_cli.testing import small_plan
+from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
 from ostraca_fabric.policies.endurance import EnduranceSettings
 
 BLOCKS = 16
@@ -28,7 +29,8 @@ SCARCE = EnduranceSettings(rated_dwpd=1.0, burst_s=3600.0, retry_s=RETRY_S)
 
 
 def scarce(directory: Path) -> FabricThread:
-    return FabricThread(replace(small_plan(directory), endurance=SCARCE))
+    settings = AgentSettings(owner=OwnerSettings(endurance=SCARCE))
+    return FabricThread(replace(small_plan(directory), settings=settings))
 
 
 def put(volume: Volume, seed: int, blocks: int = BLOCKS) -> PutResult:

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
+from ostraca_cli.commands.serve.notify import Notifier
+from ostraca_cli.commands.serve.reload import FileReloader
+from ostraca_cli.commands.serve.signals import first_of, start_or_stop, stop_on_signals
 from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.logs import log_to_stderr
-from ostraca_cli.terminal.streams import announce, unblock
+from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.runtime.sentences import counted
+from ostraca_fabric.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
     from ostraca_cli.commands.serve.enclosure.daemon import EnclosureDaemon
     from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
-    from ostraca_cli.commands.serve.notify import Notifier
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +111,7 @@ async def _serve(settings: EnclosureDaemonSettings) -> None:
     """Run the enclosure until a signal; raises fatal errors."""
     from ostraca_cli.commands.serve.enclosure.daemon import EnclosureDaemon
     from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
-    from ostraca_cli.commands.serve.notify import Notifier
-    from ostraca_cli.commands.serve.reload import FileReloader
-    from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
     from ostraca_cli.commands.serve.state_directory import StateDirectory
-    from ostraca_fabric.runtime.tasks import Tasks
 
     unblock()
     with StateDirectory(Path(settings.state_dir), f"enclosure {settings.enclosure_id()}") as state:
@@ -146,9 +145,6 @@ async def _until(
     stop: asyncio.Event, daemon: EnclosureDaemon, settings: EnclosureDaemonSettings, notifier: Notifier
 ) -> None:
     """Serve pages and notify the service manager, until *stop*; raises fatal errors of the daemon."""
-    from ostraca_cli.commands.serve.signals import first_of
-    from ostraca_cli.terminal.streams import READY
-
     async with AsyncExitStack() as stack:
         if settings.http_listen:
             await stack.enter_async_context(_pages(daemon, settings))

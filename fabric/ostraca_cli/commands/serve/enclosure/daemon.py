@@ -11,11 +11,12 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostraca_cli.commands.serve.enclosure.hosts import read_hosts
-from ostraca_cli.commands.serve.enclosure.settings import USERSPACE
+from ostraca_cli.commands.serve.enclosure.settings import USERSPACE, EnclosureDaemonSettings
+from ostraca_cli.commands.serve.state_directory import StateDirectory
 from ostraca_cli.commands.serve.store import await_namesake, open_reports, retry_while_away
 from ostraca_cli.composition.state import lock_directory
 from ostraca_enclosure.adapters.file_drives import FileDrives, FileExporter
@@ -27,20 +28,14 @@ from ostraca_enclosure.adapters.nvmet import Configfs, NvmetExporter
 from ostraca_enclosure.controller import EnclosureIdentity, ExportController
 from ostraca_enclosure.drives import SelectionSettings
 from ostraca_enclosure.enclosure import Enclosure
+from ostraca_enclosure.plan import HostSecrets
+from ostraca_enclosure.ports import Exporter, Inventory
 from ostraca_enclosure.state_files import ExportHistory, NvmetRecord, boot_id
 from ostraca_fabric.errors import FormatError, NamesakeError, OstracaError, OtherFabricError
+from ostraca_fabric.membership.etcd.admin_records import EtcdReports
 from ostraca_fabric.model.ids import ID_BYTES, FabricId, StartId
 from ostraca_fabric.runtime.atomic_files import make_private_folder
 from ostraca_fabric.runtime.tasks import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
-    from ostraca_cli.commands.serve.state_directory import StateDirectory
-    from ostraca_enclosure.plan import HostSecrets
-    from ostraca_enclosure.ports import Exporter, Inventory
-    from ostraca_fabric.membership.etcd.admin_records import EtcdReports
 
 log = logging.getLogger(__name__)
 

@@ -16,22 +16,31 @@ import binascii
 import re
 import tomllib
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from ostraca_cli.composition.secret_files import at_line, read_secret
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.model.target import check_nqn
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 HOSTS_MAX = 4096
-_NAMES = {"secret", "controller_secret"}
+_Text = Annotated[str, msgspec.Meta(pattern="^[ -~]*$")]
 _DHCHAP = re.compile(r"DHHC-1:(0[0-3]):([A-Za-z0-9+/]+={0,2}):\Z")
 _KEY_BYTES = {"00": (32, 48, 64), "01": (32,), "02": (48,), "03": (64,)}
 _CRC_BYTES = 4
+
+
+class _Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    secret: _Text = ""
+    controller_secret: _Text = ""
+
+
+class _HostsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hosts: Annotated[dict[str, _Host], msgspec.Meta(min_length=1, max_length=HOSTS_MAX)]
 
 
 def read_hosts(path: Path, *, is_files: bool) -> Mapping[str, HostSecrets]:
@@ -44,38 +53,27 @@ def read_hosts(path: Path, *, is_files: bool) -> Mapping[str, HostSecrets]:
     except ValueError as error:  # bad TOML or UTF-8; *error* may quote a secret
         raise FormatError(f"{path} is invalid TOML{at_line(error)}") from None
     try:
-        return _hosts(table, is_files=is_files)
+        listed = msgspec.convert(table, _HostsFile).hosts
+        return {check_nqn(nqn): _secrets(nqn, given, is_files=is_files) for nqn, given in listed.items()}
+    except msgspec.ValidationError:
+        raise FormatError(
+            f'{path} is no valid file of hosts: write 1 to {HOSTS_MAX} tables [hosts."nqn..."], and there '
+            "only secret and controller_secret, strings of printable ASCII characters"
+        ) from None
     except UsageError as error:
         raise FormatError(f"{path} is no valid file of hosts: {error}") from None
 
 
-def _hosts(table: dict[str, Any], *, is_files: bool) -> Mapping[str, HostSecrets]:
-    listed = table.get("hosts")
-    if set(table) - {"hosts"} or not isinstance(listed, dict):
-        message = 'unknown content: use only tables [hosts."nqn..."]'
-        raise UsageError(message)
-    if not 1 <= len(listed) <= HOSTS_MAX:
-        raise UsageError(
-            f"{len(listed)} hosts, and 1 to {HOSTS_MAX} are allowed: to admit every host, give no file"
-        )
-    return {check_nqn(nqn): _secrets(nqn, given, is_files=is_files) for nqn, given in listed.items()}
-
-
-def _secrets(nqn: str, given: object, *, is_files: bool) -> HostSecrets:
-    if not isinstance(given, dict) or set(given) - _NAMES:
-        raise UsageError(f"{nqn} has unknown content: use only secret and controller_secret")
-    found = [given.get(name, "") for name in ("secret", "controller_secret")]
-    for each in found:
-        if not isinstance(each, str) or not (each.isascii() and (each.isprintable() or not each)):
-            raise UsageError(f"a secret of {nqn} is no string of printable ASCII characters")
+def _secrets(nqn: str, given: _Host, *, is_files: bool) -> HostSecrets:
+    for each in (given.secret, given.controller_secret):
         if each and not is_files and not is_dhchap(each):
             raise UsageError(
                 f"a secret of {nqn} is no complete DH-HMAC-CHAP secret: create one with `nvme "
                 f"gen-dhchap-key -n {nqn}`"
             )
-    if found[1] and not found[0]:
+    if given.controller_secret and not given.secret:
         raise UsageError(f"{nqn} has a controller_secret without a secret: add the secret of the host")
-    return HostSecrets(*found)
+    return HostSecrets(given.secret, given.controller_secret)
 
 
 def is_dhchap(secret: str) -> bool:

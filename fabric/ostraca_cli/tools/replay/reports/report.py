@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
+from ostraca_cli.terminal.tables import right, table
 from ostraca_cli.terminal.units import size_text
 from ostraca_cli.tools.replay.loss import Loss
 from ostraca_cli.tools.replay.outcome import ReplayOutcome
@@ -89,7 +90,7 @@ def _statistics_text(found: TraceStatistics) -> str:
 
 
 def _outcomes_table(outcomes: Sequence[ReplayOutcome], statistics: TraceStatistics) -> Table:
-    right = (
+    names = (
         "hits",
         "prefix hits",
         "blocks written",
@@ -98,16 +99,14 @@ def _outcomes_table(outcomes: Sequence[ReplayOutcome], statistics: TraceStatisti
         "writes a day",
         "flash lasts",
     )
-    table = Table(
-        "policy", *(Column(name, justify="right") for name in right), box=None, padding=(0, 2, 0, 0)
-    )
+    shown = table((), "policy", *right(*names))
     before = None
     for outcome in outcomes:
         if outcome.capacity_blocks != before:
             before = outcome.capacity_blocks
             share = before / statistics.unique_blocks
-            table.add_row(f"[bold]{size_text(outcome.capacity_bytes)}, {share:.1%} of all blocks", style=None)
-        table.add_row(
+            shown.add_row(f"[bold]{size_text(outcome.capacity_bytes)}, {share:.1%} of all blocks", style=None)
+        shown.add_row(
             f"  {outcome.policy}",
             f"{outcome.hit_rate:.3f}",
             f"{outcome.prefix_hit_rate:.3f}",
@@ -117,25 +116,22 @@ def _outcomes_table(outcomes: Sequence[ReplayOutcome], statistics: TraceStatisti
             _short(outcome.drive_writes_per_day),
             _lifetime(outcome.years_left),
         )
-    return table
+    return shown
 
 
 def _losses_table(losses: Sequence[Loss]) -> Table:
-    table = Table(
-        "stripe unit",
-        Column("load max/mean", justify="right"),
-        *(Column(f"{name} loss", justify="right") for name in ("immediate", "worst", "final")),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for loss in losses:
-        shares = (loss.immediate_mean, loss.immediate_worst, loss.final)
-        table.add_row(
-            f"{loss.unit_blocks} hash ids",
-            f"{loss.load_max_over_mean:.2f}",
-            *(f"{share.prefix:.1%} / {share.tolerant:.1%}" for share in shares),
+    rows = (
+        (
+            *(f"{loss.unit_blocks} hash ids", f"{loss.load_max_over_mean:.2f}"),
+            *(
+                f"{share.prefix:.1%} / {share.tolerant:.1%}"
+                for share in (loss.immediate_mean, loss.immediate_worst, loss.final)
+            ),
         )
-    return table
+        for loss in losses
+    )
+    columns = right("load max/mean", "immediate loss", "worst loss", "final loss")
+    return table(rows, "stripe unit", *columns)
 
 
 def _short(number: float) -> str:
