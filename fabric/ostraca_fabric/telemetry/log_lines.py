@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.telemetry.requests import current_label
 
 WAITING_BYTES_MAX = 1 << 20
 """Most bytes in the queue: some thousand lines, so that a reader may pause for a moment."""
@@ -221,6 +220,8 @@ class LabelFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set the record's label; every record passes."""
+        from ostraca_fabric.telemetry.requests import current_label  # noqa: PLC0415 (numpy: `--help` works without)
+
         label = current_label()
         record.label = f"[{label}] " if label else ""
         return True
