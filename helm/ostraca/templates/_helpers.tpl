@@ -140,6 +140,9 @@ capabilities:
 
 {{/* Size in MiB of a quantity in Mi, Gi or Ti. */}}
 {{- define "ostraca.mib" -}}
+{{- if not (regexMatch "^[1-9][0-9]*(Mi|Gi|Ti)$" .) -}}
+{{- fail (printf "the size %q is invalid: write a whole number with Mi, Gi or Ti, as in 4Gi" .) -}}
+{{- end -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
 {{- $unit := regexFind "[A-Za-z]+$" . -}}
 {{- mul $number (get (dict "Mi" 1 "Gi" 1024 "Ti" 1048576) $unit | int64) -}}
