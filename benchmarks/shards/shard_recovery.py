@@ -24,7 +24,6 @@ from ostraca_cli.tools.bench.series import Measurement, Series, seconds_of
 from ostraca_cli.tools.bench.workload import MeasureError
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.drive_health import HealthSettings
@@ -33,6 +32,7 @@ from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import AgentRecord, DriveRecord
 from ostraca_fabric.model.ids import AgentId, DriveId, StartId
+from ostraca_fabric.telemetry.requests import EventRing
 
 if TYPE_CHECKING:
     from benchmarks.support.conditions import Conditions

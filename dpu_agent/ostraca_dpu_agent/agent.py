@@ -24,7 +24,6 @@ from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.location.routing import PreviousOwners, RouteTable
 from ostraca_dpu_agent.datapath.request import RequestContext
 from ostraca_dpu_agent.datapath.staging.staging import Staging
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
 from ostraca_dpu_agent.lifecycle import Lifecycle, tenant_statuses
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
@@ -48,6 +47,7 @@ from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
 from ostraca_fabric.wire.handshake import LEAVING, PLACING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits

@@ -26,7 +26,6 @@ from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.chain import Span
@@ -42,7 +41,7 @@ from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.requests import SHADOWS, STATES, OperationTally, Tally
+from ostraca_fabric.telemetry.requests import SHADOWS, STATES, EventRing, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes

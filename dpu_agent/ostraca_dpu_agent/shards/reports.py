@@ -7,11 +7,11 @@ import math
 import numpy as np
 from msgspec.structs import replace
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.core import space_shortage
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_dpu_agent.shards.volume_copy import VolumeCopy
 from ostraca_fabric.telemetry.explain import OwnerView
+from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.telemetry.status import MembershipStatus, OwnershipStatus, ShardStatus
 
 

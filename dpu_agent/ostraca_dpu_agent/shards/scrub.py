@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import ScrubSettings
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
 from ostraca_dpu_agent.shards.scrub_plan import ScrubProgress
@@ -32,6 +31,7 @@ from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.digests import are_good, matches
 from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.messages import Damage
 
 log = logging.getLogger(__name__)

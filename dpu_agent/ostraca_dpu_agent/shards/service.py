@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.reports import owner_view
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
@@ -23,7 +22,7 @@ from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.model.overrides import Overrides
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.requests import labelled, tally_text
+from ostraca_fabric.telemetry.requests import EventRing, labelled, tally_text
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Commit,

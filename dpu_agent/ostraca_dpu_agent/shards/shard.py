@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import OwnerSettings, ScrubSettings
 from ostraca_dpu_agent.shards.core import (
     Allocations,
@@ -37,6 +36,7 @@ from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Damage
 

@@ -18,7 +18,6 @@ from tests.support.simulated.memory_drive import MemoryDrive
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.controller.recovery import read_slices, read_summaries, read_superblock
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.drive_health import HealthSettings
@@ -31,6 +30,7 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch
 from ostraca_fabric.model.outcome import PutState
 from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.telemetry.requests import EventRing
 
 RECORD = ShardRecord(SHARD, DRIVE, 0, 0, weight=1)
 

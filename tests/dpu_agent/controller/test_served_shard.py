@@ -15,7 +15,6 @@ from tests.support.agent.owned_shard import keys_of
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.controller.served_shard import ServedShard
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -24,6 +23,7 @@ from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import AgentRecord, Claim, Grant
 from ostraca_fabric.model.ids import AgentId, OwnerEpoch, ShardId, StartId
 from ostraca_fabric.model.outcome import PutState
+from ostraca_fabric.telemetry.requests import EventRing
 
 OWNER = replace(
     SETTINGS.owner, grant_s=3.0, hold_s=5.0, late_write_s=120.0, adopt_every_s=10.0, pin_max_s=7.0

@@ -19,7 +19,6 @@ from tests.support.invariants import check_index
 
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
 from ostraca_dpu_agent.shards.core import ShardCore, ShardSettings
 from ostraca_dpu_agent.shards.service import OwnerService
@@ -31,6 +30,7 @@ from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import AgentRecord
 from ostraca_fabric.model.ids import AgentId, DriveId, OwnerEpoch, StartId
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.telemetry.requests import EventRing
 
 BLOCKS = 60
 SMALL = 4096

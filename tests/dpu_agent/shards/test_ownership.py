@@ -29,13 +29,13 @@ from ostraca_dpu_agent.controller.recovery import read_slices, read_superblock
 from ostraca_dpu_agent.controller.served_shard import adopt_late_commits
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.telemetry.requests import EventRing
 
 RECORD = ShardRecord(SHARD, DRIVE, 0, 0, weight=1)
 COMMITTED, DECLINED = PutState.COMMITTED, PutState.DECLINED

@@ -19,7 +19,6 @@ from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
 
 from ostraca_dpu_agent.controller.recovery import read_slices, read_superblock
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.file_drive import FileDrive
@@ -29,6 +28,7 @@ from ostraca_fabric.model.extent import MIB, Geometry, Pieces, rounded_up, segme
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch, drive_id, shard_id
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.telemetry.requests import EventRing
 
 FABRIC = FabricId(bytes(16))
 ENCLOSURE = EnclosureId("e")

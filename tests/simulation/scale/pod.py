@@ -22,7 +22,6 @@ from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener
 from ostraca_dpu_agent.datapath.location.routing import PreviousOwners
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import AgentSettings, OwnerSettings
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -37,6 +36,7 @@ from ostraca_fabric.model.fabric_map import (
     ShardRecord,
 )
 from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, StartId, drive_id, shard_id
+from ostraca_fabric.telemetry.requests import EventRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

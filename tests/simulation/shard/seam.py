@@ -19,7 +19,6 @@ from tests.support.agent.shard_invariants import check_core
 from tests.support.simulated.simulated_drive import SimulatedDrive
 
 from ostraca_dpu_agent.controller.recovery import in_slices, read_summaries, read_superblock
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.settings import OwnerSettings
 from ostraca_dpu_agent.shards.core import Allocations, ShardCore, ShardSettings
 from ostraca_dpu_agent.shards.shard import OwnedShard
@@ -28,6 +27,7 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import FabricId, OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.messages import Damage
 
 

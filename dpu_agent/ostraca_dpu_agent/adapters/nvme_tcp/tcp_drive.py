@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.adapters.nvme_tcp.association import LOST, Association, FoundNamespace
 from ostraca_dpu_agent.adapters.nvme_tcp.queue_pair import Transfer, cut
-from ostraca_fabric.drives.drive_threads import DriveThreads, good_stretches
-from ostraca_fabric.drives.file_drive import DriveSettings
+from ostraca_fabric.drives.file_drive import DriveSettings, DriveThreads, good_stretches
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId

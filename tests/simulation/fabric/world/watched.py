@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric.oracle.said import rows_of
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
@@ -20,6 +19,7 @@ from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.membership.memory_membership import MemoryStore
 from ostraca_fabric.model.ids import ShardId
 from ostraca_fabric.model.outcome import PutState
+from ostraca_fabric.telemetry.requests import EventRing
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.world import World

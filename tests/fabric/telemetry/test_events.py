@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.events import EventRing
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.explain import EVENTS_MAX, BlockEvent, EventKind
-from ostraca_fabric.telemetry.requests import labelled
+from ostraca_fabric.telemetry.requests import EventRing, labelled
 
 
 class Clock:
