@@ -4,9 +4,9 @@ O_DIRECT where the file system allows: blocks go straight between flash and stag
 the content of flash.
 
 ``DriveThreads`` runs batches of pieces, cut into shares that the threads take in turn. A share is moved and
-checked without the interpreter lock. A blocked operation can't be interrupted, so the threads and their backlog
-are bounded. Before its next share, a thread runs one waiting short batch: short batches overtake long ones, but
-can't starve them. The last share of a batch wakes the event loop, once per batch.
+checked without the interpreter lock. A blocked operation can't be interrupted, so the threads and their
+backlog are bounded. Before its next share, a thread runs one waiting short batch: short batches overtake long
+ones, but can't starve them. The last share of a batch wakes the event loop, once per batch.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ request; tasks started from there inherit the label. For work on another thread,
 ``Tally`` counts outcomes, bytes and latencies by kind of operation: a request costs a few numpy calls,
 regardless of the number of blocks. ``OperationTally`` is a snapshot for status and metrics.
 
-``EventRing`` records events of blocks in flat arrays, and overwrites the oldest. Events are found by block key.
-A key is derived under the volume's secret, so a query finds only events of the caller's own tenant. An event
-possibly caused by another tenant's request, such as an eviction, carries no label.
+``EventRing`` records events of blocks in flat arrays, and overwrites the oldest. Events are found by block
+key. A key is derived under the volume's secret, so a query finds only events of the caller's own tenant. An
+event possibly caused by another tenant's request, such as an eviction, carries no label.
 
 ``HitWatch`` detects volumes without hits. Engines with different hashes never share blocks: each put is new,
 each lookup a miss, and no error occurs. The watch of a volume counts blocks put, and later requests for
