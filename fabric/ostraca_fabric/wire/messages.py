@@ -112,7 +112,7 @@ class Refused(Message, frozen=True, tag=3):
 class Failure(Message, frozen=True, tag=4):
     """Failure of a request; the connection stays open.
 
-    Codes: docs/reference/wire.md.
+    Codes: docs/reference/formats/wire.md.
     """
 
     request: int

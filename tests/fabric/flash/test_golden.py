@@ -17,7 +17,7 @@ from ostraca_fabric.flash.summary import offsets_of
 from ostraca_fabric.flash.superblock import CopyState, chosen_copy, decode_superblock, examine_superblock
 
 STORED = stored()
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "flash-format.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats" / "flash-format.md").read_text()
 STATES = {
     "superblock-good": CopyState.GOOD,
     "superblock-blank": CopyState.BLANK,

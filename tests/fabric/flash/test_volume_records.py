@@ -28,7 +28,7 @@ from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.volume import Layout, VolumeRecord
 
 STORED = stored()
-REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "flash-format.md").read_text()
+REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "formats" / "flash-format.md").read_text()
 GOOD, BLANK, OTHERS = VolumesState.GOOD, VolumesState.BLANK, VolumesState.OTHER
 DAMAGED, NEWER = VolumesState.DAMAGED, VolumesState.NEWER
 SAID: dict[str, tuple[tuple[VolumesState, VolumesState], list[VolumeRecord]]] = {

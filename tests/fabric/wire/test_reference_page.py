@@ -1,4 +1,4 @@
-"""docs/reference/wire.md says what the code does."""
+"""docs/reference/formats/wire.md says what the code does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostraca_fabric.wire.codec import MESSAGE_TYPES
 from ostraca_fabric.wire.frames import BULK, BULK_BLOCKS_MAX, BULK_BYTES_MAX, MESSAGE, SCRATCH_BYTES
 from ostraca_fabric.wire.handshake import DEFAULT_LIMITS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "wire.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats" / "wire.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()

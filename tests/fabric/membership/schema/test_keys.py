@@ -18,7 +18,7 @@ from ostraca_fabric.membership.rules import GRANTS_LOST
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import FabricId
 
-PAGE = Path(__file__).parents[4] / "docs/reference/etcd-keys.md"
+PAGE = Path(__file__).parents[4] / "docs/reference/formats/etcd-keys.md"
 
 
 def test_the_reference_page_shows_a_fabric_as_it_lies_in_etcd() -> None:

@@ -50,7 +50,7 @@ segments."""
 
 _ADVICE = "start a release of Ostraca as new as the fabric's"
 _META_ADVICE = (
-    "restore the record (docs/reference/etcd-keys.md shows an example), or take another prefix if the key "
+    "restore the record (docs/reference/formats/etcd-keys.md shows an example), or take another prefix if the key "
     "is not Ostraca's"
 )
 
