@@ -1,4 +1,4 @@
-"""A reader of shards, written from docs/reference/formats/flash-format.md alone; it shares no code with Ostraca.
+"""A reader of shards, written from docs/reference/formats/flash-format.md alone, without code of Ostraca.
 
 It reads a whole image from memory, one page at a time. ``xxhash`` is here because checksums are xxh3.
 """
