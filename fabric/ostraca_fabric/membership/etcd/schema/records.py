@@ -50,8 +50,8 @@ segments."""
 
 _ADVICE = "start a release of Ostraca as new as the fabric's"
 _META_ADVICE = (
-    "restore the record (docs/reference/formats/etcd-keys.md shows an example), or take another prefix if the "
-    "key is not Ostraca's"
+    "restore the record (docs/reference/formats/etcd-keys.md shows an example), or take another prefix if "
+    "the key is not Ostraca's"
 )
 
 
