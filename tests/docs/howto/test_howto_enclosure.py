@@ -55,7 +55,7 @@ def test_the_enclosure_on_files_works_as_it_is(etcd: Cluster, tmp_path: Path) ->
     ostraca = [sys.executable, "-m", "ostraca_cli"]
     begin = ["fabric", "create", "--etcd", etcd.endpoints[0], "--files", str(tmp_path / "files")]
     subprocess.run([*ostraca, *begin, "--capacity", "256MiB"], check=True, capture_output=True, timeout=60)
-    command, ready = map(here, shown("ostraca serve enclosure --id shelf-1 --files"))
+    command, ready = map(here, shown("ostraca serve enclosure --id shelf-1 --files /tmp/shelf"))
     with (tmp_path / "log").open("w") as log:
         daemon = subprocess.Popen(
             [*ostraca, *shlex.split(command)[1:]], stdout=subprocess.PIPE, stderr=log, text=True
