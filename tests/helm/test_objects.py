@@ -109,6 +109,18 @@ def test_each_object_has_the_recommended_labels_and_each_port_a_protocol(trial: 
     assert all(port["protocol"] == "TCP" for port in ports)
 
 
+def test_an_object_of_a_hook_goes_after_its_success_and_a_failed_job_after_a_day(trial: Manifest) -> None:
+    hooks = [each for each in trial.objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
+    assert sorted((each["kind"], each["metadata"]["name"]) for each in hooks) == [
+        ("Job", "kv-registration"),
+        ("Pod", "kv-test"),
+    ]
+    for each in hooks:
+        policy = each["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        assert set(policy.split(",")) == {"before-hook-creation", "hook-succeeded"}
+        assert each["kind"] == "Pod" or each["spec"]["ttlSecondsAfterFinished"] == 86_400
+
+
 def test_one_pod_at_a_time_is_updated_or_none(trial: Manifest) -> None:
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}
     assert trial.get("DaemonSet", "agent")["spec"]["updateStrategy"] == rolling
