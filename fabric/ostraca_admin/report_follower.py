@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from ostraca_admin.audit import Requester
+from ostraca_admin.audit import Audit, Requester
+from ostraca_admin.enclosure_service import EnclosureService
 from ostraca_admin.errors import ConflictError
 from ostraca_admin.model import VERSION, EnclosureSpec, OperationState
 from ostraca_admin.rules import may_try_again
 from ostraca_fabric.errors import MembershipError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from ostraca_admin.audit import Audit
-    from ostraca_admin.enclosure_service import EnclosureService
-    from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.inventory import EnclosureReport
 
 log = logging.getLogger(__name__)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostraca_admin.api.problems import problem
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from ostraca_fabric.model.inventory import DriveWear
-
-if TYPE_CHECKING:
-    from ostraca_admin.model import AuditEntry, Operation, Registration
-    from ostraca_fabric.model.fabric_map import EnclosureRecord
-    from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_admin.model import AuditEntry, Operation, Registration
+from ostraca_fabric.model.fabric_map import EnclosureRecord
+from ostraca_fabric.model.inventory import DriveWear, EnclosureReport
 
 _View = TypeVar("_View", bound="ApiView")
 

@@ -12,23 +12,20 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostraca_cli.command import Command, count_argument, run_action, seconds_argument
 from ostraca_cli.commands.admin.fabric import add_views
-from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
+from ostraca_cli.composition.etcd_options import EtcdPlace, add_etcd_options, etcd_options
 from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.units import size_argument
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.ids import FabricId
 from ostraca_fabric.sockets.default_paths import (
     default_directory,
     default_directory_words,
     directory_argument,
 )
-
-if TYPE_CHECKING:
-    from ostraca_cli.composition.etcd_options import EtcdPlace
-    from ostraca_fabric.model.ids import FabricId
 
 _FABRIC_DIGITS = 32
 

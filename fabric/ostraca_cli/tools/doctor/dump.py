@@ -5,24 +5,18 @@ Yields a row at a time, in bounded memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from ostraca_cli.tools.doctor.drives import DriveFile
-from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, segments_of, shards_of
+from ostraca_cli.tools.doctor.examine import SUPERBLOCK_BYTES, Copies, segments_of, shards_of
 from ostraca_cli.tools.doctor.volumes import Row, volume_rows
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.flash.summary import PAGE, PageState, page_states
-from ostraca_fabric.flash.superblock import chosen_copy, examine_superblock
+from ostraca_fabric.flash.superblock import Superblock, chosen_copy, examine_superblock
 from ostraca_fabric.model.extent import PAGE_BYTES, TAIL_SLOTS, Generation, generation_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ostraca_cli.tools.doctor.examine import Copies
-    from ostraca_fabric.flash.superblock import Superblock
 
 
 def dump(path: Path, kind: str, segment: int | None) -> Iterator[Row]:
