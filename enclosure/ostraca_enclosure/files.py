@@ -156,8 +156,7 @@ class FileEnclosure:
             superblock = decode_superblock(pages)
         except FormatError as error:
             raise FormatError(f"{path}: {error} (see `ostraca doctor {path}`)") from error
-        shard = shard_id(drive, 0)
-        self._check_identity(path, superblock, shard)
+        self._check_identity(path, superblock, shard_id(drive, 0))
         record = shard_record(superblock)
         if size_bytes < record.offset + record.size_bytes:
             raise FormatError(

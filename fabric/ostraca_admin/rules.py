@@ -29,8 +29,7 @@ def check_spec(spec: EnclosureSpec) -> None:
     for nguid in (*spec.drives, *spec.wipe):
         check_nguid(nguid)
     if len({*spec.drives}) != len(spec.drives):
-        message = "a drive is listed twice: list each drive once"
-        raise UsageError(message)
+        raise UsageError("a drive is listed twice: list each drive once")
     spec.target()
 
 
@@ -39,8 +38,7 @@ def check_addition(drives: Sequence[str], wipe: Sequence[str]) -> None:
     for nguid in (*drives, *wipe):
         check_nguid(nguid)
     if len({*drives}) != len(drives):
-        message = "a drive is listed twice: list each drive once"
-        raise UsageError(message)
+        raise UsageError("a drive is listed twice: list each drive once")
     if drives and (others := {*wipe} - {*drives}):
         raise UsageError(
             f"drives to wipe that are not added: {', '.join(sorted(others))}: list them under `drives`, too"

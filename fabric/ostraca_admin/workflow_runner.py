@@ -169,8 +169,7 @@ class WorkflowRunner:
     async def _read(self, number: str) -> tuple[Operation, int]:
         record: Record | None = await self._records.get(record_keys.operation(number))
         if record is None:
-            message = "the record is gone"
-            raise OperationLostError(message)
+            raise OperationLostError("the record is gone")
         return decode(record, Operation), record.revision
 
     async def _write(

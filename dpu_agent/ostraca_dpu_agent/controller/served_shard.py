@@ -94,8 +94,7 @@ class ServedShard:
         """
         if self.owned.is_stranded or self.owned.core.is_recovering:
             return False
-        granted = self.owned.core.grants.segments
-        is_on_record = granted <= set(claimed.own.segments)
+        is_on_record = self.owned.core.grants.segments <= set(claimed.own.segments)
         heeds_all = all(grant.epoch in self._earlier for grant in claimed.earlier)
         return claimed.epoch == self._claimed.epoch and is_on_record and heeds_all
 
@@ -226,8 +225,7 @@ class ServedShard:
     async def _try_retire(self, due: frozenset[OwnerEpoch]) -> bool:
         """Retire earlier grants, which frees their segments; return success."""
         async with self._granting:
-            own = tuple(sorted(self.owned.core.grants.segments))
-            if not await self._record_grant(own, due):
+            if not await self._record_grant(tuple(sorted(self.owned.core.grants.segments)), due):
                 return False
         # The store has just confirmed the claim. No withheld segment is used before the preemption.
         for agent in sorted({self._earlier[epoch].agent for epoch in due}):

@@ -210,8 +210,7 @@ class ServedShards:
             await self.stop(shard)
             return
         requested_s = self._clock()
-        is_stranded = served.owned.is_stranded
-        claimed = await self._claim(shard, OwnerEpoch(served.claim.epoch + is_stranded))
+        claimed = await self._claim(shard, OwnerEpoch(served.claim.epoch + served.owned.is_stranded))
         if served.owned.is_closed:
             return
         if claimed is not None and served.can_continue_under(claimed):
@@ -360,8 +359,7 @@ class ServedShards:
         served.begin(partial(owned.spawn, is_vital=True))
         self._owner.forget_former(shard)
         self._fence_if_superseded(served, self._membership.map)
-        claim = self._membership.map.claims.get(shard)
-        if claim == served.claim:
+        if self._membership.map.claims.get(shard) == served.claim:
             self.claim_validity.add(owned, requested_s=served.claimed_s)
         counts = owned.core.counts()
         log.info(

@@ -323,8 +323,7 @@ class GetAdmission:
             return 0.0
         own_bytes = self._booking.of(self._worker_queue) + self._moving_bytes
         estimate_s = self._estimator.estimate_s(self._clock(), load, self._worker_queue, own_bytes=own_bytes)
-        share_s = self._recompute_s * blocks / len(self._lengths)
-        return None if estimate_s > share_s else estimate_s
+        return None if estimate_s > self._recompute_s * blocks / len(self._lengths) else estimate_s
 
     def _bytes(self, positions: NDArray[np.intp]) -> int:
         return int(self._lengths[positions].sum())

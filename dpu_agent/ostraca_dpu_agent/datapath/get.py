@@ -92,8 +92,7 @@ class GetRun(TransferRun[Get]):
 
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
-        context = self._context
-        delivery = context.tasks.spawn(self._deliver_all())
+        delivery = self._context.tasks.spawn(self._deliver_all())
         must_settle = True
         try:
             await self._deadline.wait([delivery])

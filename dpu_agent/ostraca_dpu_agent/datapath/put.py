@@ -88,8 +88,7 @@ class PutRun(TransferRun[Put]):
 
         After any exception, ``Settled`` follows.
         """
-        context = self._context
-        storing = context.tasks.spawn(self._store())
+        storing = self._context.tasks.spawn(self._store())
         must_settle = True
         try:
             await self._deadline.wait([self._is_staged if self._ack is Ack.STAGED else storing])

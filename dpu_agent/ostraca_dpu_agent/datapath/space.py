@@ -148,8 +148,7 @@ class Space:
         targets, groups = self._target[positions], []
         for number in distinct(targets).tolist():
             rows = np.flatnonzero(targets == number)
-            order = np.argsort(self._offsets[positions[rows]])
-            groups.append((self._targets[number], rows[order]))
+            groups.append((self._targets[number], rows[np.argsort(self._offsets[positions[rows]])]))
         return groups
 
     def by_drive(self, positions: Positions) -> list[tuple[DriveId, Positions]]:

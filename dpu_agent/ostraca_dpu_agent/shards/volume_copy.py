@@ -229,7 +229,6 @@ class VolumeCopies:
             if self._volumes is None or drive is None or owned.core.is_recovering or owned.is_closed:
                 continue
             if shard not in self._copies:
-                fabric = self._membership.map.fabric
-                reads = partial(self._read_superblock, drive, owned.record, fabric)
+                reads = partial(self._read_superblock, drive, owned.record, self._membership.map.fabric)
                 self._copies[shard] = VolumeCopy(owned, drive, reads)
             self._copies[shard].update(self._volumes)

@@ -64,8 +64,7 @@ def _mounts(block: Path, parts: list[Path], proc: Path) -> Iterator[Obstacle]:
         _, _, after = line.partition(" - ")
         source = after.split(" ")[1] if after.count(" ") else ""
         # Compare numbers and names: btrfs and similar file systems mount under numbers of their own.
-        matches = fields[_MOUNT_DEVICE] in numbers or Path(source).name in names
-        if matches:
+        if fields[_MOUNT_DEVICE] in numbers or Path(source).name in names:
             yield Obstacle(
                 f"mounted at {fields[_MOUNT_POINT]}: unmount the drive if its data may be lost", is_final=True
             )

@@ -85,6 +85,5 @@ def read_tokens(text: str) -> Tokens:
         for token in tokens
     )
     if len({token for token, _ in known}) < len(known):
-        message = "two names have the same token: give each name a token of its own"
-        raise UsageError(message)
+        raise UsageError("two names have the same token: give each name a token of its own")
     return Tokens(known)

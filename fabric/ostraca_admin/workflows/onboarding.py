@@ -251,8 +251,7 @@ class OnboardingSteps:
         """Put the new drives into the map, beside the present drives."""
         current = self._membership.map.enclosures.get(subject.id)
         if current is None:  # the map is late, or the enclosure is being retired, so that the operation ends
-            message = f"enclosure {subject.id} is not in this admin's map"
-            raise ChangedError(message)
+            raise ChangedError(f"enclosure {subject.id} is not in this admin's map")
         status, count = _all_in_map(subject.status), len(_new_drives(subject))
         target = await self._put(subject, status, current)
         return StepResult(

@@ -68,8 +68,7 @@ def reach_verdict(answers: Mapping[AgentId, DiscoveredDrives | OstracaError]) ->
 
 def authentication_verdict(answers: Mapping[AgentId, DiscoveredDrives | OstracaError]) -> Verdict:
     """Return whether the enclosure admits all hosts, over suitable paths."""
-    stages = {Stage.AUTHENTICATE, Stage.FIT}
-    return _combine(answers, stages, "are admitted", "are not admitted")
+    return _combine(answers, {Stage.AUTHENTICATE, Stage.FIT}, "are admitted", "are not admitted")
 
 
 def choose_drives(

@@ -153,8 +153,7 @@ class SlotPool:
         Call only once the holder's transfers are known to have ended.
         """
         assert holder in self._held, f"{holder!r} holds nothing in quarantine"
-        held = np.concatenate(self._held.pop(holder))
-        self.quarantined_bytes -= self._move(held, _QUARANTINE, _FREE)
+        self.quarantined_bytes -= self._move(np.concatenate(self._held.pop(holder)), _QUARANTINE, _FREE)
 
     def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32]:
         """Return the numbers of slots of *slot_bytes*, as in the wire's ArenaOffer."""

@@ -333,8 +333,7 @@ class Job(Generic[_Spec_co, _Result_co]):
                 case Send(message=message):
                     self._send(operation, message)
                 case Verify():
-                    verified = self._verify(operation, effect)
-                    self._do(operation, operation.on(verified, time.monotonic()))
+                    self._do(operation, operation.on(self._verify(operation, effect), time.monotonic()))
                 case Finish(outcomes=outcomes):
                     self._finish(operation, outcomes)
                     self._drop(operation.request)

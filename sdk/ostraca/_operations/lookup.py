@@ -25,8 +25,7 @@ class AgentJob(Job[LookupSpec | PrefetchSpec, _Result_co]):
 
     def _begin(self, request: int, first: int) -> int:
         spans = tuple(chain.span() for chain in self._windows[first].chains)
-        left_s = self.until_s - time.monotonic()
-        message = self.spec.message(request, self._handle, left_s, spans)
+        message = self.spec.message(request, self._handle, self.until_s - time.monotonic(), spans)
         return self._submit(BlockOperation(message, until_s=self.until_s, first=first))
 
 

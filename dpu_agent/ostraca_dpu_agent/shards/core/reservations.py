@@ -151,8 +151,7 @@ class ReservationTable:
             return np.zeros(0, np.intp)
         numbers = np.concatenate(ended)
         slots = slots_in(numbers)
-        is_held = (self.numbers[slots] == numbers) & (self.states[slots] == HELD)
-        return slots[np.flatnonzero(is_held)]
+        return slots[np.flatnonzero((self.numbers[slots] == numbers) & (self.states[slots] == HELD))]
 
 
 def slots_in(numbers: NDArray[np.uint64]) -> NDArray[np.intp]:

@@ -118,8 +118,7 @@ def _feature(controller: ServedController, command: NvmeCommand) -> Answer:
 
 def _log_page(command: NvmeCommand) -> Answer:
     size = ((command.words[0] >> 16 | (command.words[1] & 0xFFFF) << 16) + 1) * 4
-    number = command.words[0] & 0xFF
-    if number not in _PAGES:
+    if command.words[0] & 0xFF not in _PAGES:
         return NvmeStatus.INVALID_LOG_PAGE, 0, _NO_DATA
     if size > TRANSFER_BYTES_MAX:
         return NvmeStatus.INVALID_FIELD, 0, _NO_DATA

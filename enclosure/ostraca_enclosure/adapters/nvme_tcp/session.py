@@ -268,8 +268,7 @@ class TargetSession:
                 continue
             if header.type is not PduType.HOST_DATA:
                 raise PduError(FatalStatus.SEQUENCE, f"{header.type.name} came in place of data")
-            rest = self._stream.receive(header.header_bytes - COMMON_BYTES, until_s)
-            sent = DataPart.parse(rest)
+            sent = DataPart.parse(self._stream.receive(header.header_bytes - COMMON_BYTES, until_s))
             self._stream.receive(header.pad_bytes, until_s)
             end = received + sent.length
             if (

@@ -175,8 +175,7 @@ def _place(options: argparse.Namespace) -> EtcdPlace:
 
     given: dict[str, Any] = {name: value for _, name, value in etcd_options(options)}
     if not given.get("endpoints"):
-        message = "the address of etcd is missing: give --etcd HOST:PORT"
-        raise UsageError(message)
+        raise UsageError("the address of etcd is missing: give --etcd HOST:PORT")
     check_client_of_etcd("the etcd client")
     return EtcdPlace(**{**given, "endpoints": tuple(given["endpoints"])})
 
@@ -188,8 +187,7 @@ def _create(options: argparse.Namespace) -> int:
     place = _place(options)
     if options.fabric_key is not None:
         if options.tokens is None:
-            message = "--fabric-key needs the file of tokens: give --tokens FILE"
-            raise UsageError(message)
+            raise UsageError("--fabric-key needs the file of tokens: give --tokens FILE")
         created = create_with_key(place, options.fabric_key, options.tokens, wait_s=options.wait)
         print("\n".join(created_lines(created, place)))
         return 0
@@ -211,8 +209,7 @@ def _rebuild_in_etcd(options: argparse.Namespace) -> int:
 
     keys, directory = KeyOptions(options.key, is_new_allowed=options.new_key), options.files
     if directory is None:
-        message = "the directory of the drives is missing: give --files DIR"
-        raise UsageError(message)
+        raise UsageError("the directory of the drives is missing: give --files DIR")
     place, source = _place(options), keys.source(directory)
     if options.dry_run:
         found = look(directory.resolve(), options.fabric, is_of_up=False)

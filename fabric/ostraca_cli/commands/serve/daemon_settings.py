@@ -52,8 +52,7 @@ class TlsPlace:
         """Raise UsageError unless certificate, key and CA are given together."""
         given = [bool(self.cert), bool(self.key), bool(self.ca)]
         if any(given) and not all(given):
-            message = "tls.cert, tls.key and tls.ca go together: give all three, or none"
-            raise UsageError(message)
+            raise UsageError("tls.cert, tls.key and tls.ca go together: give all three, or none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,7 @@ class StateDirectory:
         self.path = path
         try:
             make_private_folder(path)
-            mode = path.stat().st_mode
-            if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UsageError(
                     f"other users may write to {path}, so its content is not trustworthy: chmod go-w {path}"
                 )
@@ -60,8 +59,7 @@ class StateDirectory:
                 path, f"another daemon uses {path}: stop the daemon, or give another state directory"
             )
         except OSError as error:
-            message = f"unusable state directory {path}: {explained(error)}"
-            raise MembershipError(message) from error
+            raise MembershipError(f"unusable state directory {path}: {explained(error)}") from error
         try:
             self._record = self._read(daemon)
         except BaseException:
@@ -110,8 +108,7 @@ class StateDirectory:
         try:
             write_whole(file, msgspec.json.encode(record) + b"\n")
         except OSError as error:
-            message = f"cannot write {file}: {explained(error)}"
-            raise MembershipError(message) from error
+            raise MembershipError(f"cannot write {file}: {explained(error)}") from error
         self._record = record
 
     def _read(self, daemon: str) -> _Record:

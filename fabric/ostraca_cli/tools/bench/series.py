@@ -99,8 +99,7 @@ def measure(
     limits: list[float] = []
     started_s = time.perf_counter()
     while len(measured) < ROUNDS_MAX:
-        spent_s = time.perf_counter() - started_s
-        if len(measured) >= pace.rounds_min and spent_s >= pace.seconds:
+        if len(measured) >= pace.rounds_min and time.perf_counter() - started_s >= pace.seconds:
             break
         if len(measured) % 2:
             limits.append(case.limit())

@@ -62,8 +62,7 @@ class ShardPlan:
                 "segment"
             )
         shard_bytes = FIRST_SEGMENT_OFFSET + segments * segment.segment_bytes
-        entries = segments * segment.entries_max
-        if shard_bytes > SHARD_BYTES_MAX or entries > BLOCKS_MAX:
+        if shard_bytes > SHARD_BYTES_MAX or segments * segment.entries_max > BLOCKS_MAX:
             raise UsageError(
                 f"a capacity of {capacity_blocks} blocks exceeds a shard: take a smaller capacity, as "
                 f"100% of the trace's blocks, or larger blocks than {block_bytes} bytes"

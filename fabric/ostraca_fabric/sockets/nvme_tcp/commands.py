@@ -240,5 +240,4 @@ def block_command(opcode: IoOpcode, namespace: int, first_block: int, blocks: in
 
 
 def _name_at(data: bytes | bytearray, at: int) -> str:
-    field = bytes(data[at : at + _NQN_FIELD_BYTES])
-    return field.partition(b"\0")[0].decode("ascii", errors="replace")
+    return bytes(data[at : at + _NQN_FIELD_BYTES]).partition(b"\0")[0].decode("ascii", errors="replace")

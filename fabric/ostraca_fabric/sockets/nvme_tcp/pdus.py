@@ -212,8 +212,7 @@ def data_header(
     kind: PduType, part: DataPart, *, flags: int = 0, data_offset: int = DATA_HEADER_BYTES
 ) -> bytes:
     """Return the header of H2CData or C2HData, padded to *data_offset*."""
-    total_bytes = data_offset + part.length
-    header = _COMMON.pack(kind, flags, DATA_HEADER_BYTES, data_offset, total_bytes)
+    header = _COMMON.pack(kind, flags, DATA_HEADER_BYTES, data_offset, data_offset + part.length)
     body = _DATA.pack(part.command, part.tag, part.offset, part.length)
     return (header + body).ljust(data_offset, b"\0")
 

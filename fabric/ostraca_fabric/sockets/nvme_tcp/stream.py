@@ -40,8 +40,7 @@ class PduStream:
         left = [memoryview(buffers)] if isinstance(buffers, bytes) else [each for each in buffers if each]
         while left:
             self._socket.settimeout(_left(until_s))
-            sent = self._socket.sendmsg(left[:_IOVEC_MAX])
-            left = _without(left, sent)
+            left = _without(left, self._socket.sendmsg(left[:_IOVEC_MAX]))
 
     def receive(self, size: int, until_s: float | None) -> bytearray:
         """Return the next *size* bytes. Raises OSError; EOFError after the end of the stream."""

@@ -330,8 +330,7 @@ class TierOperations:
                 self._update_backoff(self._writes, result.reason_codes, _WRITES_FAIL)
                 are_good = [code in _ACCEPTED for code in result.state_codes]
             case _:
-                metric = LOAD_CHUNKS if job.is_load else STORE_CHUNKS
-                self.counters.add(metric, "error", len(keys))
+                self.counters.add(LOAD_CHUNKS if job.is_load else STORE_CHUNKS, "error", len(keys))
         finished = self.transfers.end(ticket, are_good, self._clock_s())
         return [finished] if finished else []
 

@@ -44,11 +44,9 @@ class TraceStatistics:
 def statistics_of(trace: Trace) -> TraceStatistics:
     """Compute the statistics of a trace."""
     per_request = np.diff(trace.bounds)
-    times_s = np.repeat(trace.times_s, per_request)
-    is_again, gaps_s = _repeated_requests(trace.blocks, times_s)
+    is_again, gaps_s = _repeated_requests(trace.blocks, np.repeat(trace.times_s, per_request))
     counts = np.bincount(trace.blocks, minlength=1)
-    starts = trace.bounds[:-1][per_request > 0]
-    prefix = int(prefix_lengths(is_again, starts).sum())
+    prefix = int(prefix_lengths(is_again, trace.bounds[:-1][per_request > 0]).sum())
     return TraceStatistics(
         requests=len(trace),
         span_s=trace.span_s,
@@ -75,8 +73,7 @@ def prefix_lengths(is_present: NDArray[np.bool_], starts: NDArray[np.int64]) -> 
     """
     ends = np.append(starts[1:], len(is_present))
     holes = np.append(np.flatnonzero(~is_present), len(is_present))
-    first_hole = holes[np.searchsorted(holes, starts)]
-    lengths: NDArray[np.int64] = np.minimum(first_hole, ends) - starts
+    lengths: NDArray[np.int64] = np.minimum(holes[np.searchsorted(holes, starts)], ends) - starts
     return lengths
 
 
