@@ -38,7 +38,7 @@ from ostraca_fabric.connection import SOCKETS, Network, Server, serve
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model.fabric_map import AgentRecord, Claim, DriveRecord, FabricMap
-from ostraca_fabric.model.ids import ID_BYTES, AgentId, DriveId, EnclosureId, ShardId, StartId
+from ostraca_fabric.model.ids import ID_BYTES, AgentId, DriveId, ShardId, StartId
 from ostraca_fabric.model.overrides import Overrides, Switch
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
@@ -361,7 +361,11 @@ class Agent:
             peers=self._owners.peers(),
             membership=membership,
             claims=msgspec.structs.replace(claim_validity.counts),
-            paths=() if self._path_manager is None else self._path_manager.status(self._reservation_states()),
+            paths=()
+            if self._path_manager is None
+            else self._path_manager.status(
+                {} if self._reservation_keeper is None else self._reservation_keeper.states()
+            ),
             tenants=tenant_statuses(self._staging) if is_whole else (),
             purged=self._incarnations.purged,
             overrides=_status_of(self._membership.overrides),
@@ -370,9 +374,6 @@ class Agent:
             unhit=self._data_path.unhit() if is_whole else Unhit(),
         )
         return self._life.with_conditions(status)
-
-    def _reservation_states(self) -> Mapping[EnclosureId, str]:
-        return {} if self._reservation_keeper is None else self._reservation_keeper.states()
 
     def _open_guarded(self, record: DriveRecord) -> GuardedDrive:
         """Open the path to a drive, with a health state of this agent's own.

@@ -10,7 +10,6 @@ if aged meanwhile, or with data of unclear origin.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -31,8 +30,6 @@ from ostraca_fabric.model.ids import EnclosureId, StartId
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.model.target import Controller
 from ostraca_fabric.runtime.os_errors import explained
-
-log = logging.getLogger(__name__)
 
 _LISTED_MAX = 3
 """Most entries of each kind in a sentence; the report has all."""

@@ -224,8 +224,7 @@ def _host_steps(wanted: WantedExports, present: PresentExports) -> Iterator[Step
     for host, secrets in sorted(wanted.hosts.items(), key=lambda item: item[0]):
         if host not in present.hosts or host in present.stale_hosts:
             yield AllowHost(host, secrets)
-    for host in sorted(present.hosts - set(wanted.hosts)):
-        yield DenyHost(host)
+    yield from map(DenyHost, sorted(present.hosts - set(wanted.hosts)))
 
 
 def _surplus_namespaces(wanted: WantedExports, present: PresentExports) -> list[ExportedNamespace]:

@@ -69,13 +69,14 @@ class RemoteAgents:
 
     async def ask(self, agent: AgentId, ask: FlashRequest, deadline_s: float) -> FlashAnswer:
         """Request work on drives, as in the port."""
-
-        def request(number: int) -> FlashWork:
-            return FlashWork(number, deadline_s, msgspec.msgpack.encode(ask))
-
-        return read_answer(
-            (await self._request(agent, request, FlashWorkResult, deadline_s + _MARGIN_S)).body
+        body = msgspec.msgpack.encode(ask)
+        result = await self._request(
+            agent,
+            lambda number: FlashWork(number, deadline_s, body),
+            FlashWorkResult,
+            deadline_s + _MARGIN_S,
         )
+        return read_answer(result.body)
 
     async def status(self, agent: AgentId) -> AgentStatus:
         """Return the status, as in the port."""

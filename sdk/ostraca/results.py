@@ -17,11 +17,6 @@ _HIT = bytes([BlockState.HIT])
 _KNOWN_REASONS = frozenset(Reason)
 
 
-def _reason(code: int) -> Reason:
-    """Read a reason; a reason known only to newer agents reads as NONE."""
-    return Reason(code) if code in _KNOWN_REASONS else Reason.NONE
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class _CodedResult:
     """Base of results with a state and a reason per block, kept as received."""
@@ -38,7 +33,8 @@ class _CodedResult:
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """Reason of each block without success; ``Reason.NONE`` for other blocks."""
-        return tuple(map(_reason, self.reason_codes))
+        # A reason known only to newer agents reads as NONE.
+        return tuple(Reason(code) if code in _KNOWN_REASONS else Reason.NONE for code in self.reason_codes)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

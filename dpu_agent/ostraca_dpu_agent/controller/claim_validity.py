@@ -55,11 +55,8 @@ class ClaimValidity:
 
     def status(self) -> MembershipStatus:
         """Return the state of the store and of the map."""
-        return MembershipStatus(self._silent_s, self._trouble, self._membership.trouble)
-
-    @property
-    def _silent_s(self) -> float:
-        return 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
+        silent_s = 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
+        return MembershipStatus(silent_s, self._trouble, self._membership.trouble)
 
     @property
     def shards(self) -> frozenset[ShardId]:

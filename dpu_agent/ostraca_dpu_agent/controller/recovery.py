@@ -204,10 +204,7 @@ class _Reader:
 
     def release(self) -> None:
         """Unmap the memory, unless a read may still land there."""
-        if self._has_pending_read:
-            self._memory.leak()
-        else:
-            self._memory.close()
+        self._memory.end(is_quiet=not self._has_pending_read)
 
 
 async def _read_areas(

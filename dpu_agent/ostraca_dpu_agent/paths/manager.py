@@ -161,7 +161,9 @@ class PathManager:
 
     async def _disconnect(self, paths: _EnclosurePaths) -> None:
         """Disconnect once no drive of the target is open or held here."""
-        while self._is_open(paths.namespaces) or self._is_kept_connected(paths.target):
+        while self._is_open(paths.namespaces) or self._clock() < self._connected_until_s.get(
+            paths.target, 0.0
+        ):
             await asyncio.sleep(self._turn_s)
             if any(other.target.nqn == paths.target.nqn for other in self._enclosures.values()):
                 return
@@ -170,6 +172,3 @@ class PathManager:
             log.info("Disconnected from %s, no longer in the map", paths.target.nqn)
         except PathError as error:
             log.warning("Can't disconnect from %s: %s", paths.target.nqn, error)
-
-    def _is_kept_connected(self, target: Target) -> bool:
-        return self._clock() < self._connected_until_s.get(target, 0.0)

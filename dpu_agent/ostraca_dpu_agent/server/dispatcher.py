@@ -154,10 +154,6 @@ class WorkerSession:
         volume = self._volumes[handle] = volumes.newest(self._volumes[handle])
         return volume
 
-    def is_of_client_of(self, other: WorkerSession) -> bool:
-        """Return whether both connections belong to the same client."""
-        return (self.tenant, self.client) == (other.tenant, other.client)
-
     @property
     def transfers(self) -> frozenset[asyncio.Future[TransferEnd]]:
         """Transfers to and from the arena, not known to have ended."""
@@ -314,7 +310,11 @@ class RequestDispatcher:
         if not session.client:
             raise UsageError("the Hello has no client name: earlier connections can't be identified")
         known = [*self._closing, *self._sessions.values()]  # in order of opening
-        past = [each for each in known[: known.index(session)] if each.is_of_client_of(session)]
+        past = [
+            each
+            for each in known[: known.index(session)]
+            if (each.tenant, each.client) == (session.tenant, session.client)
+        ]
         for each in past:
             each.abort()
         stopped = session.stopped(request.request)

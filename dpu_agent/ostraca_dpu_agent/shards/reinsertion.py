@@ -99,10 +99,7 @@ class Reinserter:
                 await self._copy(batch, rows[is_listed[rows]], seeds, memory.array)
             has_ended = True
         finally:  # a cancelled I/O may still reach the memory
-            if has_ended:
-                memory.close()
-            else:
-                memory.leak()
+            memory.end(is_quiet=has_ended)
 
     async def _seeds(
         self, batch: ReinsertionBatch, memory: NDArray[np.uint8]
@@ -174,5 +171,4 @@ class Reinserter:
 def _cut(stored: NDArray[np.uint32]) -> Iterator[NDArray[np.intp]]:
     """Cut blocks into parts to copy at once."""
     part = (np.cumsum(stored, dtype=np.int64) - stored) // _COPY_BYTES
-    for number in np.unique(part).tolist():
-        yield np.flatnonzero(part == number)
+    yield from (np.flatnonzero(part == number) for number in np.unique(part).tolist())

@@ -232,10 +232,7 @@ class OwnedShard:
 
     async def _end(self, within_s: float) -> bool:
         has_ended = await self._tasks.finish(within_s=within_s) and self.core.is_writable
-        if has_ended:
-            self._commits.pages.close()
-        else:
-            self._commits.pages.leak()
+        self._commits.pages.end(is_quiet=has_ended)
         return has_ended
 
     def idle_check(self) -> Callable[[], bool]:
@@ -360,8 +357,8 @@ class OwnedShard:
         if depths is None:
             depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
 
-        def reserve(rows: NDArray[np.intp]) -> Allocations:
-            return self.core.reserve(
+        return await self._reserve(
+            lambda rows: self.core.reserve(
                 self._clock(),
                 keys[rows],
                 lengths[rows],
@@ -370,9 +367,10 @@ class OwnedShard:
                 ttl_s=ttl_s,
                 pool=pool,
                 is_again=is_again,
-            )
-
-        return await self._reserve(reserve, len(keys), until_s)
+            ),
+            len(keys),
+            until_s,
+        )
 
     def decline(self, keys: NDArray[np.uint8], reason: Reason) -> Allocations:
         """Reserve nothing: existing blocks EXIST, and the others are declined for *reason*."""
@@ -504,10 +502,11 @@ class OwnedShard:
         if self._drive.refuses_writes or self._is_quiescing:
             return Allocations.none(np.zeros(len(keys), np.bool_), Reason.DRIVE_SUSPECT)
 
-        def reserve(rows: NDArray[np.intp]) -> Allocations:
-            return self.core.reserve_copies(self._clock(), keys[rows], lengths[rows], hold_s=hold_s)
-
-        return await self._reserve(reserve, len(keys), self._clock() + hold_s)
+        return await self._reserve(
+            lambda rows: self.core.reserve_copies(self._clock(), keys[rows], lengths[rows], hold_s=hold_s),
+            len(keys),
+            self._clock() + hold_s,
+        )
 
     def check_damage(self, report: Damage) -> None:
         """Read a reported block again, and drop it if damaged."""

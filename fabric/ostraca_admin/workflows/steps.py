@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,7 @@ from ostraca_admin.workflows.preflight import (
     StepDone,
     StepFailed,
     StepPending,
+    Verdict,
     authentication_verdict,
     reach_verdict,
 )
@@ -32,15 +34,17 @@ from ostraca_admin.workflows.step_context import StepResult, Subject, put_in_map
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
     ChangedError,
+    OstracaError,
     PlacementBusyError,
 )
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.fabric_map import EnclosureState, weights_of
-from ostraca_fabric.model.ids import EnclosureId
+from ostraca_fabric.model.ids import AgentId, EnclosureId
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.records import RecordChange, RecordLock, Records
+from ostraca_fabric.wire.flash_work import DiscoveredDrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ class Steps:
             new_format_id=new_format_id,
         )
         self._by_name: dict[tuple[OperationKind, str], Callable[[Subject], Awaitable[StepResult]]] = {
-            (OperationKind.ONBOARD, "reachable"): self._reachable,
-            (OperationKind.ONBOARD, "authenticated"): self._authenticated,
+            (OperationKind.ONBOARD, "reachable"): partial(self._judge, reach_verdict),
+            (OperationKind.ONBOARD, "authenticated"): partial(self._judge, authentication_verdict),
             (OperationKind.ONBOARD, "identified"): onboarding.identify,
             (OperationKind.ONBOARD, "preflight"): onboarding.check,
             (OperationKind.ONBOARD, "formatted"): onboarding.format,
@@ -148,13 +152,12 @@ class Steps:
 
     # ------------------------------------------------------------------------------------------- onboarding
 
-    async def _reachable(self, subject: Subject) -> StepResult:
-        answers = await self._queries.look(subject.spec)
-        return StepResult(reach_verdict(answers))
-
-    async def _authenticated(self, subject: Subject) -> StepResult:
-        answers = await self._queries.look(subject.spec)
-        return StepResult(authentication_verdict(answers))
+    async def _judge(
+        self,
+        verdict: Callable[[Mapping[AgentId, DiscoveredDrives | OstracaError]], Verdict],
+        subject: Subject,
+    ) -> StepResult:
+        return StepResult(verdict(await self._queries.look(subject.spec)))
 
     # --------------------------------------------------------------------------------- draining, retiring
 

@@ -95,10 +95,10 @@ async def ask(
     from ostraca_fabric.wire.codec import read_body
     from ostraca_fabric.wire.messages import Explain, Explained
 
-    def request(number: int) -> Explain:
-        return Explain(number, ANSWER_S, volume, (span,))
-
-    return read_body((await query_agent(address, hello, files, request, Explained)).body, BlockExplanation)
+    answer = await query_agent(
+        address, hello, files, lambda number: Explain(number, ANSWER_S, volume, (span,)), Explained
+    )
+    return read_body(answer.body, BlockExplanation)
 
 
 def explanation_lines(found: BlockExplanation, *, now_s: float) -> Iterator[str]:
@@ -115,10 +115,7 @@ def explanation_lines(found: BlockExplanation, *, now_s: float) -> Iterator[str]
     yield f"index        {_index_text(found)}"
     reach = age_text(found.events_reach_s)
     yield f"events       kept by {found.agent} and the owner, back to {reach} ago"
-    for event in found.events:
-        yield _event_text(event, now_s)
-    if not found.events:
-        yield "  none for this block"
+    yield from [_event_text(event, now_s) for event in found.events] or ["  none for this block"]
 
 
 def _index_text(found: BlockExplanation) -> str:

@@ -217,9 +217,7 @@ def check_free(addresses: Iterable[Address]) -> None:
 
 def real_address(asked: Address, listening: socket.socket) -> Address:
     """Return the requested address, with the assigned port in place of port 0."""
-    if isinstance(asked, UnixAddress):
-        return asked
-    return replace(asked, port=listening.getsockname()[1])
+    return asked if isinstance(asked, UnixAddress) else replace(asked, port=listening.getsockname()[1])
 
 
 def file_identity(address: Address) -> tuple[int, int] | None:

@@ -153,6 +153,4 @@ def _write(directory: Path, record: _Exports) -> None:
 
 
 def _digest(salt: bytes, secret: str) -> str:
-    if not secret:
-        return ""
-    return hashlib.blake2b(secret.encode(), key=salt, digest_size=32).hexdigest()
+    return hashlib.blake2b(secret.encode(), key=salt, digest_size=32).hexdigest() if secret else ""

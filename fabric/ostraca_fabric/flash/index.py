@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
-from ostraca_fabric.tables.key_table import first_of_each
+from ostraca_fabric.tables.key_table import contiguous_keys, first_of_each
 from ostraca_fabric.wire.codec import KEY_BYTES
 
 CHUNK_ROWS = 8
@@ -119,7 +119,7 @@ class BlockIndex:
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.intp]:
         """Return the row of each key, -1 for an unlisted key. *keys*: shape (n, 16)."""
-        wanted = _whole(keys)
+        wanted = contiguous_keys(keys)
         rows = np.empty(len(wanted), np.intp)
         library.ostraca_index_find(*self._table, at(wanted), at(rows), len(rows))
         return rows
@@ -141,7 +141,7 @@ class BlockIndex:
 
     def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> tuple[NDArray[np.bool_], int]:
         """Return (is listed, for each key; number listed). If *is_counted*, set read bits."""
-        wanted = _whole(keys)
+        wanted = contiguous_keys(keys)
         is_listed = np.empty(len(wanted), np.bool_)
         listed = library.ostraca_index_has(
             *self._table, at(wanted), self._columns[1], is_counted, at(is_listed), len(wanted)
@@ -295,13 +295,6 @@ class BlockIndex:
             self._free_chunks[0] = self._segment_chunk[segment]
         self._segment_chunk[segment] = _NO_CHUNK
         self._segment_rows[segment] = 0
-
-
-def _whole(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return keys as C reads them: contiguous, 16 bytes each."""
-    whole = np.ascontiguousarray(keys, np.uint8)
-    assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
-    return whole
 
 
 def _words(rows16: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -120,7 +120,17 @@ def encode_volumes(
     texts: dict[int, bytes] = {}
     used = _HEAD.size + len(b"[]")
     for place, volume in sorted(enumerate(volumes), key=lambda each: each[1].incarnation == 1):
-        text = msgspec.json.encode(_record_of(volume))
+        text = msgspec.json.encode(
+            _Record(
+                volume.tenant,
+                volume.name,
+                volume.incarnation,
+                volume.block_bytes,
+                volume.layout.digest().hex(),
+                volume.layout,
+                volume.is_erasable,
+            )
+        )
         if used + len(text) + len(b",") > room_bytes:
             continue
         used += len(text) + len(b",")
@@ -170,18 +180,6 @@ def merged(volumes: Sequence[VolumeRecord], recorded: Sequence[VolumeRecord]) ->
     return (
         *(volume.raised_to(incarnations.get((volume.tenant, volume.name), 1)) for volume in volumes),
         *(volume for volume in recorded if (volume.tenant, volume.name) not in known),
-    )
-
-
-def _record_of(volume: VolumeRecord) -> _Record:
-    return _Record(
-        volume.tenant,
-        volume.name,
-        volume.incarnation,
-        volume.block_bytes,
-        volume.layout.digest().hex(),
-        volume.layout,
-        volume.is_erasable,
     )
 
 

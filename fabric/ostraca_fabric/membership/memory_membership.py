@@ -99,9 +99,8 @@ class MemoryStore:
     def join(self, agent: AgentRecord) -> None:
         """Announce an agent; another start of the same id loses its claims."""
         known = self.map.agents.get(agent.id)
-        claims = self.map.claims
-        if known is not None and known.start != agent.start:
-            claims = self._without_claims_of(agent.id)
+        is_restart = known is not None and known.start != agent.start
+        claims = self._without_claims_of(agent.id) if is_restart else self.map.claims
         self._publish(agents={**self.map.agents, agent.id: agent}, claims=claims)
 
     def leave(self, agent: AgentId, start: StartId) -> None:

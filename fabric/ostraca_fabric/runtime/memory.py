@@ -87,6 +87,10 @@ class HugeMemory:
         assert self.address in _kept, "closed or leaked before"
         self.view = memoryview(b"")
 
+    def end(self, *, is_quiet: bool) -> None:
+        """Unmap the memory if *is_quiet*: no transfer is outstanding. Otherwise keep the memory mapped."""
+        (self.close if is_quiet else self.leak)()
+
 
 ROOT = Path("/")
 

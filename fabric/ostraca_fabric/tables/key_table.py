@@ -28,7 +28,7 @@ class KeyTable:
 
     def find(self, wanted: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the row of each key of *wanted*, shape (n, 16); -1 for an absent key."""
-        wanted = _whole(wanted)
+        wanted = contiguous_keys(wanted)
         rows = np.empty(len(wanted), np.int64)
         library.ostraca_table_find(*self._at, at(wanted), at(rows), len(rows))
         return rows
@@ -40,7 +40,7 @@ class KeyTable:
 
         *numbers* has a number per row, *wanted_numbers* a number per key of *wanted*, shape (n, 16).
         """
-        wanted = _whole(wanted)
+        wanted = contiguous_keys(wanted)
         wanted_numbers = np.ascontiguousarray(wanted_numbers, np.uint32)
         assert len(wanted) == len(wanted_numbers), "a number is wanted for each key"
         assert numbers.dtype == np.uint32
@@ -77,10 +77,10 @@ def first_of_each(keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Tell for each key, shape (n, 16), whether no equal key precedes."""
     if len(keys) <= 1:
         return np.ones(len(keys), np.bool_)
-    return KeyTable(_whole(keys)).enter(np.arange(len(keys)))
+    return KeyTable(contiguous_keys(keys)).enter(np.arange(len(keys)))
 
 
-def _whole(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def contiguous_keys(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return keys in C layout: contiguous, 16 bytes each."""
     whole = np.ascontiguousarray(keys, np.uint8)
     assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"

@@ -198,9 +198,8 @@ class Wave:
             return False
         if count == 0:
             return True
-        if int(self.lengths.min()) < 1:
-            return False
-        if int(self.lengths.max()) > min(self.staging_slot_bytes, self.arena_slot_bytes):
+        largest = min(self.staging_slot_bytes, self.arena_slot_bytes)
+        if not 1 <= int(self.lengths.min()) <= int(self.lengths.max()) <= largest:
             return False
         lengths = self.lengths.astype(np.int64)
         return _are_within(self.staging, lengths, staging_bytes) and _are_within(

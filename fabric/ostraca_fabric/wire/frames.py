@@ -261,9 +261,7 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         """Return the memory for the next received bytes, in one piece; never empty."""
-        if self._landing is not None:
-            return self._landing.next_piece()
-        return self.tail()
+        return self.tail() if self._landing is None else self._landing.next_piece()
 
     def tail(self) -> memoryview:
         """Return the memory for bytes behind the blocks of ``landing``; never empty."""

@@ -172,10 +172,7 @@ class Arena:
         # Views held by callers keep the memory mapped in either case.
         self.view.release()
         del self.array
-        if is_quiet:
-            self._memory.close()
-        else:
-            self._memory.leak()
+        self._memory.end(is_quiet=is_quiet)
 
 
 class ArenaRegistration:

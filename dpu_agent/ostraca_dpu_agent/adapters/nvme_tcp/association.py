@@ -7,7 +7,6 @@ called in any thread.
 
 from __future__ import annotations
 
-import logging
 import select
 import threading
 import time
@@ -36,8 +35,6 @@ from ostraca_fabric.sockets.nvme_tcp.identities import (
     parse_identity,
     parse_namespaces,
 )
-
-log = logging.getLogger(__name__)
 
 LOST = (OSError, EOFError, ProtocolError)
 """Errors after which a connection is unusable."""

@@ -204,6 +204,4 @@ def _transfers(run: _Run, opcode: IoOpcode, namespace: FoundNamespace, bytes_max
 
 
 def _trouble(transfer: Transfer, lost: str) -> str:
-    if transfer.status is None:
-        return lost or "not tried"
-    return f"NVMe status {transfer.status:#x}"
+    return f"NVMe status {transfer.status:#x}" if transfer.status is not None else lost or "not tried"

@@ -378,10 +378,9 @@ def restrict(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:
     """Drop unwanted blocks, and shards and owners left without blocks."""
     if np.count_nonzero(wanted) == len(wanted):  # faster than ``all``
         return parts
-    some = {owner: [_only(part, wanted) for part in its] for owner, its in parts.items()}
+    some = {
+        owner: [replace(part, positions=part.positions[wanted[part.positions]]) for part in its]
+        for owner, its in parts.items()
+    }
     some = {owner: [part for part in its if len(part.positions)] for owner, its in some.items()}
     return {owner: its for owner, its in some.items() if its}
-
-
-def _only(part: ShardPart, wanted: NDArray[np.bool_]) -> ShardPart:
-    return replace(part, positions=part.positions[wanted[part.positions]])

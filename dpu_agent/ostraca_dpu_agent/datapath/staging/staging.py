@@ -374,9 +374,10 @@ class Staging:
     def _take_slots(self, waiter: Waiter) -> NDArray[np.int64] | None:
         """Take slots, if necessary from the cache; None if impossible now."""
         count, slot_bytes, wanted = waiter.count, waiter.slot_bytes, waiter.wanted_bytes
-        if self._held[waiter.purpose].total() + wanted > self._limit(waiter.purpose):
-            return None
-        if self.held_bytes + wanted > self._settings.staging_bytes:
+        if (
+            self._held[waiter.purpose].total() + wanted > self._limit(waiter.purpose)
+            or self.held_bytes + wanted > self._settings.staging_bytes
+        ):
             return None
         offsets = self._pool.take(count, slot_bytes)
         while offsets is None and self._may_eviction_help(count, slot_bytes):

@@ -88,7 +88,7 @@ class SpaceAllocator:
         segments = self._catalog.segments_of(rows[wanted])
         is_together = self._ring.pool_numbers[segments] == self._ring.pool_numbers[segments[0]]
         wanted, segments = wanted[is_together], segments[is_together]  # a batch lies in one segment
-        pool = self._ring.pool_at(int(segments[0]))
+        pool = self._ring.pools.of(self._ring.segments[int(segments[0])].pool)
         kept_until_s = self._catalog.lifetimes.ends_s(segments, index.marks(rows[wanted]))
         self._eviction.request(now_s, pool)
         wanted = wanted[: min(self._reservations.room, self._index_room(pool))]

@@ -132,10 +132,8 @@ class TargetSession:
         connect = Connect.parse(command, data)
         if (refusal := self._connect_refusal(connect)) is not None:
             return refusal
-        if connect.queue:
-            controller = self._subsystem.join(connect, self._stream)
-        else:
-            controller = self._subsystem.begin(connect, self._stream)
+        enter = self._subsystem.join if connect.queue else self._subsystem.begin
+        controller = enter(connect, self._stream)
         if controller is None:
             is_busy = not connect.queue
             place = 0 if is_busy else DATA_INVALID | _CONTROLLER_AT

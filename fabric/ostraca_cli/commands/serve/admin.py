@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import secrets
@@ -46,8 +45,6 @@ from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
 from ostraca_fabric.telemetry.http.server import LoopServer
 from ostraca_fabric.wire.address import TcpAddress, is_loopback, parse_address
-
-log = logging.getLogger(__name__)
 
 _GRACE_S = 3
 

@@ -74,9 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.format is not None:
         return _format(options)
     drives = list(dict.fromkeys(drive for path in options.paths for drive in list_drives(path)))
-    if options.dump:
-        return _dump(drives, options)
-    return _explain(drives, options)
+    return _dump(drives, options) if options.dump else _explain(drives, options)
 
 
 def _fitness(options: argparse.Namespace) -> int:

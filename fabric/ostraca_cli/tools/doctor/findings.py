@@ -221,8 +221,7 @@ def _read_back_lines(found: ReadBack) -> Iterator[str]:
         "read back",
         f"{good} of {found.blocks} blocks have correct tags, {size_text(found.block_bytes)} in all",
     )
-    for key in found.first_bad:
-        yield _line("", f"not good: key {key}")
+    yield from (_line("", f"not good: key {key}") for key in found.first_bad)
 
 
 def _problem_lines(problems: Sequence[DriveProblem]) -> Iterator[str]:

@@ -50,12 +50,9 @@ def fitness_lines(drive: FoundDrive) -> Iterator[str]:
             f"{wear.available_spare} % spare, {wear.media_errors} media errors, {wear.temperature_c} °C",
         )
     found = fitness(drive, FitSettings())
-    for obstacle in drive.obstacles:
-        yield _line("in the way", obstacle.sentence)
-    for doubt in found.doubts:
-        yield _line("doubt", doubt)
-    for advice in found.advice:
-        yield _line("advice", advice)
+    yield from (_line("in the way", obstacle.sentence) for obstacle in drive.obstacles)
+    yield from (_line("doubt", doubt) for doubt in found.doubts)
+    yield from (_line("advice", advice) for advice in found.advice)
     yield _line("verdict", _verdict(drive, is_fit=found.is_fit))
 
 

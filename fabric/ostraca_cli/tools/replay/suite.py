@@ -235,9 +235,8 @@ def _budget_settings(
 
     *unlimited* is the outcome of full admission.
     """
-    bytes_per_day = budget.share * unlimited.bytes_per_day
-    if not budget.share:
-        bytes_per_day = budget.drive_writes_per_day * unlimited.flash.drive_bytes
+    of_drive = budget.drive_writes_per_day * unlimited.flash.drive_bytes
+    bytes_per_day = budget.share * unlimited.bytes_per_day if budget.share else of_drive
     burst_s = plan.burst_s or max(1.0, trace.span_s * _BURST_SHARE)
     rated_dwpd = shard.dwpd_of(bytes_per_day)
     return replace(usual, endurance=replace(usual.endurance, rated_dwpd=rated_dwpd, burst_s=burst_s))

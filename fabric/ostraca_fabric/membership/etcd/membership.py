@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Self, TypeVar
 
 from ostraca_fabric.errors import LeaseEndedError, MembershipError
@@ -437,12 +438,12 @@ class EtcdMembership:
             if start == agent.start and not lease.is_lost:
                 return lease
             await self._keeper.end(self._leases.pop(agent.id)[1].number)
-        lease = await self._keeper.begin(self._lease_ttl_s, lambda: self._say_lost(agent.id))
+        lease = await self._keeper.begin(
+            self._lease_ttl_s,
+            partial(log.warning, "%s has lost its lease and all claims: the agent must join again", agent.id),
+        )
         self._leases[agent.id] = agent.start, lease
         return lease
-
-    def _say_lost(self, agent: AgentId) -> None:
-        log.warning("%s has lost its lease and all claims: the agent must join again", agent)
 
 
 def _has(read: Read, key: bytes, start: StartId) -> bool:

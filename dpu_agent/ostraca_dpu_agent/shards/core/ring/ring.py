@@ -92,10 +92,6 @@ class Ring:
         """Set the pools' shares of the shard."""
         self.pools.share_out(shares, self.segments, self.draining)
 
-    def pool_at(self, number: int) -> Pool:
-        """Return the pool of a segment."""
-        return self.pools.of(self.segments[number].pool)
-
     def take_in(self, areas: RecoveredAreas) -> None:
         """Take in the summaries of some segments. ``begin`` assigns places when all are known."""
         for found in areas.segments:
