@@ -69,10 +69,9 @@ class Lifecycle:
                 status.membership, silent_s=silent_s, trouble=self._store_trouble
             )
             status = msgspec.structs.replace(status, membership=membership)
-        observed = observe(status, self.phase, self.activity)
         return msgspec.structs.replace(
             status,
-            conditions=self._conditions.after(self._clock(), observed),
+            conditions=self._conditions.after(self._clock(), observe(status, self.phase, self.activity)),
             lost_log_lines=lost_lines(),
         )
 

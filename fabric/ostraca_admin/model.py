@@ -272,8 +272,7 @@ def decode(record: Record, kind: type[_Kept]) -> _Kept:
         if version <= VERSION:
             return msgspec.json.decode(record.value, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"unreadable record {record.key} of the admin service: {error}"
-        raise MembershipError(message) from error
+        raise MembershipError(f"unreadable record {record.key} of the admin service: {error}") from error
     raise MembershipError(
         f"record {record.key} of the admin service has version {version}, and this release reads up to "
         f"{VERSION}: upgrade the admin service to the fabric's release"

@@ -53,8 +53,7 @@ def may_try_again(operation: Operation) -> bool:
 def check_match(if_match: int | None, revision: int | None) -> None:
     """Check the revision against If-Match. Raises PreconditionError."""
     if if_match is not None and if_match != (ABSENT if revision is None else revision):
-        message = "changed since the ETag in If-Match: read the resource again, then decide"
-        raise PreconditionError(message)
+        raise PreconditionError("changed since the ETag in If-Match: read the resource again, then decide")
 
 
 def check_changeable(known: Registration, spec: EnclosureSpec) -> None:

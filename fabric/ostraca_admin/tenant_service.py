@@ -68,8 +68,7 @@ class TenantService:
 
     async def delete(self, tenant: TenantId, requester: Requester, *, if_match: int | None = None) -> None:
         """Delete a tenant's override; stored blocks stay. Raises NotFoundError."""
-        key = record_keys.tenant(tenant)
-        if not await self._overrides.delete(key, requester, tenant, if_match=if_match):
+        if not await self._overrides.delete(record_keys.tenant(tenant), requester, tenant, if_match=if_match):
             raise _unknown(tenant)
 
     async def get(self, tenant: TenantId) -> StoredOverride[TenantOverride]:

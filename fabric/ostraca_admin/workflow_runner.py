@@ -187,8 +187,7 @@ class WorkflowRunner:
             unchanged={**(unchanged or {}), at: revision, hold.key: hold.revision},
         )
         if written is None:
-            message = "cancelled, taken over by another admin, or its subject has changed"
-            raise OperationLostError(message)
+            raise OperationLostError("cancelled, taken over by another admin, or its subject has changed")
         return written
 
 

@@ -63,8 +63,7 @@ class EpochRetirement:
         if not fabric_map.earlier_placements or retiring_agent(fabric_map) != self._agent:
             return
         progress = await self._ring_progress(fabric_map)
-        due = epochs_due(fabric_map, progress, self._ended_at_s, now_s=self._clock(), ttl_s=ttl_s)
-        for retire in due:
+        for retire in epochs_due(fabric_map, progress, self._ended_at_s, now_s=self._clock(), ttl_s=ttl_s):
             log.info("%s retires placement epoch %d: %s", self._agent, retire.epoch, retire.why)
             try:
                 await self._membership.retire_placement(retire.epoch)

@@ -72,8 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     span = Span(engine_hash, len(engine_hash), options.root or engine_hash, (1,), options.rank, options.group)
     token = chosen_token(options, options.tenant)
     hello = hello_for(WORKER, options.tenant, f"ostraca explain:{os.getpid()}", token)
-    asking = ask(chosen_address(options), hello, options.volume, span, chosen_files(options))
-    found = asyncio.run(asking)
+    found = asyncio.run(ask(chosen_address(options), hello, options.volume, span, chosen_files(options)))
     if options.json:
         import msgspec
 

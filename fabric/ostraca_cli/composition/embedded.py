@@ -151,8 +151,7 @@ class EmbeddedFabric:
         space; an address is unavailable; no transport works. The method then stops all started parts.
         """
         plan = self._plan
-        shape = FabricShape(plan.enclosures, plan.drives, plan.drive_bytes)
-        self._state = FabricState(plan.directory, shape)
+        self._state = FabricState(plan.directory, FabricShape(plan.enclosures, plan.drives, plan.drive_bytes))
         try:
             await self._start(self._state)
         except BaseException:

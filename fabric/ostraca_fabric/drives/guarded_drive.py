@@ -238,8 +238,7 @@ class GuardedDrive:
 
     def _see_to_turns(self) -> None:
         if self._turn is None and not self._is_closed and self.health.needs_turns:
-            loop = asyncio.get_running_loop()
-            self._turn = loop.call_later(self.health.turn_every_s, self._take_turn)
+            self._turn = asyncio.get_running_loop().call_later(self.health.turn_every_s, self._take_turn)
 
     def _take_turn(self) -> None:
         self._turn = None

@@ -161,8 +161,7 @@ class QueuePair:
         self._id = (self._id + 1) % _IDS
         transfer.until_s = time.monotonic() + timeout_s
         under_way[self._id] = transfer
-        entry = replace(transfer.command, id=self._id).encode()
-        self.stream.send(command_pdu(entry), transfer.until_s)
+        self.stream.send(command_pdu(replace(transfer.command, id=self._id).encode()), transfer.until_s)
 
     def _receive(self, under_way: dict[int, Transfer], until_s: float) -> None:
         """Receive a PDU, and do what it asks for."""

@@ -111,9 +111,8 @@ class Staging:
 
         self.tenants = tenants or Tenants()
         self.tenants.on_left = self._serve_waiters
-        members = self.tenants.members
         self.cache = BlockCache(
-            settings.cache_bytes, protected_share=settings.cache_protected_share, members=members
+            settings.cache_bytes, protected_share=settings.cache_protected_share, members=self.tenants.members
         )
         self._held: dict[Purpose, Counter[Hashable]] = {purpose: Counter() for purpose in Purpose}
         """Bytes held per tenant, and per drive after abandonment."""

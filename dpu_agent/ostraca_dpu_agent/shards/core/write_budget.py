@@ -77,8 +77,7 @@ class ShardWriteBudget:
         """Return a Reason for each block of a pool, as ``FlashAdmission.decide``."""
         if self._admission is None or self._budget is None:
             return np.full(len(keys), Reason.NONE, np.uint8)
-        part = self._budget.part_of(pool)
-        return self._admission.decide(now_s, keys, stored_bytes, depths, budget=part)
+        return self._admission.decide(now_s, keys, stored_bytes, depths, budget=self._budget.part_of(pool))
 
     @property
     def level_bytes(self) -> float:

@@ -63,8 +63,7 @@ async def events(service: Service, _: Viewer) -> StreamingResponse:
     The server-sent events are ``operation`` and ``audit``.
     """
     await service.enclosures.operations(limit=1)  # fails before the stream starts if the store is unavailable
-    stream = event_stream(service.records, service.closing)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    return StreamingResponse(event_stream(service.records, service.closing), media_type="text/event-stream")
 
 
 async def event_stream(

@@ -117,8 +117,7 @@ async def erase_tenant(
     Volumes stay and accept puts at once. Done when no agent can serve a block any more. An agent cut off from
     the store serves for at most `key_ttl_s` of the settings.
     """
-    operation = await service.tenants.erase(TenantId(name), admin, volume=form.volume)
-    return started(service, operation, response)
+    return started(service, await service.tenants.erase(TenantId(name), admin, volume=form.volume), response)
 
 
 async def _view(

@@ -130,8 +130,7 @@ def _losses_table(losses: Sequence[Loss]) -> Table:
         )
         for loss in losses
     )
-    columns = right("load max/mean", "immediate loss", "worst loss", "final loss")
-    return table(rows, "stripe unit", *columns)
+    return table(rows, "stripe unit", *right("load max/mean", "immediate loss", "worst loss", "final loss"))
 
 
 def _short(number: float) -> str:
