@@ -26,7 +26,7 @@ def check_index(index: BlockIndex) -> None:
     assert len(np.unique(rows)) == len(rows), "no row belongs to two segments"
     live = rows[index._lengths[rows] > 0]
     assert len(live) == index._blocks, "blocks are counted"
-    assert int(index.lengths(live).sum(dtype=np.uint64)) == index._block_bytes, "their bytes are counted"
+    assert int(index.lengths(live).sum(dtype=np.uint64)) == index.block_bytes, "their bytes are counted"
     assert (index._prints > 0).sum() == index._blocks, "each block has one slot"
     keys = index._keys[live].view(np.uint8).reshape(-1, KEY_BYTES)
     assert (index.find(keys) == live).all(), "each block is found by its key"

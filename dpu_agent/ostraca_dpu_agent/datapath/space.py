@@ -92,7 +92,9 @@ class Space:
         self._ttl_s = ttl_s
         self._pool = pool
         self._targets: list[ReservedShard] = []
-        self._is_busy = np.zeros(len(blocks), np.bool_)
+        self.is_busy = np.zeros(len(blocks), np.bool_)
+        """Blocks without space from the last attempt, which may succeed later."""
+
         self._target = np.full(len(blocks), -1, np.intp)
         self._numbers = np.zeros(len(blocks), np.uint64)
         self._offsets = np.zeros(len(blocks), np.uint64)
@@ -101,11 +103,6 @@ class Space:
     def is_reserved(self) -> NDArray[np.bool_]:
         """Blocks with space."""
         return self._target >= 0
-
-    @property
-    def is_busy(self) -> NDArray[np.bool_]:
-        """Blocks without space from the last attempt, which may succeed later."""
-        return self._is_busy
 
     def until_s(self, positions: Positions) -> float:
         """Return when the first reservation of these blocks ends.
@@ -133,7 +130,7 @@ class Space:
         Blocks without space get their final outcome. *is_again*: the blocks' shards were busy before.
         """
         parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
-        self._is_busy[wanted] = False
+        self.is_busy[wanted] = False
         self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
         by_owner = restrict(parts, wanted)
         await asyncio.gather(
@@ -269,7 +266,7 @@ class Space:
         if is_reserved.any():  # a waiting put asks often
             self._targets.append(ReservedShard(owner, part.shard, drive, base, given.owner_epoch, until_s))
         self._target[part.positions[is_reserved]] = len(self._targets) - 1
-        self._is_busy[part.positions] = (states == PutState.DECLINED) & np.isin(reasons, _RETRYABLE)
+        self.is_busy[part.positions] = (states == PutState.DECLINED) & np.isin(reasons, _RETRYABLE)
         self._end(part.positions[~is_reserved], states[~is_reserved], reasons[~is_reserved])
 
     async def _commit_at(

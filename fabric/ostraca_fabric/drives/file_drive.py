@@ -315,10 +315,16 @@ class DriveThreads:
         self._drive = drive
         self._share_bytes_max = share_bytes_max
         self._pieces_queued_max = pieces_queued_max
-        self._queued = 0
+        self.queued = 0
+        """Pieces submitted and not ended."""
+
         self._failing = threading.Lock()
-        self._failures = 0
-        self._last_error = ""
+        self.failures = 0
+        """Failed operations since the drive was opened."""
+
+        self.last_error = ""
+        """Message of the last failure; empty without a failure."""
+
         self._jobs: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._short: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
         self._threads = [
@@ -327,21 +333,6 @@ class DriveThreads:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def queued(self) -> int:
-        """Pieces submitted and not ended."""
-        return self._queued
-
-    @property
-    def failures(self) -> int:
-        """Failed operations since the drive was opened."""
-        return self._failures
-
-    @property
-    def last_error(self) -> str:
-        """Message of the last failure; empty without a failure."""
-        return self._last_error
 
     def submit_pieces(self, pieces: Pieces, act: Act) -> asyncio.Future[NDArray[np.bool_]]:
         """Run *act* on every piece, in shares; the future gives the success of each piece."""
@@ -363,9 +354,9 @@ class DriveThreads:
     def count_failures(self, failed: int, reason: str) -> None:
         """Count failed operations, and log some. May be called in any thread."""
         with self._failing:
-            before, self._failures = self._failures, self._failures + failed
-            self._last_error = reason
-            count = self._failures
+            before, self.failures = self.failures, self.failures + failed
+            self.last_error = reason
+            count = self.failures
         # Warn only the 1st, 2nd, 4th, 8th ... time: a broken drive fails thousands of times.
         level = logging.WARNING if count.bit_length() > before.bit_length() else logging.DEBUG
         log.log(level, "Drive %s has failed %d times, just now: %s", self._drive, count, reason)
@@ -395,14 +386,14 @@ class DriveThreads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
         count = shares[-1].stop if shares else 0
-        if not count or self._queued + count > self._pieces_queued_max:
+        if not count or self.queued + count > self._pieces_queued_max:
             future.set_result(np.zeros(count, np.bool_))
             return future
-        self._queued += count
-        log.debug("drive %s: %d blocks submitted behind %d", self._drive, count, self._queued - count)
+        self.queued += count
+        log.debug("drive %s: %d blocks submitted behind %d", self._drive, count, self.queued - count)
 
         def end(ends: NDArray[np.bool_]) -> None:
-            self._queued -= count
+            self.queued -= count
             if not future.done():  # a caller may have cancelled the future, against the rules of the port
                 future.set_result(ends)
 

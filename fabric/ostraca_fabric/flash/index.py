@@ -88,7 +88,8 @@ class BlockIndex:
         self._columns = (at(self._pages), at(self._lengths), at(self._tags))
         self._used = 0
         self._blocks = 0
-        self._block_bytes = 0
+        self.block_bytes = 0
+        """Bytes of all blocks listed."""
 
     def __len__(self) -> int:
         return self._blocks
@@ -105,11 +106,6 @@ class BlockIndex:
     def rows_taken(self) -> NDArray[np.uint32]:
         """Rows taken by each segment, including those of blocks removed alone. Read-only."""
         return self._segment_rows
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of all blocks listed."""
-        return self._block_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -197,7 +193,7 @@ class BlockIndex:
         library.ostraca_index_place(*self._table, at(rows), len(rows))
         self._used += len(new)
         self._blocks += len(new)
-        self._block_bytes += int(lengths[new].sum(dtype=np.uint64))
+        self.block_bytes += int(lengths[new].sum(dtype=np.uint64))
         return states
 
     def remove(self, rows: NDArray[np.intp]) -> None:
@@ -207,7 +203,7 @@ class BlockIndex:
         emptied = library.ostraca_index_unplace(*self._table, at(rows), len(rows))
         assert emptied == len(rows), "a row was taken out that was not listed"
         self._blocks -= len(rows)
-        self._block_bytes -= int(self.lengths(rows).sum(dtype=np.uint64))
+        self.block_bytes -= int(self.lengths(rows).sum(dtype=np.uint64))
         self._lengths[rows] = 0
 
     def remove_segment(self, segment: int) -> Removed:

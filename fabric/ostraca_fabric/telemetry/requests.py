@@ -250,12 +250,10 @@ class HitWatch:
 
     def count(self, operation: str, states: bytes, reasons: bytes) -> None:
         """Count the outcomes of a request's blocks, one byte each."""
-        if self.has_hit:
-            return
-        if operation == "put":
+        if operation == "put" and not self.has_hit:
             self.has_hit = _EXISTS in states
             self.put_blocks += sum(map(states.count, _STORED))
-        else:
+        elif not self.has_hit:
             self.has_hit = _HIT in states
             self.asked_blocks += reasons.count(_NOT_FOUND) if self.put_blocks else 0
 

@@ -239,7 +239,9 @@ class FrameReader:
         self._end = 0
         self._whole_bytes = 0
         self._bulk: BulkEnd | None = None
-        self._landing: Passage | None = None
+        self.landing: Passage | None = None
+        """Blocks of the current frame, as memory for the next received bytes; None if not landing."""
+
         self._discard_bytes = 0
         self._is_closed = False
 
@@ -248,20 +250,15 @@ class FrameReader:
         """Bytes of the reader's own memory."""
         return len(self._scratch)
 
-    @property
-    def landing(self) -> Passage | None:
-        """Blocks of the current frame, as memory for the next received bytes; None if not landing."""
-        return self._landing
-
     def close(self) -> None:
         """Stop reading and release all blocks: no byte is written there any more."""
         self._is_closed = True
-        self._bulk = self._landing = None
+        self._bulk = self.landing = None
         self._start = self._end = 0
 
     def buffer(self) -> memoryview:
         """Return the memory for the next received bytes, in one piece; never empty."""
-        return self.tail() if self._landing is None else self._landing.next_piece()
+        return self.tail() if self.landing is None else self.landing.next_piece()
 
     def tail(self) -> memoryview:
         """Return the memory for bytes behind the blocks of ``landing``; never empty."""
@@ -275,9 +272,9 @@ class FrameReader:
         """
         if self._is_closed:
             return
-        if self._landing is not None:
-            landed = min(count, self._landing.left_bytes)
-            self._landing.passed_bytes += landed
+        if self.landing is not None:
+            landed = min(count, self.landing.left_bytes)
+            self.landing.passed_bytes += landed
             count -= landed
         self._end += count
         while not self._is_closed:
@@ -341,10 +338,10 @@ class FrameReader:
         blocks_bytes = int(lengths.sum(dtype=np.int64))
         if blocks_bytes != rest_bytes - blocks * _COLUMNS_BYTES or not lengths.all():
             raise MalformedError(f"a bulk frame of {rest_bytes} bytes whose blocks do not add up to it")
-        self._landing = self._sink(transfer, places, lengths)
-        assert self._landing is None or self._landing.total_bytes == blocks_bytes, "a sink of another length"
-        self._discard_bytes = 0 if self._landing is not None else blocks_bytes
-        self._bulk = BulkEnd(transfer, places, landed=self._landing is not None)
+        self.landing = self._sink(transfer, places, lengths)
+        assert self.landing is None or self.landing.total_bytes == blocks_bytes, "a sink of another length"
+        self._discard_bytes = 0 if self.landing is not None else blocks_bytes
+        self._bulk = BulkEnd(transfer, places, landed=self.landing is not None)
         self._start += self._whole_bytes
         return True
 
@@ -359,7 +356,7 @@ class FrameReader:
 
     def _go_on_with_bulk(self) -> BulkEnd | None:
         """Move bytes from scratch memory to the blocks, and end a complete frame."""
-        bulk, landing = self._bulk, self._landing
+        bulk, landing = self._bulk, self.landing
         assert bulk is not None
         left_bytes = self._discard_bytes if landing is None else landing.left_bytes
         count = min(left_bytes, self._end - self._start)
@@ -370,7 +367,7 @@ class FrameReader:
         self._start += count
         if count < left_bytes:
             return None
-        self._bulk = self._landing = None
+        self._bulk = self.landing = None
         return bulk
 
     def _make_room(self) -> None:

@@ -333,10 +333,9 @@ def send_session_end(runner: JobRunner, volume: VolumeSpec, chains: Chain | Sequ
     def act() -> None:
         session = connections.live
         handle = None if session is None else session.handles.get(volume.key)
-        if session is None or handle is None:
-            return
-        for window in windows(listed, blocks_per_request(session.limits, volume.hash_bytes)):
-            session.send(EndSession(handle, tuple(chain.span() for chain in window.chains)))
+        if session is not None and handle is not None:
+            for window in windows(listed, blocks_per_request(session.limits, volume.hash_bytes)):
+                session.send(EndSession(handle, tuple(chain.span() for chain in window.chains)))
 
     runner.post(act)
 

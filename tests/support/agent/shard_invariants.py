@@ -41,7 +41,7 @@ def _check_reservations(table: ReservationTable) -> None:
     assert len(live) == len(table), "free slots are counted"
     assert table._held == int((table.states == HELD).sum()), "held reservations are counted"
     is_free = np.zeros(len(table.states), np.bool_)
-    is_free[table._free[: table._free_count]] = True
+    is_free[table._free[: table.room]] = True
     assert not is_free[live].any(), "no slot in use is free"
     assert table.in_flight.count == len(live), "keys in flight are counted"
     assert (table.in_flight.find(table.keys[live]) == live).all(), "each key in flight has its slot"

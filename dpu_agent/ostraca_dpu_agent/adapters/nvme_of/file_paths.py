@@ -24,17 +24,14 @@ class FilePaths:
 
     def __init__(self, host: str) -> None:
         """Use *host* as NQN. Raises UsageError if the NQN is invalid."""
-        self._host = check_nqn(host)
+        self.host = check_nqn(host)
+        """The NQN by which enclosures know this host."""
+
         self._connected: dict[str, set[Controller]] = {}
         """By the target's NQN."""
 
         self._refusals: dict[tuple[str, Controller], str] = {}
         """By the target's NQN and controller: reason of the last failed connection."""
-
-    @property
-    def host(self) -> str:
-        """The NQN by which enclosures know this host."""
-        return self._host
 
     async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
         """Connect as ``Paths`` specifies."""
@@ -70,15 +67,15 @@ class FilePaths:
             self._refusals.pop((target.nqn, controller), None)
 
     def _admit(self, exports: FoundExports, controller: Controller, secret: str) -> None:
-        if not exports.knows(self._host):
+        if not exports.knows(self.host):
             raise PathError(
                 Stage.AUTHENTICATE,
-                f"{controller} rejects this host: add {self._host} to the hosts of the enclosure",
+                f"{controller} rejects this host: add {self.host} to the hosts of the enclosure",
             )
-        if not exports.is_secret(self._host, secret):
+        if not exports.is_secret(self.host, secret):
             raise PathError(
                 Stage.AUTHENTICATE,
-                f"{controller} rejects {self._host} with {'this secret' if secret else 'no secret'}: "
+                f"{controller} rejects {self.host} with {'this secret' if secret else 'no secret'}: "
                 "configure the enclosure's secret for this host",
             )
 

@@ -67,7 +67,9 @@ class NvmePaths:
 
         Raises UsageError if either is invalid.
         """
-        self._host = check_nqn(host)
+        self.host = check_nqn(host)
+        """The NQN by which enclosures know this host."""
+
         try:
             self._host_id = str(uuid.UUID(host_id))
         except ValueError:
@@ -92,11 +94,6 @@ class NvmePaths:
 
         self._connecting = asyncio.Lock()
         """Serialises connection attempts, since the kernel makes one controller at a time."""
-
-    @property
-    def host(self) -> str:
-        """The NQN by which enclosures know this host."""
-        return self._host
 
     async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
         """Connect as ``Paths`` specifies."""
@@ -189,7 +186,7 @@ class NvmePaths:
         for found in await asyncio.to_thread(self._sysfs.controllers, target.nqn):
             if found.is_going:
                 continue
-            if found.host != self._host:
+            if found.host != self.host:
                 raise PathError(
                     Stage.FIT,
                     f"{found.name} is connected to {target.nqn} under another host NQN ({found.host}): run "
@@ -227,7 +224,7 @@ class NvmePaths:
                 f"the path to {controller} is lost; the kernel tries again every "
                 f"{self._settings.reconnect_delay_s} s ({found.name} is {found.state})",
             )
-        attempt = ConnectionAttempt(target.nqn, controller, addresses, self._host, secret)
+        attempt = ConnectionAttempt(target.nqn, controller, addresses, self.host, secret)
         if (earlier := await asyncio.to_thread(self._unfinished.error_of, attempt)) is not None:
             raise earlier
         settings = self._settings
@@ -236,7 +233,7 @@ class NvmePaths:
             "traddr": addresses[0],
             "trsvcid": controller.service,
             "nqn": target.nqn,
-            "hostnqn": self._host,
+            "hostnqn": self.host,
             "hostid": self._host_id,
             "nr_io_queues": settings.io_queues,
             "keep_alive_tmo": settings.keep_alive_s,
@@ -264,7 +261,7 @@ class NvmePaths:
             refused = refusal(
                 controller,
                 target.nqn,
-                self._host,
+                self.host,
                 error.without(others),
                 has_secret=bool(secret),
                 late=late,
@@ -286,7 +283,7 @@ class NvmePaths:
             await asyncio.sleep(_POLL_S)
 
     def _namespaces(self, target: Target) -> tuple[Namespace, ...]:
-        if not any(each.is_live and each.host == self._host for each in self._sysfs.controllers(target.nqn)):
+        if not any(each.is_live and each.host == self.host for each in self._sysfs.controllers(target.nqn)):
             return ()
         found: dict[str, Namespace] = {}
         for namespace in self._sysfs.namespaces(target.nqn):
@@ -311,7 +308,7 @@ class NvmePaths:
         states = [
             each.state
             for each in found
-            if each.host == self._host and leads_to(each, controller, addresses) and not each.is_going
+            if each.host == self.host and leads_to(each, controller, addresses) and not each.is_going
         ]
         if "live" in states:
             return PathState(controller, is_live=True, detail="live")
@@ -319,7 +316,7 @@ class NvmePaths:
 
     async def _own_controllers(self, target: Target) -> list[FoundController]:
         found = await asyncio.to_thread(self._sysfs.controllers, target.nqn)
-        return [each for each in found if each.host == self._host]
+        return [each for each in found if each.host == self.host]
 
     async def _resolve(self, controller: Controller) -> tuple[str, ...]:
         if is_address(controller.address):

@@ -59,17 +59,14 @@ class TcpPaths:
 
     def __init__(self, host: str, host_id: str, settings: TcpPathSettings | None = None) -> None:
         """Use *host* as NQN, with the matching UUID *host_id*. Raises UsageError."""
-        self._host = check_nqn(host)
+        self.host = check_nqn(host)
+        """The NQN by which enclosures know this host."""
+
         self._host_id = uuid.UUID(host_id).bytes
         self._settings = settings or TcpPathSettings()
         self._changing = threading.Lock()
         self._links: dict[tuple[str, Controller], _Link] = {}
         self._is_closed = False
-
-    @property
-    def host(self) -> str:
-        """The NQN by which enclosures know this host."""
-        return self._host
 
     async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
         """Connect as ``Paths`` specifies."""
@@ -147,11 +144,11 @@ class TcpPaths:
                 "enclosure without a secret, or set nvme.initiator to kernel",
             )
         keep_alive_ms = round(self._settings.keep_alive_s * 1000)
-        connect = Connect(target.nqn, self._host, self._host_id, keep_alive_ms=keep_alive_ms)
+        connect = Connect(target.nqn, self.host, self._host_id, keep_alive_ms=keep_alive_ms)
         try:
             return Association(controller, connect, self._settings)
         except ConnectRefusedError as error:
-            raise _refused(controller, target.nqn, self._host, error) from error
+            raise _refused(controller, target.nqn, self.host, error) from error
         except LOST as error:
             raise _unreachable(controller, error) from error
 

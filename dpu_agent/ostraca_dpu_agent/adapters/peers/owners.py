@@ -385,12 +385,10 @@ class PeerRequest:
             self._slots.release()
 
     def _on_time(self) -> None:
-        if self.answered.done():
-            return
-        if self._loop.time() < self._until_s - _SLACK_S:
+        if not self.answered.done() and self._loop.time() < self._until_s - _SLACK_S:
             self._timer = self._loop.call_at(self._until_s, self._on_time)
             self._link.note_slow(self)
-        else:
+        elif not self.answered.done():
             self.answered.set_exception(timeout_error(self._link.agent, self._deadline_s))
 
 

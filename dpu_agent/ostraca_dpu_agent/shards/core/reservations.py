@@ -45,18 +45,15 @@ class ReservationTable:
 
         self._named_at = np.zeros(slots, np.intp)  # scratch of ``slots_of``
         self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
-        self._free_count = slots
+        self.room = slots
+        """Number of reservations that still fit."""
+
         self._held = 0
         self._batches: list[tuple[float, int, NDArray[np.uint64]]] = []
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self.states) - self._free_count
-
-    @property
-    def room(self) -> int:
-        """Number of reservations that still fit."""
-        return self._free_count
+        return len(self.states) - self.room
 
     @property
     def has_held(self) -> bool:
@@ -88,8 +85,8 @@ class ReservationTable:
         """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
-        self._free_count -= count
-        slots = self._free[self._free_count : self._free_count + count].copy()
+        self.room -= count
+        slots = self._free[self.room : self.room + count].copy()
         counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
         self._count += count
         numbers = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
@@ -139,8 +136,8 @@ class ReservationTable:
         self.in_flight.remove(slots)
         self._held -= int(np.count_nonzero(self.states[slots] == HELD))
         self.states[slots] = FREE
-        self._free[self._free_count : self._free_count + len(slots)] = slots
-        self._free_count += len(slots)
+        self._free[self.room : self.room + len(slots)] = slots
+        self.room += len(slots)
 
     def take_expired(self, now_s: float) -> NDArray[np.intp]:
         """Return the slots of expired reservations without a commit. The caller ends them."""

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ostraca_enclosure.adapters.nvme_tcp.served_file import ServedFile
@@ -68,28 +68,19 @@ class Subsystem:
         self.clock = clock
         self.exists = False
         self._changing = threading.Lock()
-        self._files: dict[int, ServedFile] = {}
-        self._hosts: frozenset[str] = frozenset()
-        self._allows_any_host = False
+        self.files: dict[int, ServedFile] = {}
+        """Exported drives, by namespace."""
+
+        self.hosts: frozenset[str] = frozenset()
+        """Hosts admitted by name."""
+
+        self.allows_any_host = False
+        """Whether every host may connect."""
+
         self._controllers: dict[int, ServedController] = {}
         self._controller_ids = itertools.cycle(range(1, _CONTROLLER_MAX + 1))
         self._slots = itertools.count(1)
         self.serial = hashlib.blake2b(nqn.encode()).hexdigest()[:_SERIAL_CHARACTERS]
-
-    @property
-    def files(self) -> Mapping[int, ServedFile]:
-        """Return the exported drives, by namespace."""
-        return self._files
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """Return the hosts admitted by name."""
-        return self._hosts
-
-    @property
-    def allows_any_host(self) -> bool:
-        """Return whether every host may connect."""
-        return self._allows_any_host
 
     @property
     def connections(self) -> int:
@@ -99,11 +90,11 @@ class Subsystem:
 
     def admit(self, hosts: frozenset[str], *, allows_any_host: bool) -> None:
         """Replace the list of hosts; existing connections stay."""
-        self._hosts, self._allows_any_host = hosts, allows_any_host
+        self.hosts, self.allows_any_host = hosts, allows_any_host
 
     def admits(self, host: str) -> bool:
         """Return whether a host may connect now."""
-        return self.exists and (self._allows_any_host or host in self._hosts)
+        return self.exists and (self.allows_any_host or host in self.hosts)
 
     def add(self, export: Export) -> None:
         """Export a drive. Raises ExportError.
@@ -111,18 +102,18 @@ class Subsystem:
         No number is used twice, so no host can take one drive for another.
         """
         with self._changing:
-            if any(each.export == export for each in self._files.values()):
+            if any(each.export == export for each in self.files.values()):
                 return
-            if len(self._files) >= LISTED_MAX:
+            if len(self.files) >= LISTED_MAX:
                 raise ExportError(f"the subsystem has {LISTED_MAX} drives already, its limit")
-            self._files = {**self._files, next(self._slots): ServedFile(export)}
+            self.files = {**self.files, next(self._slots): ServedFile(export)}
 
     def remove(self, slot: int) -> None:
         """Withdraw a drive; commands in progress end first."""
         with self._changing:
-            files = dict(self._files)
+            files = dict(self.files)
             file = files.pop(slot, None)
-            self._files = files
+            self.files = files
         if file is not None:
             file.close()
 
@@ -130,7 +121,7 @@ class Subsystem:
         """Withdraw everything, and end all connections."""
         self.exists = False
         self.admit(frozenset(), allows_any_host=False)
-        for slot in list(self._files):
+        for slot in list(self.files):
             self.remove(slot)
         with self._changing:
             streams = [stream for each in self._controllers.values() for stream in each.streams.values()]
@@ -147,7 +138,7 @@ class Subsystem:
             VERSION,
             TRANSFER_BYTES_MAX,
             has_volatile_cache=True,
-            namespaces_max=max([LISTED_MAX, *self._files]),
+            namespaces_max=max([LISTED_MAX, *self.files]),
         )
 
     def begin(self, connect: Connect, stream: PduStream) -> ServedController | None:

@@ -38,12 +38,8 @@ class Notifier:
         """Watchdog time of the manager, in seconds; 0 without a watchdog."""
 
     def ready(self, status: str) -> None:
-        """Report readiness: after the start, and again after ``reloading``."""
+        """Report readiness after the start."""
         self._tell(f"READY=1\nSTATUS={status}")
-
-    def reloading(self) -> None:
-        """Report that files are being reloaded; ``ready`` must follow."""
-        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
         """Report a graceful shutdown."""

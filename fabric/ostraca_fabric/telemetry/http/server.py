@@ -39,17 +39,13 @@ class HttpServer:
         self._settings = settings
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self._url = ""
-
-    @property
-    def url(self) -> str:
+        self.url = ""
         """URL with the real port; empty before ``start``."""
-        return self._url
 
     def start(self) -> None:
         """Listen and serve. Raises ConnectError if the address is unavailable."""
         listening = listen(self._asked)
-        self._url = str(real_address(self._asked, listening)).replace("tcp://", "http://", 1)
+        self.url = str(real_address(self._asked, listening)).replace("tcp://", "http://", 1)
         config = uvicorn.Config(
             self._app,
             http=_limited(self._settings),

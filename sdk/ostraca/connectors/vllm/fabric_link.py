@@ -36,7 +36,9 @@ class FabricLink:
         self._changing = threading.Lock()  # held while layout, volume, client or end change
         self._layout = layout
         self._volume: Volume | None = None
-        self._client: Client | None = None
+        self.client: Client | None = None
+        """The client once connected: its operations outlive a change of volumes."""
+
         self._last_logged = ""
         self._task = BackgroundTask(
             "link",
@@ -55,11 +57,6 @@ class FabricLink:
             self._start()
         return self._volume
 
-    @property
-    def client(self) -> Client | None:
-        """The client once connected: its operations outlive a change of volumes."""
-        return self._client
-
     def switch_layout(self, layout: Layout) -> None:
         """Open this layout's volume in place of the previous volume.
 
@@ -74,8 +71,8 @@ class FabricLink:
         with self._changing:
             self._task.close()
             self._volume = None
-        if self._client is not None:
-            self._client.close()
+        if self.client is not None:
+            self.client.close()
 
     def _start(self) -> None:
         if not self._task.start():
@@ -100,14 +97,14 @@ class FabricLink:
                 is_current = layout == self._layout or self._task.is_closed
                 if is_current and not self._task.is_closed:
                     self._volume = volume
-            self._log_once(f"uses {volume!r} by {self._client!r}", logging.INFO)
+            self._log_once(f"uses {volume!r} by {self.client!r}", logging.INFO)
 
     def _open(self, layout: Layout) -> Volume:
         """Open the layout's volume, connecting first if necessary.
 
         Raises OstracaError.
         """
-        client = self._client
+        client = self.client
         if client is None:
             client = ostraca.connect(
                 self._settings.agents or None,
@@ -116,7 +113,7 @@ class FabricLink:
                 timeout_s=_ATTEMPT_S,
             )
             with self._changing:
-                self._client = client
+                self.client = client
                 is_closed = self._task.is_closed
             if is_closed:  # ``close`` has not seen this client
                 client.close()
