@@ -41,6 +41,19 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field=
     """Message in a msgpack frame of its own."""
 
 
+class RequestMessage(Message, frozen=True):
+    """Request, or message about a request."""
+
+    request: int
+
+
+class BlocksAnswer(RequestMessage, frozen=True):
+    """Answer with a state and a reason for each block."""
+
+    states: bytes
+    reasons: bytes
+
+
 # --- handshake
 # -------------------------------------------------------------------------------------------------------
 
@@ -109,13 +122,12 @@ class Refused(Message, frozen=True, tag=3):
     message: str
 
 
-class Failure(Message, frozen=True, tag=4):
+class Failure(RequestMessage, frozen=True, tag=4):
     """Failure of a request; the connection stays open.
 
     Codes: docs/reference/formats/wire.md.
     """
 
-    request: int
     code: str
     message: str
 
@@ -124,14 +136,13 @@ class Failure(Message, frozen=True, tag=4):
 # -------------------------------------------------------------------------------------------------
 
 
-class OpenVolume(Message, frozen=True, tag=10):
+class OpenVolume(RequestMessage, frozen=True, tag=10):
     """Request to find a volume of the connection's tenant, or to create the volume.
 
     Chains shorter than ``break_even_tokens`` are not put through the returned handle: this worker recomputes
     such chains faster than loading.
     """
 
-    request: int
     name: str
     layout: Layout
     block_bytes: int
@@ -139,42 +150,35 @@ class OpenVolume(Message, frozen=True, tag=10):
     break_even_tokens: int = 0
 
 
-class VolumeOpened(Message, frozen=True, tag=11):
+class VolumeOpened(RequestMessage, frozen=True, tag=11):
     """Answer to OpenVolume; ``handle`` is valid on this connection only."""
 
-    request: int
     handle: int
     incarnation: int
 
 
-class Lookup(Message, frozen=True, tag=12):
+class Lookup(RequestMessage, frozen=True, tag=12):
     """Query for the blocks available to gets. With ``pin_s``, hits stay available that long."""
 
-    request: int
     handle: int
     deadline_s: float
     spans: Spans
     pin_s: float = 0.0
 
 
-class LookupDone(Message, frozen=True, tag=13):
+class LookupDone(BlocksAnswer, frozen=True, tag=13):
     """Answer to Lookup, a byte per block, spans in order.
 
     ``states``: BlockState; ``reasons``: Reason.
     """
 
-    request: int
-    states: bytes
-    reasons: bytes
 
-
-class Get(Message, frozen=True, tag=14):
+class Get(RequestMessage, frozen=True, tag=14):
     """Request to load blocks into arena slots.
 
     ``lengths``: u32 expected bytes per block; ``slots``: u64 arena offset per block.
     """
 
-    request: int
     handle: int
     deadline_s: float
     spans: Spans
@@ -185,19 +189,18 @@ class Get(Message, frozen=True, tag=14):
     """Time to recompute all of these blocks, spread evenly; 0 if unknown."""
 
 
-class GetProgress(Message, frozen=True, tag=15):
+class GetProgress(RequestMessage, frozen=True, tag=15):
     """Notice of landed blocks, ready for verification; more may follow.
 
     ``positions``: u32 in the request; ``tags``: 16 bytes each, made by the writers' SDKs. A block is a HIT
     only if named here, or in ``GetDone.positions``.
     """
 
-    request: int
     positions: bytes
     tags: bytes
 
 
-class GetDone(Message, frozen=True, tag=16):
+class GetDone(BlocksAnswer, frozen=True, tag=16):
     """End of a get. ``states`` and ``reasons``: a byte per block.
 
     - ``unsettled``: u32 positions with the slot under a transfer not known to have ended. ``Settled`` follows
@@ -206,21 +209,17 @@ class GetDone(Message, frozen=True, tag=16):
       get has one message.
     """
 
-    request: int
-    states: bytes
-    reasons: bytes
     unsettled: bytes = b""
     positions: bytes = b""
     tags: bytes = b""
 
 
-class Put(Message, frozen=True, tag=17):
+class Put(RequestMessage, frozen=True, tag=17):
     """Request to store blocks from arena slots.
 
     ``tags``: 16 bytes per block, made by the SDK from the caller's bytes.
     """
 
-    request: int
     handle: int
     deadline_s: float
     ack: int
@@ -233,22 +232,18 @@ class Put(Message, frozen=True, tag=17):
     """Time after which the blocks are not worth reinsertion at their segment's eviction; 0 if unknown."""
 
 
-class PutDone(Message, frozen=True, tag=18):
+class PutDone(BlocksAnswer, frozen=True, tag=18):
     """Acknowledgement of a put. ``states``: a PutState byte per block.
 
     ``unsettled`` as in GetDone; all other slots are free for the worker.
     """
 
-    request: int
-    states: bytes
-    reasons: bytes
     unsettled: bytes = b""
 
 
-class Prefetch(Message, frozen=True, tag=19):
+class Prefetch(RequestMessage, frozen=True, tag=19):
     """Request to load blocks into an agent's DRAM cache, as room and time allow."""
 
-    request: int
     handle: int
     deadline_s: float
     spans: Spans
@@ -256,54 +251,39 @@ class Prefetch(Message, frozen=True, tag=19):
     """The agent with the DRAM cache; empty for the receiver of the message."""
 
 
-class PrefetchDone(Message, frozen=True, tag=20):
+class PrefetchDone(BlocksAnswer, frozen=True, tag=20):
     """Answer to Prefetch and PrefetchFor.
 
     ``states``: HIT for blocks now in that agent's DRAM cache.
     """
 
-    request: int
-    states: bytes
-    reasons: bytes
 
-
-class Cancel(Message, frozen=True, tag=21):
+class Cancel(RequestMessage, frozen=True, tag=21):
     """Notice to give up a request. The request still gets a final message, soon."""
 
-    request: int
 
-
-class Settled(Message, frozen=True, tag=22):
+class Settled(RequestMessage, frozen=True, tag=22):
     """Notice of the end of all transfers of a request; all slots are free for the worker."""
 
-    request: int
 
-
-class Ping(Message, frozen=True, tag=23):
+class Ping(RequestMessage, frozen=True, tag=23):
     """Request for an immediate answer."""
 
-    request: int
 
-
-class Pong(Message, frozen=True, tag=24):
+class Pong(RequestMessage, frozen=True, tag=24):
     """Answer to Ping."""
 
-    request: int
 
-
-class StatusRequest(Message, frozen=True, tag=25):
+class StatusRequest(RequestMessage, frozen=True, tag=25):
     """Request for the agent's status."""
 
-    request: int
 
-
-class StatusDone(Message, frozen=True, tag=26):
+class StatusDone(RequestMessage, frozen=True, tag=26):
     """Answer to StatusRequest.
 
     ``body``: an ``AgentStatus`` as msgpack (``ostraca_fabric.telemetry.status``).
     """
 
-    request: int
     body: bytes
 
 
@@ -318,41 +298,35 @@ class Fetch(Message, frozen=True, tag=27):
     lengths: bytes
 
 
-class SettlePast(Message, frozen=True, tag=28):
+class SettlePast(RequestMessage, frozen=True, tag=28):
     """Request to end earlier connections of this client (``Hello.client``).
 
     The answer follows when all transfers of the earlier connections are known to have ended.
     """
 
-    request: int
 
-
-class PastSettled(Message, frozen=True, tag=29):
+class PastSettled(RequestMessage, frozen=True, tag=29):
     """Answer to SettlePast: transfers of earlier connections have ended, and none will begin."""
 
-    request: int
 
-
-class Explain(Message, frozen=True, tag=30):
+class Explain(RequestMessage, frozen=True, tag=30):
     """Query for agents' knowledge of a block and its events.
 
     ``spans`` name exactly one block. ``volume`` is a name within the connection's tenant, and need not be
     open.
     """
 
-    request: int
     deadline_s: float
     volume: str
     spans: Spans
 
 
-class Explained(Message, frozen=True, tag=31):
+class Explained(RequestMessage, frozen=True, tag=31):
     """Answer to Explain.
 
     ``body``: a ``BlockExplanation`` as msgpack (``ostraca_fabric.telemetry.explain``).
     """
 
-    request: int
     body: bytes
 
 
@@ -390,7 +364,7 @@ class ShardKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
     placement_epoch: int = 0
 
 
-class Resolve(Message, frozen=True, tag=40):
+class Resolve(RequestMessage, frozen=True, tag=40):
     """Query for the location of blocks. Extents found stay readable for ``pin_s``, or until released.
 
     - ``promises``: blocks found can be found again for ``pin_s``. A block without such a promise is reported
@@ -399,7 +373,6 @@ class Resolve(Message, frozen=True, tag=40):
     - ``label``, here as in ``Reserve`` and ``Commit``: label of the worker's request behind the query.
     """
 
-    request: int
     deadline_s: float
     pin_s: float
     shards: tuple[ShardKeys, ...]
@@ -433,10 +406,9 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     known_epoch: int = 0
 
 
-class Resolved(Message, frozen=True, tag=41):
+class Resolved(RequestMessage, frozen=True, tag=41):
     """Answer to Resolve, shards in the order of the request."""
 
-    request: int
     shards: tuple[ShardExtents, ...]
 
 
@@ -452,10 +424,9 @@ class ShardWants(msgspec.Struct, frozen=True, array_like=True, gc=False):
     depths: bytes = b""
 
 
-class Reserve(Message, frozen=True, tag=42):
+class Reserve(RequestMessage, frozen=True, tag=42):
     """Request for space for blocks, reserved for ``hold_s``."""
 
-    request: int
     deadline_s: float
     hold_s: float
     shards: tuple[ShardWants, ...]
@@ -499,10 +470,9 @@ class ShardReservations(msgspec.Struct, frozen=True, array_like=True, gc=False):
     known_epoch: int = 0
 
 
-class Reserved(Message, frozen=True, tag=43):
+class Reserved(RequestMessage, frozen=True, tag=43):
     """Answer to Reserve, shards in the order of the request."""
 
-    request: int
     shards: tuple[ShardReservations, ...]
 
 
@@ -519,10 +489,9 @@ class ShardCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seeds: bytes
 
 
-class Commit(Message, frozen=True, tag=44):
+class Commit(RequestMessage, frozen=True, tag=44):
     """Request to list blocks. The answer follows when the blocks are in a summary on flash."""
 
-    request: int
     deadline_s: float
     shards: tuple[ShardCommit, ...]
     label: str = ""
@@ -543,10 +512,9 @@ class ShardCommitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     known_epoch: int = 0
 
 
-class Committed(Message, frozen=True, tag=45):
+class Committed(RequestMessage, frozen=True, tag=45):
     """Answer to Commit, shards in the order of the request."""
 
-    request: int
     shards: tuple[ShardCommitted, ...]
 
 
@@ -584,23 +552,21 @@ class Damage(Message, frozen=True, tag=47):
     seed: int
 
 
-class Inspect(Message, frozen=True, tag=48):
+class Inspect(RequestMessage, frozen=True, tag=48):
     """Query for a shard owner's knowledge of a 16-byte key. Does not count as a read."""
 
-    request: int
     deadline_s: float
     shard: str
     key: bytes
     label: str = ""
 
 
-class Inspected(Message, frozen=True, tag=49):
+class Inspected(RequestMessage, frozen=True, tag=49):
     """Answer to Inspect.
 
     ``body``: an ``OwnerView`` as msgpack (``ostraca_fabric.telemetry.explain``).
     """
 
-    request: int
     body: bytes
 
 
@@ -610,10 +576,9 @@ class SessionEnded(Message, frozen=True, tag=51):
     shards: tuple[ShardKeys, ...]
 
 
-class RingProgressQuery(Message, frozen=True, tag=52):
+class RingProgressQuery(RequestMessage, frozen=True, tag=52):
     """Query for ring progress: full rounds of the receiver's shards by placement epoch."""
 
-    request: int
     deadline_s: float
     label: str = ""
 
@@ -629,10 +594,9 @@ class ShardRingProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     placement_epoch: int
 
 
-class RingProgressAnswer(Message, frozen=True, tag=53):
+class RingProgressAnswer(RequestMessage, frozen=True, tag=53):
     """Answer to RingProgressQuery: all owned and recovered shards of the agent."""
 
-    request: int
     shards: tuple[ShardRingProgress, ...]
 
 
@@ -640,14 +604,13 @@ class RingProgressAnswer(Message, frozen=True, tag=53):
 # --------------------------------------------------------------------------------------------------
 
 
-class PrefetchFor(Message, frozen=True, tag=50):
+class PrefetchFor(RequestMessage, frozen=True, tag=50):
     """Request to load blocks of a tenant's volume into the receiver's DRAM cache.
 
     The receiver loads as room and time allow. Failed with ``unknown_volume`` if the volume is unknown, or
     known under another incarnation.
     """
 
-    request: int
     deadline_s: float
     tenant: str
     volume: str
@@ -660,43 +623,39 @@ class PrefetchFor(Message, frozen=True, tag=50):
 # --------------------------------------------------------------------------------------------------
 
 
-class FlashWork(Message, frozen=True, tag=54):
+class FlashWork(RequestMessage, frozen=True, tag=54):
     """Request for work on drives outside of the map.
 
     ``body``: a ``FlashRequest`` as msgpack (``ostraca_fabric.wire.flash_work``).
     """
 
-    request: int
     deadline_s: float
     body: bytes
 
 
-class FlashWorkResult(Message, frozen=True, tag=55):
+class FlashWorkResult(RequestMessage, frozen=True, tag=55):
     """Answer to FlashWork.
 
     ``body``: a ``FlashAnswer`` as msgpack.
     """
 
-    request: int
     body: bytes
 
 
-class PlacementQuery(Message, frozen=True, tag=56):
+class PlacementQuery(RequestMessage, frozen=True, tag=56):
     """Query for the place of a block of a tenant's volume. ``spans`` name exactly one block."""
 
-    request: int
     tenant: str
     volume: str
     spans: Spans
 
 
-class PlacementAnswer(Message, frozen=True, tag=57):
+class PlacementAnswer(RequestMessage, frozen=True, tag=57):
     """Answer to PlacementQuery.
 
     ``body``: ``BlockPlacements`` as msgpack (``ostraca_fabric.telemetry.explain``).
     """
 
-    request: int
     body: bytes
 
 
