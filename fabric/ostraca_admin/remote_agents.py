@@ -84,13 +84,14 @@ class RemoteAgents:
 
     async def place(self, agent: AgentId, volume: VolumeRecord, span: Span) -> BlockPlacements:
         """Return the place of a block, as in the port."""
-
-        def request(number: int) -> PlacementQuery:
-            return PlacementQuery(number, volume.tenant, volume.name, (span,))
-
-        return read_body(
-            (await self._request(agent, request, PlacementAnswer, _PLACE_S, PLACING)).body, BlockPlacements
+        answer = await self._request(
+            agent,
+            lambda number: PlacementQuery(number, volume.tenant, volume.name, (span,)),
+            PlacementAnswer,
+            _PLACE_S,
+            PLACING,
         )
+        return read_body(answer.body, BlockPlacements)
 
     async def prefetch(
         self, agent: AgentId, volume: VolumeRecord, spans: Sequence[Span], deadline_s: float

@@ -77,7 +77,7 @@ class GroupCommit:
         """Begin the writes that are due."""
         if self._core.has_writes_due:
             self._is_due.set()
-            if not self._core.may_get_commits:
+            if not self._core.reservations.has_held:
                 self._has_all_commits.set()
 
     async def ended_within(self, seconds: float) -> bool:
@@ -116,7 +116,7 @@ class GroupCommit:
     async def _gather(self) -> None:
         """Wait for commits that may share the next write."""
         self._has_all_commits.clear()
-        if self._core.may_get_commits and not self._is_closing:
+        if self._core.reservations.has_held and not self._is_closing:
             await set_within(self._has_all_commits, self._group_commit_s)
 
     async def _write(self, writes: list[SummaryWrite], begun_s: float) -> None:

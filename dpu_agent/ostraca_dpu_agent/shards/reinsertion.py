@@ -143,12 +143,11 @@ class Reinserter:
         stored = whole_pages(lengths)
         places = np.cumsum(stored, dtype=np.int64) - stored
         tags, seeds = batch.tags[rows], seeds[rows]
-
-        def check(some: slice) -> NDArray[np.bool_]:
-            return are_good(memory, places[some], lengths[some], seeds[some], tags[some])
-
         source = Pieces(memory, places, base + batch.offsets[rows].astype(np.int64), stored)
-        good = np.flatnonzero(await self._drive.submit_read(source, check))
+        is_good = await self._drive.submit_read(
+            source, lambda some: are_good(memory, places[some], lengths[some], seeds[some], tags[some])
+        )
+        good = np.flatnonzero(is_good)
         until_s = self._clock() + self._hold_s
         allocations = await self._shard.reserve_copies(
             batch.keys[rows[good]], lengths[good], hold_s=self._hold_s

@@ -76,6 +76,4 @@ def duration_text(seconds: float) -> str:
         return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
     if whole >= _HOUR_S:
         return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    if whole >= _MINUTE_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    return f"{whole} s"
+    return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s" if whole >= _MINUTE_S else f"{whole} s"

@@ -27,6 +27,4 @@ def break_even_tokens(
     if min(recompute_tokens_per_s, load_bytes_per_s, token_bytes) <= 0 or latency_s < 0:
         raise UsageError("rates and sizes are above zero, and a latency is not negative")
     saved_s = 1 / recompute_tokens_per_s - token_bytes / load_bytes_per_s
-    if saved_s <= 0:
-        return None
-    return max(1, math.ceil(latency_s / saved_s))
+    return max(1, math.ceil(latency_s / saved_s)) if saved_s > 0 else None

@@ -57,7 +57,7 @@ class ReservationTable:
 
     @property
     def has_held(self) -> bool:
-        """Whether any reservation is neither committed nor ended."""
+        """Whether any reservation is neither committed nor ended, so that commits may come."""
         return self._held > 0
 
     def number_from(self, count: int) -> None:

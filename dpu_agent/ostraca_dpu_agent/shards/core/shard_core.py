@@ -407,11 +407,6 @@ class ShardCore:
         """Whether ``writes_due`` would return anything, at the time of the last call."""
         return self.is_writable and self.commits.is_due and self.grants.may_write(self._now_s)
 
-    @property
-    def may_get_commits(self) -> bool:
-        """Whether any reservation is open, whose commit could share the next summary write."""
-        return self.reservations.has_held
-
     def writes_due(self, now_s: float) -> list[SummaryWrite]:
         """Take the summary writes to do now: queued commits, and openings of segments.
 

@@ -10,6 +10,7 @@ fabric's key, and no block can be found without the key.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,7 @@ def _rebuild_in_etcd(options: argparse.Namespace) -> int:
         print("\n".join(found_lines(found, source)))
         if found.contradictions or found.fabric is None:
             return 1
-        contents = look_in_etcd(place, found.fabric)
+        contents = asyncio.run(look_in_etcd(place, found.fabric))
         print("\n".join(in_etcd_lines(contents, found, place, is_forced=options.force)))
         return 0
     done = rebuild_in_etcd(place, directory, keys, options.fabric, is_forced=options.force)

@@ -90,15 +90,6 @@ class EtcdContents:
     """Whether an earlier rebuild is unfinished."""
 
 
-def look_in_etcd(place: EtcdPlace, fabric: FabricId) -> EtcdContents:
-    """Return the state of a fabric in etcd; writes nothing.
-
-    Raises UsageError if etcd has another fabric at *place*, and MembershipError if etcd is unreachable or
-    holds other data there.
-    """
-    return asyncio.run(_look(place, fabric))
-
-
 def in_etcd_lines(
     contents: EtcdContents, found: FoundFabric, place: EtcdPlace, *, is_forced: bool
 ) -> Iterator[str]:
@@ -147,7 +138,12 @@ def _count(number: int, word: str) -> str:
     return f"{number or 'no'} {word}{'s' * (number != 1)}"
 
 
-async def _look(place: EtcdPlace, fabric: FabricId) -> EtcdContents:
+async def look_in_etcd(place: EtcdPlace, fabric: FabricId) -> EtcdContents:
+    """Return the state of a fabric in etcd; writes nothing.
+
+    Raises UsageError if etcd has another fabric at *place*, and MembershipError if etcd is unreachable or
+    holds other data there.
+    """
     settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
     if not _is_there(await fabric_at(keys, settings, dice=dice), fabric, place):
         async with _rebuilding(place, fabric) as rebuilding:

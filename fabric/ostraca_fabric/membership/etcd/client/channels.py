@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from ostraca_fabric.errors import MembershipError, UsageError
-from ostraca_fabric.membership.etcd.client.faults import is_time_out
+from ostraca_fabric.membership.etcd.client.faults import code_of
 from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.runtime.file_reload import ReloadedFiles
 from ostraca_fabric.runtime.os_errors import explained
@@ -98,7 +98,7 @@ class Channels:
         try:
             yield channel
         except grpc.aio.AioRpcError as error:
-            if is_time_out(error):
+            if code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
                 self.replace_silent(channel, since_s=asked_at_s)
             raise
         self.hear(channel)

@@ -75,11 +75,6 @@ def remedy(error: grpc.RpcError) -> Remedy:
     return Remedy.GIVE_UP
 
 
-def is_time_out(error: grpc.RpcError) -> bool:
-    """Tell whether a call failed by its timeout."""
-    return code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
 def in_words(error: grpc.RpcError, *, asked: str, at: str) -> MembershipError:
     """Return the error for an operator: action, member, and remedy."""
     code, words = code_of(error), words_of(error)

@@ -231,7 +231,11 @@ def encode_enclosure(record: EnclosureRecord) -> bytes:
         )
         for shard in record.shards
     )
-    target = None if record.target is None else _encoded_target(record.target)
+    target = (
+        None
+        if record.target is None
+        else _Target(record.target.nqn, tuple(map(str, record.target.controllers)), record.target.secret)
+    )
     return msgspec.json.encode(_Enclosure(VERSION, record.id, record.state, drives, shards, target))
 
 
@@ -256,7 +260,11 @@ def decode_enclosure(data: bytes) -> EnclosureRecord:
                 for shard in read.shards
             ),
             read.state,
-            None if read.target is None else _decoded_target(read.target),
+            None
+            if read.target is None
+            else Target(
+                read.target.nqn, tuple(map(parse_controller, read.target.controllers)), read.target.secret
+            ),
         ),
     )
 
@@ -294,14 +302,6 @@ def decode_report(data: bytes) -> EnclosureReport:
             read.unix_s,
         ),
     )
-
-
-def _encoded_target(target: Target) -> _Target:
-    return _Target(target.nqn, tuple(map(str, target.controllers)), target.secret)
-
-
-def _decoded_target(read: _Target) -> Target:
-    return Target(read.nqn, tuple(map(parse_controller, read.controllers)), read.secret)
 
 
 def encode_placement(epoch: PlacementEpoch) -> bytes:
