@@ -22,7 +22,7 @@ MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 GLIBC: Final = "2_36"
 """The C library of Debian 12; later releases run the same wheels."""
 
-_PROJECT = (
+PROJECT = (
     "fabric",
     "dpu_agent",
     "enclosure",
@@ -48,7 +48,7 @@ sys.exit(main())
 def source_digest(source: Path) -> str:
     """Return a digest of the project's files that make up the wheel."""
     digest = hashlib.sha256()
-    for name in _PROJECT:
+    for name in PROJECT:
         for path in sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]:
             if path.is_file() and path.suffix not in (".pyc", ".so"):
                 digest.update(f"{path.relative_to(source)}\0".encode())
@@ -65,7 +65,7 @@ def build_wheel(source: Path, architecture: str, cache: Path) -> Path:
         copy = Path(name, "source")
         copy.mkdir()
         # A copy, since the build writes the compiled library beside the C sources.
-        for part in _PROJECT:
+        for part in PROJECT:
             if (source / part).is_dir():
                 ignored = shutil.ignore_patterns("*.so", "__pycache__")
                 shutil.copytree(source / part, copy / part, ignore=ignored)

@@ -1,28 +1,35 @@
-"""Images for the cluster: the sandbox of pods, this checkout, and its successor.
+"""Images for the cluster: the sandbox of pods, this checkout, its successor, and the first version.
 
-The successor is this checkout under the next version number, with images of other content, for an upgrade.
+The successor is this checkout under the next version number, with other content, for an upgrade. The first
+version is the commit at which all scenarios passed for the first time, with the chart of then.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from helm.images.archive import image_of, write_archive
 from helm.images.layers import Entries, LayerCache
-from helm.images.recipes import Recipe
-from helm.images.wheels import source_digest
+from helm.images.recipes import Recipe, project_version
+from helm.images.wheels import PROJECT, source_digest
+from tests.support.history import NoRevisionError, unpack
 from tests.support.packages import NotHereError, find_program
+
+FIRST_PASSED = "d656dde"
+"""The commit at which all scenarios passed for the first time."""
 
 _ROOT = Path(__file__).parents[2]
 _ARCHIVE = "ostraca-images.tar"
 _VERSION = Path("fabric/ostraca_fabric/runtime/version.py")
-_NEXT_SUFFIX = ".post1"
+_PARTS = (*PROJECT, "helm")
+_FIRST_TAG = "first"
 _BUSYBOX = "busybox"
 _FOREVER_S = "2147483647"
 
@@ -42,26 +49,40 @@ class ClusterImages:
     sandbox: Path
     current: ImageSet
     successor: ImageSet
+    first: ImageSet | None
+    """None without the history of the repository."""
 
 
 def provide_images(cache: Path) -> ClusterImages:
     """Return the images, built if missing. Raises NotHereError."""
     folder = cache / "images"
-    current = _build(_ROOT, folder)
-    with_successor = cache / "successor"
-    shutil.rmtree(with_successor, ignore_errors=True)
+    current = _build(_ROOT, folder, project_version(_ROOT))
+    with _source_folder(cache) as source:
+        _copy_source(source)
+        successor = _build(source, folder, project_version(source))
+    with _source_folder(cache) as source:
+        try:
+            unpack(FIRST_PASSED, (*_PARTS, "helm"), source)
+        except NoRevisionError as error:
+            print(f"without images of the first version: {error}")
+            first = None
+        else:
+            first = _build(source, folder, _FIRST_TAG)
+    return ClusterImages(_sandbox(folder), current, successor, first)
+
+
+@contextmanager
+def _source_folder(cache: Path) -> Iterator[Path]:
+    folder = cache / "source-of-images"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        _copy_source(with_successor)
-        successor = _build(with_successor, folder)
+        yield folder
     finally:
-        shutil.rmtree(with_successor, ignore_errors=True)
-    return ClusterImages(_sandbox(folder), current, successor)
+        shutil.rmtree(folder)
 
 
-def _build(source: Path, folder: Path) -> ImageSet:
-    match = re.search(r'^VERSION = "(.+)"$', (source / _VERSION).read_text(), re.MULTILINE)
-    assert match, f"{_VERSION} holds the version"
-    tag = match[1]
+def _build(source: Path, folder: Path, tag: str) -> ImageSet:
     digest = source_digest(source)[:16]
     out = folder / f"{tag}-{digest}"
     if not (out / _ARCHIVE).exists():
@@ -70,32 +91,22 @@ def _build(source: Path, folder: Path) -> ImageSet:
             shutil.rmtree(other)
         _run(
             *(sys.executable, "-m", "helm.images.debian", "--bundle", "--tag", tag),
-            *("--source", str(source), "--out", str(out), "--cache", str(folder / "cache")),
+            *("--out", str(out), "--cache", str(folder / "cache")),
+            source=source,
         )
     return ImageSet(tag, out / _ARCHIVE)
 
 
 def _copy_source(to: Path) -> None:
-    to.mkdir(parents=True)
-    names = [
-        "fabric",
-        "dpu_agent",
-        "enclosure",
-        "sdk",
-        "hatch_build.py",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    ]
-    for name in names:
+    for name in _PARTS:
         if (_ROOT / name).is_dir():
             shutil.copytree(_ROOT / name, to / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         else:
             shutil.copy(_ROOT / name, to / name)
     version = to / _VERSION
-    version.write_text(
-        re.sub(r'^(VERSION = ".+)"$', rf'\1{_NEXT_SUFFIX}"', version.read_text(), flags=re.MULTILINE)
-    )
+    major, minor, patch = project_version(_ROOT).split(".")
+    text = version.read_text()
+    version.write_text(text.replace(f"{major}.{minor}.{patch}", f"{major}.{minor}.{int(patch) + 1}"))
 
 
 def _sandbox(folder: Path) -> Path:
@@ -116,8 +127,8 @@ def _sandbox(folder: Path) -> Path:
     return archive
 
 
-def _run(*words: str) -> None:
-    done = subprocess.run(words, cwd=_ROOT, capture_output=True, text=True, check=False)
+def _run(*words: str, source: Path) -> None:
+    done = subprocess.run(words, cwd=source, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines()
         raise NotHereError(f"images cannot be built: {reason[-1] if reason else done.returncode}")

@@ -54,10 +54,13 @@ def _run(stage: Stage, names: list[str]) -> int:
 
 
 def _images(settings: dict[str, Any]) -> ClusterImages:
-    current, successor = (
-        ImageSet(settings[name]["tag"], Path(settings[name]["archive"])) for name in ("current", "successor")
+    current, successor, first = (
+        ImageSet(given["tag"], Path(given["archive"])) if given else None
+        for given in map(settings.get, ("current", "successor", "first"))
     )
-    return ClusterImages(Path(settings["sandbox"]), current, successor)
+    assert current
+    assert successor
+    return ClusterImages(Path(settings["sandbox"]), current, successor, first)
 
 
 if __name__ == "__main__":

@@ -28,15 +28,34 @@ class HelmRelease:
         self._chart = chart
         self._helm = helm_python.Config(kubeconfig_path=str(kubectl.kubeconfig), namespace=name)
 
-    def install(self, values: Mapping[str, Any]) -> None:
-        """Install the chart, and wait until all of its pods are ready."""
+    def install(self, values: Mapping[str, Any], *, waits: bool = True) -> None:
+        """Install the chart, and wait until all of its pods are ready, or for hooks alone."""
         self._helm.install(
-            str(self._chart), self.name, dict(values), wait="watcher", timeout=_WAIT_S, create_namespace=True
+            str(self._chart),
+            self.name,
+            dict(values),
+            wait="watcher" if waits else "hookOnly",
+            timeout=_WAIT_S,
+            create_namespace=True,
         )
 
-    def upgrade(self, values: Mapping[str, Any]) -> None:
-        """Change values, and wait until all pods have changed."""
-        self._helm.upgrade(str(self._chart), self.name, dict(values), wait="watcher", timeout=_WAIT_S)
+    def validate(self, values: Mapping[str, Any]) -> None:
+        """Let the API server validate what an installation would create."""
+        self._helm.install(str(self._chart), self.name, dict(values), dry_run="server")
+
+    def upgrade(
+        self, values: Mapping[str, Any], *, chart: Path | None = None, reuses_values: bool = False
+    ) -> None:
+        """Change values or the chart, and wait until all pods have changed."""
+        self._chart = chart or self._chart
+        self._helm.upgrade(
+            str(self._chart),
+            self.name,
+            dict(values),
+            wait="watcher",
+            timeout=_WAIT_S,
+            reuse_values=reuses_values,
+        )
 
     def rollback(self) -> None:
         """Return to the revision before, and wait until all pods have changed."""

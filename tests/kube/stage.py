@@ -59,9 +59,9 @@ class Stage:
         }
 
     @contextmanager
-    def installed(self, name: str, values: Mapping[str, Any]) -> Iterator[HelmRelease]:
+    def installed(self, name: str, values: Mapping[str, Any], chart: Path = CHART) -> Iterator[HelmRelease]:
         """Install a release, and uninstall it after success; a failed release stays for its description."""
-        release = HelmRelease(CHART, self.cluster.kubectl, name)
+        release = HelmRelease(chart, self.cluster.kubectl, name)
         release.install(values)
         self.say(f"release {name} is installed and ready")
         yield release

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.kube.scenarios import faults, onboarding, removal, trial, upgrade
+from tests.kube.scenarios import faults, onboarding, page, removal, trial, upgrade
 from tests.kube.stage import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
     "trial-one-node": trial.on_one_node,
     "trial-three-nodes": trial.on_three_nodes,
+    "install-page": page.word_for_word,
     "upgrade": upgrade.under_load,
+    "upgrade-from-first": upgrade.from_first_chart,
     "power-loss": faults.power_loss,
     "partition": faults.partition,
     "onboarding": onboarding.from_values,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+import helm_python
+from tests.kube.images import FIRST_PASSED
 from tests.kube.load import Load
 from tests.kube.release import HelmRelease
-from tests.kube.stage import Stage
+from tests.kube.stage import CHART, Stage
+from tests.kube.workers import PodWorker
+from tests.support.history import unpack
 from tests.support.pod.work import CHAINS
 
 DOCUMENTED = {
@@ -37,12 +43,43 @@ def under_load(stage: Stage) -> None:
             release.rollback()
             _check_images(release, stage.images.current.tag)
             stage.say(f"rolled back to {stage.images.current.tag}: {load}")
-        unexpected = set(load.reasons) - DOCUMENTED
-        assert not unexpected, f"misses for other reasons than documented: {load}"
-        for worker in workers:
-            lost = worker.missing([*CHAINS, *load.committed])
-            assert not lost, f"{len(lost)} of {len(load.committed)} chains are lost: {worker.reasons}"
+        _check_load(load, workers)
         stage.say(f"all of {len(load.committed)} committed chains are there, each byte verified")
+
+
+def from_first_chart(stage: Stage) -> None:
+    """Upgrade a release of the first chart, under load: agents of both versions work side by side."""
+    first = stage.images.first
+    if first is None:
+        stage.say("skipped: no history of the repository to take the first chart from")
+        return
+    stage.want_nodes(3)
+    stage.cluster.load_images([first.archive])
+    source = stage.folder / "first"
+    source.mkdir()
+    unpack(FIRST_PASSED, ("helm/ostraca",), source)
+    chart = Path(helm_python.package(source / "helm/ostraca", destination=source))
+    values = stage.external_etcd()
+    with (
+        stage.installed("from-first", {**values, "image": {"tag": first.tag}}, chart) as release,
+        ExitStack() as stack,
+    ):
+        workers = [stack.enter_context(stage.worker(release, node)) for node in stage.cluster.nodes[:2]]
+        workers[0].put_all(CHAINS)
+        with Load(workers) as load:
+            release.upgrade(values, chart=CHART)
+            _check_images(release, stage.images.current.tag)
+            stage.say(f"upgraded from the chart of {FIRST_PASSED}: {load}")
+        _check_load(load, workers)
+        stage.say(f"all of {len(load.committed)} committed chains are there, each byte verified")
+
+
+def _check_load(load: Load, workers: Sequence[PodWorker]) -> None:
+    unexpected = set(load.reasons) - DOCUMENTED
+    assert not unexpected, f"misses for other reasons than documented: {load}"
+    for worker in workers:
+        lost = worker.missing([*CHAINS, *load.committed])
+        assert not lost, f"{len(lost)} of {len(load.committed)} chains are lost: {worker.reasons}"
 
 
 def _check_images(release: HelmRelease, tag: str) -> None:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.fabric.membership.nodes import skip
+from tests.support.history import NoRevisionError, has_all_history
 from tests.support.pod.meanwhile import Meanwhile
 from tests.support.pod.processes import Pod, command, until
 from tests.support.pod.release_before import (
     VARIABLE,
-    NoReleaseBeforeError,
     Release,
-    has_all_history,
     release_before,
 )
 from tests.support.pod.work import CHAINS, await_puts, missing, put_all
@@ -44,7 +43,7 @@ FEW = 6
 def before(tmp_path_factory: pytest.TempPathFactory) -> Release:
     try:
         return release_before(tmp_path_factory.mktemp("release-before"))
-    except NoReleaseBeforeError as why:
+    except NoRevisionError as why:
         if VARIABLE in os.environ:
             raise
         if not has_all_history():

@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.history import unpack
+
 REVISION = "c264cccfe791"
 """The release before, as git knows it: of a release, its tag.
 
@@ -41,10 +43,6 @@ print(*(import_module(each).__file__ for each in {_PACKAGES}), sep="\\n")
 """
 
 
-class NoReleaseBeforeError(Exception):
-    """The sources of the release before are not here, as in an sdist or a clone without its whole history."""
-
-
 @dataclass(frozen=True)
 class Release:
     """A release whose sources lie in a tree and are compiled."""
@@ -59,22 +57,13 @@ class Release:
         return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def has_all_history() -> bool:
-    """Say whether this is a clone of all that was ever committed: no sdist, and none that was cut short."""
-    if shutil.which("git") is None:
-        return False
-    asked = ("git", "rev-parse", "--is-shallow-repository")
-    told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    return told.stdout.strip() == "false"
-
-
 def release_before(folder: Path) -> Release:
-    """Put the release before into an empty folder, and compile it. Raises NoReleaseBeforeError."""
+    """Put the release before into an empty folder, and compile it. Raises NoRevisionError."""
     named = os.environ.get(VARIABLE) or REVISION
     if Path(named).is_dir():
         _copy(Path(named), folder)
     else:
-        _unpack(named, folder)
+        unpack(named, _PARTS, folder)
     release = Release(folder)
     _run(sys.executable, "-c", _COMPILE, at=folder)
     # This Python has today's packages installed: a release before that were them would prove nothing.
@@ -91,21 +80,6 @@ def _copy(source: Path, folder: Path) -> None:
             )
         else:
             shutil.copy(source / part, folder)
-
-
-def _unpack(revision: str, folder: Path) -> None:
-    if shutil.which("git") is None:
-        raise NoReleaseBeforeError("there is no git to take the release before from")
-    find = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    asked = subprocess.run(["git", *find], cwd=ROOT, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise NoReleaseBeforeError(
-            f"no revision {revision} to run beside this one: {asked.stderr.strip() or 'git does not know it'}"
-        )
-    packed = folder / "sources.tar"
-    _run("git", "archive", "--output", str(packed), asked.stdout.strip(), *_PARTS, at=ROOT)
-    shutil.unpack_archive(packed, folder, filter="data")
-    packed.unlink()
 
 
 def _run(*command: str, at: Path, environment: dict[str, str] | None = None) -> str:
