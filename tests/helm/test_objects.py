@@ -292,6 +292,13 @@ def test_older_versions_of_kubernetes_get_their_own_fields() -> None:
     assert budgets == {"1.20": {"policy/v1beta1"}, "1.25": {"policy/v1"}}
 
 
+def test_an_upgrade_leaves_etcd_alone_whose_records_end_with_its_pod() -> None:
+    persistence = {"etcd": {"trial": {"enabled": True, "persistence": {"enabled": True}}}}
+    for values, strategy in ((TRIAL, "OnDelete"), (persistence, "RollingUpdate")):
+        etcd = render(values).get("StatefulSet", "etcd")
+        assert etcd["spec"]["updateStrategy"]["type"] == strategy
+
+
 def test_three_members_of_etcd_know_each_other() -> None:
     manifest = render(merged(TRIAL, {"etcd": {"trial": {"replicas": 3, "persistence": {"enabled": True}}}}))
     args = main_of(manifest, "StatefulSet", "etcd")["args"]

@@ -76,7 +76,12 @@ class PodWorker:
     def wait_hits(self, chains: Iterable[int]) -> float:
         """Get chains until all of them hit; return the seconds."""
         left = list(chains)
-        return wait_until(lambda: not self.missing(left), _HITS_S, "hits of all chains")
+
+        def get_rest() -> bool:
+            left[:] = self.missing(left)
+            return not left
+
+        return wait_until(get_rest, _HITS_S, "hits of all chains")
 
     def missing(self, chains: Iterable[int], *, deadline_s: float = 5.0) -> list[int]:
         """Get chains; return those that are not whole. A wrong byte fails the scenario."""

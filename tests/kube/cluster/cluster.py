@@ -57,9 +57,10 @@ class Cluster:
         return added
 
     def load_images(self, archives: Sequence[Path]) -> None:
-        """Import archives of images into all nodes, and into all nodes of later."""
-        self._images += archives
-        self._load(self.nodes, archives)
+        """Import new archives of images into all nodes, and into all nodes of later."""
+        new = [archive for archive in archives if archive not in self._images]
+        self._images += new
+        self._load(self.nodes, new)
 
     def wait_ready(self, nodes: Sequence[Node]) -> float:
         """Wait until nodes are Ready; return the seconds."""

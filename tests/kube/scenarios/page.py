@@ -28,6 +28,7 @@ _ROLLOUT_S = 240.0
 def word_for_word(stage: Stage) -> None:
     """Run each command of the page in its order, and use the fabric in between."""
     stage.want_nodes(3)
+    stage.cluster.load_images([stage.images.successor.archive])
     release = HelmRelease(CHART, stage.cluster.kubectl, _RELEASE)
     first, second, _ = stage.cluster.nodes[:3]
     for command in _commands():
