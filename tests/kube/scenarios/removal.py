@@ -8,6 +8,7 @@ from tests.kube.stage import Stage
 from tests.support.pod.work import CHAINS
 
 _KINDS = "all,configmaps,secrets,persistentvolumeclaims,poddisruptionbudgets,networkpolicies,ingresses"
+_AGENT_CPU = "500m"
 _KEEP = "helm.sh/resource-policy"
 
 
@@ -15,10 +16,12 @@ def leaves_only_data(stage: Stage) -> None:
     """Run two releases beside each other; uninstall one, and install it again over its data."""
     stage.want_nodes(3)
     first_node, second_node, _ = stage.cluster.nodes[:3]
-    etcd = stage.external_etcd()
-    with stage.installed("second", etcd) as second, stage.worker(second, second_node) as neighbour:
+    values = stage.external_etcd()
+    # The agents of two releases share each node.
+    values["agent"]["cpu"] = _AGENT_CPU
+    with stage.installed("second", values) as second, stage.worker(second, second_node) as neighbour:
         neighbour.put_all(CHAINS)
-        with stage.installed("first", etcd) as first, stage.worker(first, first_node) as worker:
+        with stage.installed("first", values) as first, stage.worker(first, first_node) as worker:
             assert worker.missing(CHAINS) == list(CHAINS), "a release sees the blocks of another one"
             worker.put_all(CHAINS)
         left = first.kubectl.list(_KINDS, first.labels)
@@ -26,7 +29,7 @@ def leaves_only_data(stage: Stage) -> None:
         assert all(_is_kept(item) for item in left), f"left behind: {names}"
         stage.say(f"uninstalled, left by policy: {', '.join(names)}")
         assert neighbour.missing(CHAINS) == []
-        with stage.installed("first", etcd) as first, stage.worker(first, first_node) as worker:
+        with stage.installed("first", values) as first, stage.worker(first, first_node) as worker:
             assert worker.missing(CHAINS) == []
             stage.say("installed again: all blocks of before the uninstallation are there")
 
