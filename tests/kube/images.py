@@ -1,7 +1,7 @@
 """Images for the cluster: the sandbox of pods, this checkout, its successor, and the first version.
 
 The successor is this checkout under the next version number, with other content, for an upgrade. The first
-version is the commit at which all scenarios passed for the first time, with the chart of then.
+version is the first commit with a proven chart, with the chart of then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.history import NoRevisionError, unpack
 from tests.support.packages import NotHereError, find_program
 
 FIRST_PASSED = "d656dde"
-"""The commit at which all scenarios passed for the first time."""
+"""The first commit whose chart passed scenarios on three nodes."""
 
 _ROOT = Path(__file__).parents[2]
 _ARCHIVE = "ostraca-images.tar"
