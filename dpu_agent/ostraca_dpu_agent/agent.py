@@ -327,7 +327,7 @@ class Agent:
             version=VERSION,
             uptime_s=self._life.uptime_s,
             transports=tuple(self._transports),
-            decision=self._controller.sentence,
+            sentence=self._controller.sentence,
             workers=self._dispatcher.workers,
             staging_bytes=memory.staging_bytes,
             staging_used_bytes=self._staging.held_bytes,
@@ -369,7 +369,7 @@ class Agent:
             tenants=tenant_statuses(self._staging) if is_whole else (),
             purged=self._incarnations.purged,
             overrides=_status_of(self._membership.overrides),
-            unavailable=self._controller.unavailable(),
+            unserved=self._controller.unavailable(),
             owners=shard_counts(self._membership.map) if is_whole else (),
             unhit=self._data_path.unhit() if is_whole else Unhit(),
         )

@@ -29,8 +29,8 @@ def observe(status: AgentStatus, phase: AgentPhase, activity: str = "") -> Itera
     yield from _of_ownership(status)
     yield _of_peers(status)
     yield _of_paths(status)
-    troubled = [f"{drive.drive} {drive.reason}" for drive in status.drives if drive.reason]
-    troubled += [f"{drive.drive} is unusable ({drive.reason})" for drive in status.unavailable.drives]
+    troubled = [f"{drive.drive} {drive.why}" for drive in status.drives if drive.why]
+    troubled += [f"{drive.drive} is unusable ({drive.why})" for drive in status.unserved.drives]
     yield _of_some("drives_good", troubled, "Unhealthy drives")
     unreadable = [
         f"{shard.shard} ({counted(shard.unreadable_segments, 'segment')})"
@@ -65,7 +65,7 @@ def observe(status: AgentStatus, phase: AgentPhase, activity: str = "") -> Itera
 
 
 def _of_membership(membership: MembershipStatus) -> Iterator[Observation]:
-    trouble = membership.problem
+    trouble = membership.trouble
     fails = "does not answer" if membership.silent_s else "answers with errors"
     has_map = membership.has_map
     meanwhile = "the agent continues with the last map" if has_map else "the agent has no map"
@@ -78,15 +78,15 @@ def _of_membership(membership: MembershipStatus) -> Iterator[Observation]:
     )
     if not has_map:
         sentence = "The agent has no map yet and serves nothing."
-    elif membership.map_problem:
-        sentence = f"The map may be incomplete or stale: {membership.map_problem}."
+    elif membership.map_trouble:
+        sentence = f"The map may be incomplete or stale: {membership.map_trouble}."
     else:
         sentence = "The map is complete and current."
-    yield Observation("map_current", has_map and not membership.map_problem, sentence)
+    yield Observation("map_current", has_map and not membership.map_trouble, sentence)
 
 
 def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
-    yield _of_unserved(status.unavailable)
+    yield _of_unserved(status.unserved)
     recovering = [f"{shard.shard} ({shard.recovered:.0%})" for shard in status.shards if shard.recovered < 1]
     yield _of_some("shards_recovered", recovering, "Shards in recovery, without puts until its end")
     fenced = [
@@ -106,7 +106,7 @@ def _of_ownership(status: AgentStatus) -> Iterator[Observation]:
 
 def _of_unserved(found: Unavailable) -> Observation:
     shards = [
-        f"{shard.shard} (for {shard.unowned_s:.0f} s; {shard.reason or 'left to another agent'})"
+        f"{shard.shard} (for {shard.unowned_s:.0f} s; {shard.why or 'left to another agent'})"
         for shard in found.shards
     ]
     is_true = found.longest_s < UNOWNED_S
@@ -140,10 +140,8 @@ def _lack(ownership: OwnershipStatus) -> str:
 def _of_peers(status: AgentStatus) -> Observation:
     present = {agent for agent, _ in status.agents}
     peers = [peer for peer in status.peers if peer.agent in present]
-    refusing = [f"{peer.agent} ({peer.reason})" for peer in peers if peer.is_refused]
-    held_off = [
-        f"{peer.agent} ({peer.reason})" for peer in peers if peer.is_breaker_open and not peer.is_refused
-    ]
+    refusing = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_refused]
+    held_off = [f"{peer.agent} ({peer.why})" for peer in peers if peer.is_held_off and not peer.is_refused]
     if refusing:
         sentence = (
             f"Agents that refuse this agent: {named(refusing)}. Give all agents of the fabric the same token "
@@ -155,9 +153,9 @@ def _of_peers(status: AgentStatus) -> Observation:
 
 def _of_paths(status: AgentStatus) -> Observation:
     lost = [
-        f"{each.enclosure} ({each.problem or f'{live} of {len(each.paths)} paths are live'})"
+        f"{each.enclosure} ({each.trouble or f'{live} of {len(each.paths)} paths are live'})"
         for each in status.paths
-        if (live := sum(path.is_live for path in each.paths)) < len(each.paths) or each.problem
+        if (live := sum(path.is_live for path in each.paths)) < len(each.paths) or each.trouble
     ]
     return _of_some("paths_live", lost, "Enclosures with lost paths")
 

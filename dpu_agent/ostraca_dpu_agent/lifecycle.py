@@ -66,7 +66,7 @@ class Lifecycle:
         if self._store_trouble:
             silent_s = self._clock() - self._silent_since_s
             membership = msgspec.structs.replace(
-                status.membership, silent_s=silent_s, problem=self._store_trouble
+                status.membership, silent_s=silent_s, trouble=self._store_trouble
             )
             status = msgspec.structs.replace(status, membership=membership)
         return msgspec.structs.replace(
@@ -84,7 +84,7 @@ class Lifecycle:
                 version=VERSION,
                 uptime_s=self.uptime_s,
                 transports=(),
-                decision=self.sentence,
+                sentence=self.sentence,
                 workers=0,
                 staging_bytes=settings.memory.staging_bytes,
                 staging_used_bytes=0,

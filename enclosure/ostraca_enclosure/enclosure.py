@@ -151,7 +151,7 @@ class Enclosure:
             controllers=tuple(map(str, report.controllers)),
             hosts=report.hosts,
             drives=report.drives,
-            decision=report.sentence,
+            sentence=report.sentence,
             uptime_s=now_s - self._began_s,
             turns=self._turns,
             steps_failed=self._failed,

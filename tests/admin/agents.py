@@ -66,7 +66,7 @@ class Agent:
             version="0",
             uptime_s=1.0,
             transports=("inline",),
-            decision="nothing to do.",
+            sentence="nothing to do.",
             workers=0,
             staging_bytes=0,
             staging_used_bytes=0,

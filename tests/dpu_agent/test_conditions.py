@@ -24,11 +24,11 @@ from ostraca_fabric.telemetry.unavailable import UNOWNED_S, Unavailable, Unowned
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 SHARD = msgspec.structs.replace(STATUS.shards[0], unreadable_segments=0)
 GOOD = msgspec.structs.replace(
-    STATUS, unavailable=Unavailable(), drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=()
+    STATUS, unserved=Unavailable(), drives=(DriveStatus("e/d"),), shards=(SHARD,), paths=()
 )
 LIVE, LOST = PathStatus("tcp://a:4420", True), PathStatus("tcp://b:4420", False, "connecting")
 UNUSED = UnusedDrive("e/d1", "it has gone")
-HELD_OFF = PeerStatus("agent-1", is_breaker_open=True, reason="a look-up's deadline was missed")
+HELD_OFF = PeerStatus("agent-1", is_held_off=True, why="a look-up's deadline was missed")
 
 
 def untrue(status: AgentStatus, phase: AgentPhase = AgentPhase.SERVING) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_an_agent_is_ready_only_between_its_start_and_its_end(phase: AgentPhase)
 
 
 def test_trouble_is_told_and_is_no_unreadiness() -> None:
-    drive = DriveStatus("e/d", condition="suspect", reason="has had 8 faults")
+    drive = DriveStatus("e/d", condition="suspect", why="has had 8 faults")
     for status, name, sentence in (
         (
             with_shard(recovered=0.5),
@@ -66,7 +66,7 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
         (
             msgspec.structs.replace(
                 GOOD,
-                unavailable=Unavailable(
+                unserved=Unavailable(
                     2, (UnownedShard("e/d/1", 10.0, "it is cut short"), UnownedShard("e/d/2", 0.5))
                 ),
             ),
@@ -77,7 +77,7 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             ),
         ),
         (
-            msgspec.structs.replace(GOOD, unavailable=Unavailable(drive_count=1, drives=(UNUSED,))),
+            msgspec.structs.replace(GOOD, unserved=Unavailable(drive_count=1, drives=(UNUSED,))),
             "drives_good",
             "Unhealthy drives: e/d1 is unusable (it has gone).",
         ),
@@ -120,7 +120,7 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
         ),
         (
             msgspec.structs.replace(
-                GOOD, peers=(PeerStatus("agent-1", is_refused=True, reason="this token does not speak"),)
+                GOOD, peers=(PeerStatus("agent-1", is_refused=True, why="this token does not speak"),)
             ),
             "peers_reachable",
             (
@@ -199,7 +199,7 @@ def test_a_store_that_answers_and_can_not_be_believed_is_not_called_silent() -> 
 
 def test_a_map_that_is_old_or_not_whole_is_told_though_the_store_answers() -> None:
     trouble = "/ostraca/test/enclosures/shelf-1 is left out: a record in etcd can't be read"
-    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(map_problem=trouble))
+    status = msgspec.structs.replace(GOOD, membership=MembershipStatus(map_trouble=trouble))
     assert untrue(status) == {"map_current": f"The map may be incomplete or stale: {trouble}."}
 
 
@@ -218,9 +218,7 @@ def test_an_agent_that_has_left_the_fabric_need_not_be_reached() -> None:
 
 
 def test_a_shard_is_without_an_owner_for_a_moment_when_it_gets_another_one() -> None:
-    status = msgspec.structs.replace(
-        GOOD, unavailable=Unavailable(1, (UnownedShard("e/d/1", UNOWNED_S - 0.1),))
-    )
+    status = msgspec.structs.replace(GOOD, unserved=Unavailable(1, (UnownedShard("e/d/1", UNOWNED_S - 0.1),)))
     assert untrue(status) == {}
 
 

@@ -25,7 +25,7 @@ def initial_status(life: Lifecycle) -> AgentStatus:
 
 def condition(status: AgentStatus, name: str) -> tuple[bool, float, str]:
     (found,) = (each for each in status.conditions if each.name == name)
-    return found.is_true, found.since_s, found.message
+    return found.is_true, found.since_s, found.sentence
 
 
 def test_an_agent_that_waits_for_the_store_says_for_how_long_and_that_it_has_no_map() -> None:

@@ -277,7 +277,7 @@ class AgentController:
         await asyncio.gather(*(self.shards.hand_over(shard) for shard in shards))
         until_s = self._clock() + self._settings.drain_s
         while self._clock() < until_s and not self._have_successors(shards):
-            if self.claim_validity.status().problem:
+            if self.claim_validity.status().trouble:
                 return
             await asyncio.sleep(_SUCCESSOR_POLL_S)
         await asyncio.sleep(max(0.0, min(_SUCCESSOR_RECOVERY_S, until_s - self._clock())))

@@ -32,13 +32,13 @@ _STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
 def fabric_view(status: FabricStatus) -> RenderableType:
     """Return the full view: agents, traffic, shards, and a sentence of each agent."""
     agents = status.agents
-    sentences = [Text(f"{agent.agent}: {agent.decision}") for agent in agents]
+    sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
     sentences += [Text(f"{agent.agent}: {_index_text(agent)}") for agent in agents if agent.shards]
     sentences += [
-        Text(f"{agent.agent}: drive {drive.drive} {drive.reason}.", style=_STYLES[drive.condition])
+        Text(f"{agent.agent}: drive {drive.drive} {drive.why}.", style=_STYLES[drive.condition])
         for agent in agents
         for drive in agent.drives
-        if drive.reason
+        if drive.why
     ]
     sentences += [
         Text(sentence, style="yellow")
@@ -145,11 +145,11 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
     membership = agent.membership
     if membership.silent_s:
         silent = duration_text(membership.silent_s)
-        yield f"{agent.agent}: the membership store has not answered for {silent}: {membership.problem}."
-    elif membership.problem:
-        yield f"{agent.agent}: the membership store answers with errors: {membership.problem}."
-    if membership.map_problem and membership.map_problem != membership.problem:
-        yield f"{agent.agent}: its map may lack something, or be old: {membership.map_problem}."
+        yield f"{agent.agent}: the membership store has not answered for {silent}: {membership.trouble}."
+    elif membership.trouble:
+        yield f"{agent.agent}: the membership store answers with errors: {membership.trouble}."
+    if membership.map_trouble and membership.map_trouble != membership.trouble:
+        yield f"{agent.agent}: its map may lack something, or be old: {membership.map_trouble}."
     for shard in agent.shards:
         if shard.ownership.is_fenced:
             yield f"{shard.shard}: {agent.agent} writes nothing to it, as {shard.ownership.why_fenced}."
@@ -159,22 +159,22 @@ def _ownership_sentences(agent: AgentStatus) -> Iterator[str]:
             yield f"{shard.shard}: {lacks}, as {why}."
     for peer in agent.peers:
         if peer.is_refused:
-            yield f"{agent.agent}: agent {peer.agent} refuses it: {peer.reason}."
-        elif peer.is_breaker_open:
-            yield f"{agent.agent}: agent {peer.agent} is held off: {peer.reason}."
+            yield f"{agent.agent}: agent {peer.agent} refuses it: {peer.why}."
+        elif peer.is_held_off:
+            yield f"{agent.agent}: agent {peer.agent} is held off: {peer.why}."
     yield from _path_sentences(agent)
 
 
 def _path_sentences(agent: AgentStatus) -> Iterator[str]:
     """Describe lost paths from an agent's host to enclosures."""
     for enclosure in agent.paths:
-        if enclosure.problem:
-            yield f"{agent.agent}: enclosure {enclosure.enclosure} can't be reached: {enclosure.problem}."
+        if enclosure.trouble:
+            yield f"{agent.agent}: enclosure {enclosure.enclosure} can't be reached: {enclosure.trouble}."
         if enclosure.reservations in _UNRESERVED:
             where = f"{agent.agent}: drives of enclosure {enclosure.enclosure}"
             yield f"{where} may refuse what this host writes: {enclosure.reservations}."
         for path in enclosure.paths:
-            if not path.is_live and not enclosure.problem:
+            if not path.is_live and not enclosure.trouble:
                 why = f": {path.detail}" if path.detail else ""
                 yield f"{agent.agent}: the path to {enclosure.enclosure} at {path.controller} is lost{why}."
 
@@ -346,7 +346,7 @@ def _peers(agents: tuple[AgentStatus, ...]) -> Table:
     rows = (
         (
             *(agent.agent, peer.agent, _peer_text(peer)),
-            *map(str, (asks.answered, asks.refused, asks.late, asks.unreachable, peer.breaker_opened)),
+            *map(str, (asks.answered, asks.refused, asks.late, asks.unreachable, peer.held_off)),
         )
         for agent in agents
         for peer in agent.peers
@@ -365,7 +365,7 @@ def _peers(agents: tuple[AgentStatus, ...]) -> Table:
 def _peer_text(peer: PeerStatus) -> str:
     if peer.is_refused:
         return "refusing"
-    if peer.is_breaker_open:
+    if peer.is_held_off:
         return "held off"
     return "connected" if peer.is_connected else "not connected"
 

@@ -33,9 +33,9 @@ def unserved_shards(status: FabricStatus) -> tuple[ShardOutage, ...]:
     served = {shard.shard for agent in status.agents for shard in agent.shards}
     found: dict[str, list[tuple[str, float, str]]] = {}
     for agent in status.agents:
-        for shard in agent.unavailable.shards:
+        for shard in agent.unserved.shards:
             if shard.shard not in served:
-                found.setdefault(shard.shard, []).append((agent.agent, shard.unowned_s, shard.reason))
+                found.setdefault(shard.shard, []).append((agent.agent, shard.unowned_s, shard.why))
     return tuple(
         ShardOutage(
             shard,
@@ -60,9 +60,9 @@ def unserved_sentences(status: FabricStatus) -> Iterator[str]:
         have = "has" if len(shards) == 1 else "have"
         yield f"{which} {have} been unserved for {longest}, and blocks there are misses. {why}."
     for agent in status.agents:
-        for drive in agent.unavailable.drives:
-            if (agent.agent, drive.reason) not in explained:
-                yield f"{agent.agent}: drive {drive.drive} is unusable: {drive.reason}."
+        for drive in agent.unserved.drives:
+            if (agent.agent, drive.why) not in explained:
+                yield f"{agent.agent}: drive {drive.drive} is unusable: {drive.why}."
 
 
 def silent_sentences(status: FabricStatus) -> Iterator[str]:

@@ -235,7 +235,7 @@ def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[Ag
     argument = where if len(addresses) == 1 else f"[{where}]"
     blocks = sum(shard.blocks for status in statuses for shard in status.shards)
     drives = counted(plan.enclosures * plan.drives, "drive")
-    unusable = {drive.drive for status in statuses for drive in status.unavailable.drives}
+    unusable = {drive.drive for status in statuses for drive in status.unserved.drives}
     counts = (
         counted(plan.agents, "agent"),
         counted(plan.enclosures, "enclosure"),

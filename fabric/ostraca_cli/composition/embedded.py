@@ -232,9 +232,7 @@ class EmbeddedFabric:
         while time.monotonic() < until_s:
             told = self.status()
             served = {shard.shard for agent in told for shard in agent.shards}
-            failed = {
-                ShardId(shard.shard) for agent in told for shard in agent.unavailable.shards if shard.reason
-            }
+            failed = {ShardId(shard.shard) for agent in told for shard in agent.unserved.shards if shard.why}
             if shards <= served | failed:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -158,7 +158,7 @@ class GuardedDrive:
         return DriveStatus(
             drive=self.id,
             condition=health.condition.value,
-            reason=self.why,
+            why=self.why,
             reads_held_off=health.held_off(IoKind.READ),
             writes_held_off=health.held_off(IoKind.WRITE),
             faults=health.faults(self._clock()),

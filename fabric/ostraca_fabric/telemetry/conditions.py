@@ -34,7 +34,7 @@ class Condition(msgspec.Struct, frozen=True):
     since_s: float
     """Age of the first observation of this state. The change may date back to the observation before."""
 
-    message: str
+    sentence: str
 
 
 class Conditions:

@@ -238,7 +238,7 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         "shards",
         (),
         "Shards of the fabric without an owner. Equal at all agents: do not add up.",
-        lambda status: status.unavailable.shard_count,
+        lambda status: status.unserved.shard_count,
     ),
     Metric(
         "ostraca_agent_lost_log_lines",
@@ -254,7 +254,7 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         "drives",
         (),
         "Drives of the fabric without a path, or refused; their blocks are misses.",
-        lambda status: status.unavailable.drive_count,
+        lambda status: status.unserved.drive_count,
     ),
     Metric(
         "ostraca_agent_unhit_volumes",
@@ -283,7 +283,7 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         "",
         ("peer",),
         "1 while the circuit breaker of the peer is open.",
-        lambda status: {(peer.agent,): peer.is_breaker_open for peer in status.peers},
+        lambda status: {(peer.agent,): peer.is_held_off for peer in status.peers},
     ),
     Metric(
         "ostraca_agent_peer_breaker_opened",
@@ -291,7 +291,7 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         "",
         ("peer",),
         "Openings of the circuit breaker of the peer.",
-        lambda status: {(peer.agent,): peer.breaker_opened for peer in status.peers},
+        lambda status: {(peer.agent,): peer.held_off for peer in status.peers},
     ),
     Metric(
         "ostraca_agent_peer_requests",

@@ -136,7 +136,7 @@ class DriveStatus(msgspec.Struct, frozen=True):
     condition: str = "good"
     """``good``, ``suspect`` or ``failed``."""
 
-    reason: str = ""
+    why: str = ""
     """Problem, as the predicate of a sentence about the drive; empty without a problem."""
 
     reads_held_off: bool = False
@@ -182,7 +182,7 @@ class EnclosurePathStatus(msgspec.Struct, frozen=True):
     """Number of drives the agent can open."""
 
     paths: tuple[PathStatus, ...] = ()
-    problem: str = ""
+    trouble: str = ""
     """Why the whole enclosure is unreachable, as a clause; empty if partly reachable."""
 
     reservations: str = ""
@@ -211,10 +211,10 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
     agent: str
     is_connected: bool = False
-    is_breaker_open: bool = False
+    is_held_off: bool = False
     """Whether the circuit breaker is open: requests are misses at once, except for occasional trials."""
 
-    breaker_opened: int = 0
+    held_off: int = 0
     """Number of times the circuit breaker opened."""
 
     failures: int = 0
@@ -226,7 +226,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     waiting: int = 0
     """Requests waiting to be sent, because of the peer's limit of concurrent requests."""
 
-    reason: str = ""
+    why: str = ""
     """Last failure; empty while all is well."""
 
     asks: AskCounters = msgspec.field(default_factory=AskCounters)
@@ -240,10 +240,10 @@ class MembershipStatus(msgspec.Struct, frozen=True):
     silent_s: float = 0.0
     """Time without an answer; 0 while answers arrive, refusals and incredible answers included."""
 
-    problem: str = ""
+    trouble: str = ""
     """Why the last request left the validity of the agent's claims unconfirmed; empty if confirmed."""
 
-    map_problem: str = ""
+    map_trouble: str = ""
     """Why the map may be incomplete or old; empty while known to be complete and current."""
 
     has_map: bool = True
@@ -379,7 +379,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     version: str
     uptime_s: float
     transports: tuple[str, ...]
-    decision: str
+    sentence: str
     """The controller's last decision and the reason."""
 
     workers: int
@@ -421,7 +421,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     purged: int = 0
     """Revision of overrides up to which no erased block is served any more."""
     overrides: OverridesStatus = OverridesStatus()
-    unavailable: Unavailable = Unavailable()
+    unserved: Unavailable = Unavailable()
     owners: tuple[tuple[str, int], ...] = ()
     """For each agent with shards in this agent's map: (agent, number of shards)."""
 
@@ -442,7 +442,7 @@ class EnclosureDaemonStatus(msgspec.Struct, frozen=True):
     """NQNs of the admitted hosts; empty means all hosts."""
 
     drives: tuple[DriveReport, ...]
-    decision: str
+    sentence: str
     """The last turn's decision and the reason."""
 
     uptime_s: float

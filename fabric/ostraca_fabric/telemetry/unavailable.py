@@ -22,7 +22,7 @@ class UnownedShard(msgspec.Struct, frozen=True):
     unowned_s: float
     """Time without an owner, as far as this agent has observed."""
 
-    reason: str = ""
+    why: str = ""
     """Why this agent does not serve the shard, as a clause; empty if able but leaving the shard to another
     agent."""
 
@@ -31,7 +31,7 @@ class UnusedDrive(msgspec.Struct, frozen=True):
     """Drive of the map without a path from this agent: a miss for its workers."""
 
     drive: str
-    reason: str
+    why: str
     """The cause, as a clause."""
 
 

@@ -45,7 +45,7 @@ def test_drives_are_listed_with_what_agents_and_their_enclosure_say_of_them(
     shelf = service.onboarded("shelf-1", drives=2)
     (there,) = service.membership.map.enclosures.values()
     worn, suspect = there.drives
-    troubled = DriveStatus(suspect.id, condition="suspect", reason="answers late \x1b[31m", hits=4)
+    troubled = DriveStatus(suspect.id, condition="suspect", why="answers late \x1b[31m", hits=4)
     service.agents[AgentId("agent-0")].drives = (DriveStatus(worn.id, hits=17), troubled)
     wear = DriveWear(12, 100, 10, 0, 41, 1 << 40)
     drive = DriveReport("nvme0n1", worn.nguid, 64 << 20, 4096, wear=wear)

@@ -72,7 +72,7 @@ STATUS = FabricStatus(
             version="0.1.0",
             uptime_s=184.7,
             transports=("nixl", "inline"),
-            decision="serving 2 of 2 shards; no changes",
+            sentence="serving 2 of 2 shards; no changes",
             workers=3,
             staging_bytes=256 << 20,
             staging_used_bytes=64 << 20,
@@ -96,13 +96,11 @@ STATUS = FabricStatus(
             ),
             agents=(("agent-0", "unix:///a"), ("agent-1", "unix:///b")),
             drives=(
-                DriveStatus("e/d0", condition="failed", reason="is failed: 64 faults"),
+                DriveStatus("e/d0", condition="failed", why="is failed: 64 faults"),
                 DriveStatus("e/d1"),
             ),
             peers=(
-                PeerStatus(
-                    "agent-1", is_breaker_open=True, reason="it is gone", asks=AskCounters(555, 0, 2, 77)
-                ),
+                PeerStatus("agent-1", is_held_off=True, why="it is gone", asks=AskCounters(555, 0, 2, 77)),
             ),
             membership=MembershipStatus(65.0, "etcd is down"),
         ),
@@ -133,7 +131,7 @@ def test_the_view_tells_a_store_that_is_silent_from_one_that_can_not_be_believed
             ["agent-0: the membership store answers with errors: etcd has lost it."],
         ),
         (
-            MembershipStatus(map_problem=old),
+            MembershipStatus(map_trouble=old),
             ["agent-0: its map may lack something, or be old: e/d is left out."],
         ),
         (MembershipStatus(), []),
@@ -194,7 +192,7 @@ def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
     gone, alien = "drive e/d9 can't be opened at /d9: No such file", "on e/d8 lies shard x of fabric ff"
     first = msgspec.structs.replace(
         agent,
-        unavailable=Unavailable(
+        unserved=Unavailable(
             3,
             (
                 UnownedShard("e/d9/0", 34.0, gone),
@@ -211,7 +209,7 @@ def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
         agent,
         agent="agent-1",
         shards=(serves,),
-        unavailable=Unavailable(1, (UnownedShard("e/d8/0", 35.0, alien),)),
+        unserved=Unavailable(1, (UnownedShard("e/d8/0", 35.0, alien),)),
     )
     text = " ".join(shown(FabricStatus((first, second), (("agent-2", "unix:///c", "gone"),))).split())
     for words in (
@@ -233,7 +231,7 @@ def test_the_command_fails_where_nobody_serves_a_shard(
 ) -> None:
     (agent,) = STATUS.agents
     unserved = Unavailable(1, (UnownedShard("e/d9/0", unowned_s),))
-    found = FabricStatus((msgspec.structs.replace(agent, unavailable=unserved),), ())
+    found = FabricStatus((msgspec.structs.replace(agent, unserved=unserved),), ())
 
     async def told(*_asked: object) -> FabricStatus:
         return found
@@ -265,7 +263,7 @@ def test_what_may_keep_a_host_from_writing_is_told(reservations: str, *, is_told
 
 def test_an_agent_that_others_refuse_is_told() -> None:
     (agent,) = STATUS.agents
-    peer = PeerStatus("agent-1", is_refused=True, is_breaker_open=True, reason="this token does not speak")
+    peer = PeerStatus("agent-1", is_refused=True, is_held_off=True, why="this token does not speak")
     text = shown(FabricStatus((msgspec.structs.replace(agent, peers=(peer,)),), ()))
     assert "refusing" in text
     assert "agent-0: agent agent-1 refuses it: this token does not speak." in text
@@ -278,7 +276,7 @@ def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:
 def test_the_json_holds_all_that_the_agents_said() -> None:
     decoded = msgspec.json.decode(as_json(STATUS))
     assert msgspec.convert(decoded["agents"], tuple[AgentStatus, ...]) == STATUS.agents
-    assert decoded["silent"] == [{"agent": "agent-1", "address": "unix:///b", "reason": "it is stopped"}]
+    assert decoded["silent"] == [{"agent": "agent-1", "address": "unix:///b", "why": "it is stopped"}]
 
 
 @pytest.mark.parametrize(

@@ -411,7 +411,7 @@ def test_a_drive_that_can_not_be_used_is_told_while_the_other_is_served_until_it
             (disk / "drive.img").unlink()
             assert process.stderr is not None
             assert any("was deleted at" in words for words in process.stderr)
-            while not any("was deleted at" in each.reason for each in client.status().drives):
+            while not any("was deleted at" in each.why for each in client.status().drives):
                 pass  # the other agent has said it first
         interrupt(process)
     with up(directory, *options) as (process, line):

@@ -249,11 +249,11 @@ async def test_a_file_that_is_moved_while_it_is_watched_is_told_once_and_goes_on
         await drive.look()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"Drive {DRIVE} is no longer found at {path} ")
-    assert drive.status().reason == drive.displacement != ""
+    assert drive.status().why == drive.displacement != ""
     assert await written(drive, at_page(pages(1), 0)) == [True]
     kept.rename(path)
     await drive.look()
-    assert drive.status().reason == ""
+    assert drive.status().why == ""
     drive.close()
 
 

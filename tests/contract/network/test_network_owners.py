@@ -75,7 +75,7 @@ class Pair:
 
     async def until_held_off(self, request: AgentRequest = RESOLVE) -> None:
         async with asyncio.timeout(FAR_S):
-            while not any(peer.is_breaker_open for peer in self.owners.peers()):
+            while not any(peer.is_held_off for peer in self.owners.peers()):
                 with pytest.raises((ConnectError, TimeoutError)):
                     await self.owners.ask(OWNER, request)
                 await asyncio.sleep(0.01)
@@ -232,7 +232,7 @@ class TestNetworkOwners:
         pair.servers.clear()
         await pair.until_held_off()
         assert await pair.fails(match="is open.*nobody listens") == 0.0
-        assert pair.status.breaker_opened == 1
+        assert pair.status.held_off == 1
         pair.network.restart("a")
         await pair.serve()
         await asyncio.sleep(SETTINGS.breaker.open_s)
@@ -242,7 +242,7 @@ class TestNetworkOwners:
         assert pair.status == PeerStatus(
             OWNER,
             is_connected=True,
-            breaker_opened=1,
+            held_off=1,
             failures=SETTINGS.breaker.failures_max,
             asks=pair.status.asks,
         )
@@ -259,9 +259,9 @@ class TestNetworkOwners:
         assert max(await asyncio.gather(*asking)) < 1.0, "though they had much longer"
         assert await pair.fails(match="circuit breaker") == 0.0
         pair.network.join("a", "b")
-        while pair.status.is_breaker_open:
+        while pair.status.is_held_off:
             await asyncio.sleep(0.1)
-            if pair.status.is_breaker_open:
+            if pair.status.is_held_off:
                 await pair.fails(match="circuit breaker")
         assert now_s() - began_s < 10.0
         assert isinstance(await pair.owners.ask(OWNER, RESOLVE), Resolved)
@@ -284,7 +284,7 @@ class TestNetworkOwners:
             with pytest.raises(TimeoutError):
                 await pair.owners.ask(OWNER, Commit(0, 0.3, ()))
             await asyncio.sleep(SETTINGS.patience_s)
-        assert (pair.status.failures, pair.status.is_breaker_open) == (0, False)
+        assert (pair.status.failures, pair.status.is_held_off) == (0, False)
 
     async def test_slow_reservations_of_a_peer_that_does_not_answer_pings_hold_it_off(
         self, pair: Pair
@@ -295,8 +295,8 @@ class TestNetworkOwners:
             with pytest.raises(TimeoutError):
                 await pair.owners.ask(OWNER, Reserve(0, 0.3, 1.0, ()))
             await asyncio.sleep(2 * SETTINGS.patience_s)
-        assert pair.status.is_breaker_open
-        assert "Ping" in pair.status.reason
+        assert pair.status.is_held_off
+        assert "Ping" in pair.status.why
         pair.network.heal("a", "b")
 
     async def test_deadlines_too_short_to_be_met_say_nothing(self, pair: Pair) -> None:
@@ -392,7 +392,7 @@ class TestNetworkOwners:
         with pytest.raises(ConnectError) as raised:
             await pair.owners.ask(OWNER, RESOLVE)
         assert str(raised.value).count("circuit breaker") == 1
-        assert "circuit breaker" not in pair.status.reason
+        assert "circuit breaker" not in pair.status.why
 
     async def test_agents_that_have_left_and_are_not_asked_again_are_forgotten_too(self, pair: Pair) -> None:
         await pair.owners.ask(OWNER, RESOLVE)
@@ -427,13 +427,13 @@ class TestNetworkOwners:
         with pytest.raises(ConnectError, match="is not valid for the role agent"):
             await owners.ask(OWNER, RingProgressQuery(0, FAR_S))
         (refused,) = owners.peers()
-        assert (refused.is_refused, refused.is_breaker_open) == (True, False)
-        assert "is not valid for the role agent" in refused.reason
+        assert (refused.is_refused, refused.is_held_off) == (True, False)
+        assert "is not valid for the role agent" in refused.why
         token = "t"
         await asyncio.sleep(SETTINGS.backoff_max_s)
         await owners.ask(OWNER, RESOLVE)
         (let_in,) = owners.peers()
-        assert (let_in.is_refused, let_in.reason) == (False, "")
+        assert (let_in.is_refused, let_in.why) == (False, "")
         await owners.close()
 
     async def test_an_agent_that_has_left_is_shown_no_more_though_nobody_has_asked_it_since(
@@ -475,4 +475,4 @@ class TestNetworkOwners:
         ends = await asyncio.gather(*late, return_exceptions=True)
         assert {type(end) for end in ends} == {TimeoutError}
         await asyncio.sleep(2 * SETTINGS.patience_s)
-        assert (pair.status.failures, pair.status.is_breaker_open) == (1, False)
+        assert (pair.status.failures, pair.status.is_held_off) == (1, False)

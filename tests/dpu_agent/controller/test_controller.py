@@ -201,7 +201,7 @@ async def test_incomplete_map_is_a_condition_despite_valid_claims(
             failed_drives.setattr(MemoryMembership, "trouble", "e is left out")
             assert condition(fabric.agent, "map_current") == (False, "e is left out")
             assert condition(fabric.agent, "membership_answers")[0]
-            assert fabric.agent.status().membership == MembershipStatus(map_problem="e is left out")
+            assert fabric.agent.status().membership == MembershipStatus(map_trouble="e is left out")
 
 
 async def test_agent_rejoins_after_its_own_delay_when_all_leases_expired(
@@ -220,7 +220,7 @@ async def test_agent_rejoins_after_its_own_delay_when_all_leases_expired(
 
         async def is_back() -> None:
             await until(lambda: store.has(*ours))
-            await until(lambda: "no changes" in fabric.agent.status().decision)
+            await until(lambda: "no changes" in fabric.agent.status().sentence)
 
         await fabric.membership.join(other)
         await until(lambda: other.id in fabric.context.routes().map.agents)
@@ -387,7 +387,7 @@ async def test_agent_reports_a_long_suspension(
 
 def condition(agent: Agent, name: str) -> tuple[bool, str]:
     (found,) = (each for each in agent.status().conditions if each.name == name)
-    return found.is_true, found.message.rpartition(": ")[2].rstrip(".")
+    return found.is_true, found.sentence.rpartition(": ")[2].rstrip(".")
 
 
 def several(count: int) -> list[HeldDrive]:

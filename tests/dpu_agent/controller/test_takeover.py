@@ -149,7 +149,7 @@ class Pair:
 
     def conditions(self, agent: Agent) -> dict[str, str]:
         """Return the conditions that report trouble."""
-        return {each.name: each.message for each in agent.status().conditions if not each.is_true}
+        return {each.name: each.sentence for each in agent.status().conditions if not each.is_true}
 
     async def explained(self, agent: Agent, number: int) -> BlockExplanation:
         """Return an agent's explanation of a block."""

@@ -39,7 +39,7 @@ MISSING = f"there is no path to {DRIVE} from here"
 
 
 def without_owner(agent: Agent) -> list[UnownedShard]:
-    return list(agent.status().unavailable.shards)
+    return list(agent.status().unserved.shards)
 
 
 def waited(agent: Agent, seconds: float = UNOWNED_S) -> None:
@@ -50,7 +50,7 @@ def waited(agent: Agent, seconds: float = UNOWNED_S) -> None:
 
 
 def untrue(agent: Agent) -> dict[str, str]:
-    return {each.name: each.message for each in agent.status().conditions if not each.is_true}
+    return {each.name: each.sentence for each in agent.status().conditions if not each.is_true}
 
 
 def test_unavailable_shards_are_listed_with_reasons_oldest_first() -> None:
@@ -111,7 +111,7 @@ async def test_live_agents_report_unowned_shards_of_a_dead_agent() -> None:
         assert untrue(first) == {}
         assert untrue(second) == {"drives_good": f"Unhealthy drives: {DRIVE} is unusable ({MISSING})."}
         assert second.status().owners == (("agent-0", 1),)
-        await until(lambda: f"can't use 1 drive ({DRIVE})" in second.status().decision)
+        await until(lambda: f"can't use 1 drive ({DRIVE})" in second.status().sentence)
         cut_off.cut()
         cut_off.store.leave(FIRST, first.start_id)
         cut_off._say_changed()
@@ -120,7 +120,7 @@ async def test_live_agents_report_unowned_shards_of_a_dead_agent() -> None:
         waited(second)
         (told,) = without_owner(second)
         assert told.unowned_s >= UNOWNED_S
-        assert (told.shard, told.reason) == (SHARD, MISSING)
+        assert (told.shard, told.why) == (SHARD, MISSING)
         words = untrue(second)["shards_served"]
         assert words.startswith(
             f"Shards without an owner, where gets are misses and puts are declined (NO_OWNER): {SHARD}"
@@ -142,10 +142,10 @@ async def test_drive_of_another_fabric_is_reported_as_in_the_log() -> None:
         waited(fabric.agent)
         (told,) = without_owner(fabric.agent)
         assert told.shard == other.shard
-        assert told.reason.startswith(f"another drive than {OTHER_DRIVE} is at ")
-        assert f": drive {OTHER_DRIVE} holds shard {SHARD} of fabric" in told.reason
-        assert told.reason in untrue(fabric.agent)["shards_served"]
-        await until(lambda: f"can't use 1 drive ({OTHER_DRIVE})" in fabric.agent.status().decision)
+        assert told.why.startswith(f"another drive than {OTHER_DRIVE} is at ")
+        assert f": drive {OTHER_DRIVE} holds shard {SHARD} of fabric" in told.why
+        assert told.why in untrue(fabric.agent)["shards_served"]
+        await until(lambda: f"can't use 1 drive ({OTHER_DRIVE})" in fabric.agent.status().sentence)
         other.bytes[:] = HeldDrive(drive=OTHER_DRIVE).bytes
         await until(lambda: {SHARD, other.shard} == fabric.service.shards.keys())
         await until(lambda: untrue(fabric.agent) == {})

@@ -75,8 +75,8 @@ async def test_readiness_is_that_of_the_agent_and_comes_with_all_conditions(is_t
     assert msgspec.json.decode(page.body) == {
         "is_ready": is_true,
         "conditions": [
-            {"name": READY, "is_true": is_true, "since_s": 1.0, "message": "so"},
-            {"name": "drives_good", "is_true": False, "since_s": 2.0, "message": "one is not"},
+            {"name": READY, "is_true": is_true, "since_s": 1.0, "sentence": "so"},
+            {"name": "drives_good", "is_true": False, "since_s": 2.0, "sentence": "one is not"},
         ],
     }
 

@@ -101,12 +101,12 @@ def worn_enclosure() -> Iterator[int]:
                 controllers=("tcp://192.0.2.1:4420",),
                 hosts=(),
                 drives=(DriveReport("nvme0n1", "36" * 16, 1 << 40, 4096, is_exported=True, wear=wear),),
-                decision="exports are as wanted",
+                sentence="exports are as wanted",
                 uptime_s=uptime_s,
                 turns=1,
                 steps_failed=0,
                 conditions=(
-                    Condition("ready", is_true=True, since_s=uptime_s, message="drives are exported"),
+                    Condition("ready", is_true=True, since_s=uptime_s, sentence="drives are exported"),
                 ),
             )
             body = render(ENCLOSURE_METRICS, status).encode()

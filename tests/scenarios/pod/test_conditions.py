@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def untrue(agent: AgentProcess) -> dict[str, str]:
     """Return the agent's conditions that report trouble."""
     status = agent.status()
-    return {each.name: each.message for each in status.conditions if not each.is_true} if status else {}
+    return {each.name: each.sentence for each in status.conditions if not each.is_true} if status else {}
 
 
 def test_an_agent_with_another_fabrics_tokens_hears_it_from_the_others(own: Pod) -> None:

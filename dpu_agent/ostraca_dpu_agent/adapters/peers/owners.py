@@ -194,12 +194,12 @@ class PeerLink(PeerConnection):
         return PeerStatus(
             self.agent,
             is_connected=self._open_connection() is not None,
-            is_breaker_open=not self._breaker.is_shut,
-            breaker_opened=self._breaker.opened,
+            is_held_off=not self._breaker.is_shut,
+            held_off=self._breaker.opened,
             failures=self._failures,
             inflight=self.inflight,
             waiting=self._waiting,
-            reason=self._why,
+            why=self._why,
             is_refused=self._is_refused,
             asks=msgspec.structs.replace(self._asks),
         )

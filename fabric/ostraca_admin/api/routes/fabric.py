@@ -16,12 +16,12 @@ from ostraca_admin.api.forms import ListPage
 from ostraca_admin.api.views import (
     AgentView,
     CapacityView,
-    DriveProblemView,
     DriveView,
     Health,
     MapView,
     PathView,
     ShardView,
+    TroubleView,
     view_of,
 )
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
@@ -109,8 +109,8 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
         is_leaving=record.is_leaving,
         shards=owned,
         version=status.version if status else "",
-        decision=status.decision if status else "",
-        problem="" if isinstance(answer, AgentStatus) else answer,
+        sentence=status.sentence if status else "",
+        trouble="" if isinstance(answer, AgentStatus) else answer,
         paths=tuple(
             view_of(
                 PathView, each, live_paths=sum(path.is_live for path in each.paths), paths=len(each.paths)
@@ -169,8 +169,8 @@ def _drive(
         state=enclosure.state.value,
         hits=sum(each.hits for each in held.values()),
         health=max(map(_health, held.values()), key=_HEALTHS.index, default="unknown"),
-        problems=tuple(
-            DriveProblemView(agent, _health(each), each.reason) for agent, each in held.items() if each.reason
+        troubles=tuple(
+            TroubleView(agent, _health(each), each.why) for agent, each in held.items() if each.why
         ),
         wear=report.wear if report else None,
     )

@@ -183,7 +183,7 @@ def test_a_drive_that_cannot_be_read_is_misses_and_holds_up_no_other(host: Host,
     assert host.troubles(1) == DriveStatus(host.drives[1].id)
     host.mend()
     host.until(lambda: set(host.get(1).states) == {HIT})
-    assert host.status().reason == ""
+    assert host.status().why == ""
     host.recovers(2)
 
 

@@ -22,16 +22,16 @@ def test_a_drive_that_was_cut_short_is_named_with_both_sizes_and_its_shard_is_no
     os.truncate(drive_files(plan)[0], 100 * MIB)
     with FabricThread(plan) as host:
         (agent,) = host.status()
-    (drive,) = agent.unavailable.drives
+    (drive,) = agent.unserved.drives
     assert drive.drive == "enclosure-0/drive-0"
-    assert "has 100 MiB, and 257 MiB are recorded" in drive.reason
-    (shard,) = agent.unavailable.shards
-    assert (shard.shard, shard.reason) == ("enclosure-0/drive-0/0", drive.reason)
+    assert "has 100 MiB, and 257 MiB are recorded" in drive.why
+    (shard,) = agent.unserved.shards
+    assert (shard.shard, shard.why) == ("enclosure-0/drive-0/0", drive.why)
     conditions = {each.name: each for each in agent.conditions}
-    assert drive.reason in conditions["drives_good"].message
+    assert drive.why in conditions["drives_good"].sentence
     assert not conditions["drives_good"].is_true
     assert conditions["ready"].is_true, "the others are served"
     assert [each.shard for each in agent.shards] == ["enclosure-0/drive-1/0"]
     text = shown(FabricStatus((agent,), ()))
     assert "nobody" in text
-    assert drive.reason[:60] in " ".join(text.split())
+    assert drive.why[:60] in " ".join(text.split())

@@ -15,7 +15,7 @@ def troubled(agent: AgentProcess) -> dict[str, str]:
     """Return what an agent's conditions that are untrue say."""
     look = agent.status()
     assert look is not None
-    return {each.name: each.message for each in look.conditions if not each.is_true}
+    return {each.name: each.sentence for each in look.conditions if not each.is_true}
 
 
 def test_an_outage_of_etcd_is_one_line_when_it_begins_and_one_when_it_ends(own: Pod) -> None:

@@ -76,7 +76,7 @@ class Pages:
         code, said = self.get("/readyz")
         if not code:
             return code, said
-        return code, _conditions(said)["ready"].message
+        return code, _conditions(said)["ready"].sentence
 
     def conditions(self) -> dict[str, Condition]:
         """Return the conditions by their names."""
@@ -105,11 +105,11 @@ def test_an_agent_without_etcd_says_on_its_pages_what_it_waits_for_and_what_it_e
         agent.launch()
         until(lambda: "Waiting for etcd, to join the fabric: " in pages.ready()[1], "it says so")
         told = pages.conditions()
-        assert told["membership_answers"].message.startswith(
+        assert told["membership_answers"].sentence.startswith(
             "The membership store does not answer, and the agent has no map: "
         )
         assert told["membership_answers"].since_s > 0, "it was looked at before anybody asked"
-        assert told["map_current"].message == "The agent has no map yet and serves nothing."
+        assert told["map_current"].sentence == "The agent has no map yet and serves nothing."
         assert pages.ready()[0] == 503
         assert pages.ready()[1].startswith("Not ready: starting. Waiting for etcd")
         assert pages.get("/healthz") == (200, "ok\n")

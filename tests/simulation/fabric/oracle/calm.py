@@ -84,7 +84,7 @@ class Calm:
         has_drives = not any(
             drive.refuses_reads for agent in agents for drive in agent._drives.values() if drive.id in living
         )
-        has_peers = not any(peer.is_breaker_open for agent in agents for peer in agent._owners.peers())
+        has_peers = not any(peer.is_held_off for agent in agents for peer in agent._owners.peers())
         starts = {(process.id, process.agent.start_id) for process in processes}
         store = self._world.outside.store
         has_leases = all(store.lease_left_s(*start) > store.lease_ttl_s / 2 for start in starts)
