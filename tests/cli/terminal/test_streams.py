@@ -213,7 +213,7 @@ def test_an_interrupted_command_writes_no_line_twice() -> None:
         "            number += 1\n"
         "            print(f'line {number}', flush=True)\n"
         "    except KeyboardInterrupt: pass\n"
-        "print('end')\n"
+        "print('\\nend')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=SOON_S
