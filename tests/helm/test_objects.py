@@ -23,6 +23,7 @@ from tests.helm.rendering import (
 )
 
 from ostraca.connectors.vllm.settings import TierSettings
+from ostraca_admin.api.probes import ANSWER_S
 from ostraca_cli import program
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
@@ -58,12 +59,17 @@ def test_the_grace_period_outlasts_the_shutdown_of_the_agent(drain_s: int, tmp_p
     assert pod["terminationGracePeriodSeconds"] > settings.stop_limit_s
 
 
-@pytest.mark.parametrize("name", ["agent", "enclosure"])
-def test_a_daemon_has_three_probes_of_two_pages(trial: Manifest, name: str) -> None:
-    main = main_of(trial, "DaemonSet", name)
+@pytest.mark.parametrize(
+    ("kind", "name", "port"),
+    [("DaemonSet", "agent", "http"), ("DaemonSet", "enclosure", "http"), ("Deployment", "admin", "https")],
+)
+def test_a_daemon_has_three_probes_of_two_pages(trial: Manifest, kind: str, name: str, port: str) -> None:
+    main = main_of(trial, kind, name)
     probes = [main[f"{each}Probe"] for each in ("startup", "liveness", "readiness")]
     assert [each["httpGet"]["path"] for each in probes] == ["/healthz", "/healthz", "/readyz"]
-    assert {each["httpGet"]["port"] for each in probes} == {"http"}
+    assert {each["httpGet"]["port"] for each in probes} == {port}
+    assert {each["httpGet"].get("scheme", "HTTP") for each in probes} == {port.upper()}
+    assert min(each["timeoutSeconds"] for each in probes) > ANSWER_S
     startup, liveness, readiness = (each["periodSeconds"] * each["failureThreshold"] for each in probes)
     assert startup > liveness > readiness
 

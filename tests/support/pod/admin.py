@@ -82,10 +82,18 @@ class Admin:
         return done.stderr
 
     def start(self) -> None:
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Start the process, without a wait for its service."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
             )
+
+    def await_ready(self) -> None:
+        assert self.process is not None
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
         assert re.match(r"ready: http", said), f"{said!r}: {self.log.read_text()[-3000:]}"
@@ -134,6 +142,17 @@ class Admin:
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, json.load(error), dict(error.headers))
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """Fetch a health page, without a token; code 0 if the service does not listen."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=20 * PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except urllib.error.URLError:
+            return 0, ""
 
     def ask_as(self, ca: Path) -> None:
         """Believe another CA from now on."""

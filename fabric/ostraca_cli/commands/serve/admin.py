@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import secrets
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from ostraca_admin.api.access import Tokens, read_tokens
 from ostraca_admin.api.app import build_app
 from ostraca_admin.api.context import Context
 from ostraca_admin.api.limits import BodyLimit
+from ostraca_admin.api.probes import ProbedApp, Readiness
 from ostraca_admin.audit import Audit, Retention
 from ostraca_admin.enclosure_service import EnclosureService
 from ostraca_admin.override_service import OverrideService
@@ -66,6 +66,12 @@ class AdminDaemon:
         self._membership: EtcdMembership | None = None
         self._records: EtcdRecords | None = None
         self._server: LoopServer | None = None
+        self._readiness = Readiness(time.monotonic)
+        self._front = ProbedApp(
+            self._readiness,
+            connections=lambda: 0 if self._server is None else self._server.connections,
+            connections_max=settings.limits.connections_max,
+        )
         self._tasks = Tasks("the admin service")
         self._closing = asyncio.Event()
         self.url = ""
@@ -91,19 +97,17 @@ class AdminDaemon:
                 raise FormatError(f"unusable certificate: {error}") from error
 
     async def start(self) -> None:
-        """Join the fabric and serve; waits while etcd is away.
+        """Serve the health pages, join the fabric, and serve the API; waits while etcd is away.
 
         Raises an OstracaError with advice.
         """
         settings = self._settings
-        listening = listen(self._address)
-        try:
-            fabric, membership = await retry_while_away(
-                "find the fabric", lambda: open_membership(settings.etcd, named_fabric(settings.fabric), None)
-            )
-        except BaseException:
-            listening.close()
-            raise
+        self._listen()
+        fabric, membership = await retry_while_away(
+            "find the fabric",
+            lambda: open_membership(settings.etcd, named_fabric(settings.fabric), None),
+            say=self._say_wait,
+        )
         self._membership = membership
         dice = random.Random()  # noqa: S311 (waits are no secret)
         self._records = records = EtcdRecords(
@@ -151,7 +155,9 @@ class AdminDaemon:
         self._tasks.spawn(retention.run())
         if settings.follows_reports:
             self._tasks.spawn(ReportFollower(self._reports, enclosures, audit, notify=runner.wake).run())
-        self._serve(context, listening)
+        api = build_app(context, version=VERSION)
+        self._front.app = BodyLimit(api, body_bytes_max=limits.body_bytes_max)
+        self._readiness.ask_by(lambda: records.get_many([]))
 
     async def stop(self) -> None:
         """Answer open requests, leave long operations to other services, close everything."""
@@ -164,19 +170,21 @@ class AdminDaemon:
         if self._membership is not None:
             await self._membership.close()
 
-    def _serve(self, context: Context, listening: socket.socket) -> None:
+    def _listen(self) -> None:
         settings, tls = self._settings, self._settings.tls
+        listening = listen(self._address)
         scheme = "https" if tls.cert else "http"
         self.url = str(real_address(self._address, listening)).replace("tcp://", f"{scheme}://", 1)
-        app = build_app(context, version=VERSION)
         self._server = LoopServer(
-            BodyLimit(app, body_bytes_max=settings.limits.body_bytes_max),  # type: ignore[arg-type]  # starlette's ASGI
-            connections_max=settings.limits.connections_max,
+            self._front,  # type: ignore[arg-type]  # starlette's names of ASGI types
             head_bytes_max=settings.limits.head_bytes_max,
             grace_s=_GRACE_S,
             certificate=(Path(tls.cert), Path(tls.key)) if tls.cert else None,
         )
         self._tasks.spawn(self._server.run(listening))
+
+    def _say_wait(self, problem: str) -> None:
+        self._readiness.wait = problem
 
     async def _report_of(self, enclosure: EnclosureId) -> EnclosureReport | None:
         assert self._records is not None

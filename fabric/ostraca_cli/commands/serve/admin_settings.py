@@ -18,7 +18,8 @@ class AdminLimits:
     """Limits of the service."""
 
     connections_max: int = 64
-    """Concurrent connections of people, scripts and consoles; each event stream holds one."""
+    """Concurrent connections of people, scripts and consoles; each event stream holds one. More get 503,
+    except for /healthz and /readyz."""
 
     body_bytes_max: int = 512 << 10
     """Longest body of a request. A prefetch of 4096 blocks with 32-byte hashes takes 280 KiB, an enclosure

@@ -4,7 +4,8 @@ The data path's loop neither accepts these connections nor parses requests; page
 threads. Connections are limited in number and time. Beyond ``connections_max``, a connection is cut; after
 ``connection_s``, it is closed, once a pending answer is sent.
 
-``LoopServer`` runs on the current event loop, for a dedicated process.
+``LoopServer`` runs on the current event loop, for a dedicated process. Its application limits connections,
+except those of health pages.
 """
 
 from __future__ import annotations
@@ -107,7 +108,6 @@ class LoopServer:
         self,
         app: ASGI3Application,
         *,
-        connections_max: int,
         head_bytes_max: int,
         grace_s: int,
         certificate: tuple[Path, Path] | None,
@@ -128,7 +128,6 @@ class LoopServer:
                 access_log=False,
                 server_header=False,
                 h11_max_incomplete_event_size=head_bytes_max,
-                limit_concurrency=connections_max,
                 timeout_graceful_shutdown=grace_s,
                 ssl_certfile=cert,
                 ssl_keyfile=key,
@@ -137,6 +136,11 @@ class LoopServer:
         self._certificate = certificate
         self._has_ended = asyncio.Event()
         self._grace_s = grace_s
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections; the application limits them."""
+        return len(self._server.server_state.connections)
 
     async def run(self, listening: socket.socket) -> None:
         """Serve until ``stop``."""

@@ -116,16 +116,39 @@ def test_what_it_can_not_work_with_it_refuses_with_what_to_do(
 def test_while_etcd_is_away_it_says_so_and_goes_on_when_it_is_back(alone: Pod) -> None:
     form = {"nqn": "nqn.2025-01.io.ostraca:shelf-1", "controllers": ["files:///nowhere"]}
     with Admin(alone) as admin:
+        assert admin.probe("/readyz")[0] == 200
         alone.etcd.kill()
+        until(lambda: admin.probe("/readyz")[0] == 503, "the service is not ready")
+        assert admin.probe("/healthz") == (200, "ok\n")
         refused = admin.ask("PUT", "/v1/enclosures/shelf-1", form)
         assert (refused.status, refused.headers["retry-after"]) == (503, "2")
         assert "etcd" in refused.body["detail"]
         assert admin.ask("GET", "/v1/map").status == 200, "the map stays as it was"
         alone.etcd.start()
         until(lambda: admin.ask("GET", "/v1/enclosures").status == 200, "etcd answers again")
+        until(lambda: admin.probe("/readyz")[0] == 200, "the service is ready again")
         failed = admin.done(admin.ask("PUT", "/v1/enclosures/shelf-1", form), state="failed")
         assert "the fabric has no agent" in failed["message"]
         admin.stop()
+    admin.check_log()
+
+
+def test_before_etcd_answers_it_lives_and_is_not_ready(alone: Pod) -> None:
+    alone.etcd.kill()
+    admin = Admin(alone)
+    admin.launch()
+    try:
+        until(lambda: admin.probe("/healthz") == (200, "ok\n"), "the service lives")
+        until(lambda: "Waiting for etcd, to find the fabric: " in admin.probe("/readyz")[1], "it says why")
+        assert admin.probe("/readyz")[0] == 503
+        assert admin.ask("GET", "/v1/map").status == 503
+        alone.etcd.start()
+        admin.await_ready()
+        until(lambda: admin.probe("/readyz")[0] == 200, "the service is ready")
+        admin.stop()
+    finally:
+        if admin.process is not None:
+            admin.kill()
     admin.check_log()
 
 
