@@ -6,6 +6,7 @@ Needs rich, which omits colour on outputs without colour.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
@@ -25,6 +26,13 @@ from ostraca_fabric.telemetry.status import AgentStatus, PeerStatus, ShardStatus
 _UNRESERVED = ("not registered", "reserved by another holder")
 """States of NVMe reservations in which a drive may refuse writes of the host."""
 
+_INITIATORS = {
+    "files": "files",
+    "kernel": "the kernel's NVMe initiator",
+    "userspace": "the user-space NVMe initiator, slow",
+}
+"""Names of initiators in sentences."""
+
 _STYLES = {"good": "yellow", "suspect": "yellow", "failed": "red"}
 """Style of a drive's remark, by the drive's condition."""
 
@@ -34,6 +42,7 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     agents = status.agents
     sentences = [Text(f"{agent.agent}: {agent.sentence}") for agent in agents]
     sentences += [Text(f"{agent.agent}: {_index_text(agent)}") for agent in agents if agent.shards]
+    sentences += [Text(f"{agent.agent}: {_initiator_text(agent)}") for agent in agents if _initiators(agent)]
     sentences += [
         Text(f"{agent.agent}: drive {drive.drive} {drive.why}.", style=_STYLES[drive.condition])
         for agent in agents
@@ -177,6 +186,18 @@ def _path_sentences(agent: AgentStatus) -> Iterator[str]:
             if not path.is_live and not enclosure.trouble:
                 why = f": {path.detail}" if path.detail else ""
                 yield f"{agent.agent}: the path to {enclosure.enclosure} at {path.controller} is lost{why}."
+
+
+def _initiators(agent: AgentStatus) -> Counter[str]:
+    """Count enclosures by the host side of their paths; agents of the release before name none."""
+    return Counter(paths.initiator for paths in agent.paths if paths.initiator)
+
+
+def _initiator_text(agent: AgentStatus) -> str:
+    """Name the host side of the paths to enclosures."""
+    found = sorted(_initiators(agent).items())
+    ways = (f"{counted(count, 'enclosure')} by {_INITIATORS.get(each, each)}" for each, count in found)
+    return f"reaches {', '.join(ways)}."
 
 
 def _index_text(agent: AgentStatus) -> str:

@@ -261,6 +261,30 @@ def test_what_may_keep_a_host_from_writing_is_told(reservations: str, *, is_told
     assert (says in " ".join(text.split())) == is_told
 
 
+@pytest.mark.parametrize(
+    ("initiators", "words"),
+    [
+        (["kernel", "kernel"], "agent-0: reaches 2 enclosures by the kernel's NVMe initiator."),
+        (
+            ["userspace", "files", "userspace"],
+            "agent-0: reaches 1 enclosure by files, 2 enclosures by the user-space NVMe initiator, slow.",
+        ),
+        (["", "files"], "agent-0: reaches 1 enclosure by files."),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_the_host_side_of_paths_is_named(initiators: list[str], words: str | None) -> None:
+    (agent,) = STATUS.agents
+    paths = tuple(
+        EnclosurePathStatus(f"shelf-{number}", 2, initiator=initiator)
+        for number, initiator in enumerate(initiators)
+    )
+    text = " ".join(shown(FabricStatus((msgspec.structs.replace(agent, paths=paths),), ())).split())
+    assert ("reaches" in text) == (words is not None)
+    assert words is None or words in text
+
+
 def test_an_agent_that_others_refuse_is_told() -> None:
     (agent,) = STATUS.agents
     peer = PeerStatus("agent-1", is_refused=True, is_held_off=True, why="this token does not speak")
