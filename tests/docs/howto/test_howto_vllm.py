@@ -7,8 +7,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from ostraca.connectors.vllm.operations import METRICS
-from ostraca.connectors.vllm.settings import TierSettings
+from ostraca.connectors.transfers.counters import METRICS
+from ostraca.connectors.vllm.settings import METRIC_PREFIX, TierSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "howto" / "vllm.md").read_text()
@@ -33,5 +33,5 @@ def test_every_setting_is_on_the_page_with_its_default() -> None:
 
 def test_every_metric_is_on_the_page() -> None:
     assert re.findall(r"^\| `(vllm:[a-z_]+)` \|", REFERENCE, re.MULTILINE) == [
-        metric.name for metric in METRICS
+        METRIC_PREFIX + metric.name for metric in METRICS
     ]

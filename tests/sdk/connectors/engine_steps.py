@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.support.stalls import Stopwatch
 
+from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
+from ostraca.connectors.transfers.counters import REQUESTS, ConnectorMetric
+from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
-from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.operations import REQUESTS, TierMetric
 from ostraca.connectors.vllm.settings import TierSettings
-from ostraca.connectors.vllm.shape import EngineShape, GroupShape
-from ostraca.connectors.vllm.tier import Tier, TierJob
+from ostraca.connectors.vllm.tier import Tier
 
 _Result = TypeVar("_Result")
 
@@ -28,16 +28,11 @@ ROW_BYTES = 64 << 10
 TOKENS = 16
 PATIENCE_S = 20.0
 TURNS_MAX = 10_000
-SHAPE = EngineShape(
+IDENTITY = KvIdentity(
     model="test/model",
     dtype="bf16",
-    groups=(GroupShape(0, TOKENS, ("layer.0",)),),
-    row_bytes=ROW_BYTES,
-    tensor_parallel=1,
-    pipeline_parallel=1,
-    context_parallel=1,
-    packing="none",
-    has_positions=True,
+    groups=(GroupIdentity(0, TOKENS, ("layer.0",)),),
+    block_bytes=ROW_BYTES,
 )
 
 
@@ -67,10 +62,12 @@ def prompt(chunks: int, seed: str = "prompt", hash_bytes: int = 32) -> list[byte
 class EngineSteps:
     """Rows and tier of an engine; use as a context manager."""
 
-    def __init__(self, tier_settings: TierSettings, *, rows: int = 256, shape: EngineShape = SHAPE) -> None:
+    def __init__(
+        self, tier_settings: TierSettings, *, rows: int = 256, identity: KvIdentity = IDENTITY
+    ) -> None:
         self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
-        self.tier = Tier(shape, tier_settings, self.rows)
-        self._tells_positions = shape.has_positions
+        self.tier = Tier(identity, tier_settings, self.rows)
+        self._tells_positions = identity.is_chained
         self._jobs = itertools.count()
         self.slowest_call_s = 0.0
 
@@ -129,7 +126,7 @@ class EngineSteps:
             assert turn < TURNS_MAX, "what was stored is not found"
         raise AssertionError
 
-    def count(self, metric: TierMetric, label: str = "") -> int:
+    def count(self, metric: ConnectorMetric, label: str = "") -> int:
         return self.tier.counters.total[metric, label]
 
     def requests_sent(self) -> int:
@@ -137,7 +134,7 @@ class EngineSteps:
 
     def _move(self, request: str, keys: Sequence[bytes], first_row: int, *, is_load: bool) -> TransferJob:
         number = next(self._jobs)
-        job = TierJob(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
+        job = RowJob(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
         self._timed(lambda: (self.tier.load if is_load else self.tier.store)(job))
         until_s = time.monotonic() + PATIENCE_S
         while not (found := self._step()):

@@ -1,4 +1,4 @@
-"""Decisions of the vLLM tier: placement of chunks, states of chunks, and backoff."""
+"""Decisions of the vLLM tier: placement and states of chunks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostraca.connectors.kv_identity.chains import Run
+from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
-from ostraca.connectors.vllm.core.prefix import Prefix, Run, engine_hash
-from ostraca.connectors.vllm.core.transfers import RequestBackoff, TransferJob, Transfers
+from ostraca.connectors.vllm.core.prefix import Prefix, engine_hash
 from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
 
 TOKENS = {0: 16, 1: 32}
@@ -109,8 +110,8 @@ def test_without_positions_each_chunk_is_placed_by_its_own_hash() -> None:
     assert placement(runs) == {each: engine_hash(each) for each in listed}
 
 
-def table(*, entries_max: int = 100, failed_max: int = 100) -> LookupTable:
-    return LookupTable(entries_max=entries_max, failed_max=failed_max, failed_hold_s=10.0)
+def table(*, entries_max: int = 100) -> LookupTable:
+    return LookupTable(FailedLoads(entries_max=100, hold_s=10.0), entries_max=entries_max)
 
 
 def ask(lookups: LookupTable, number: int, request: str = "r", now_s: float = 0.0) -> ChunkState:
@@ -169,15 +170,16 @@ def test_a_chunk_whose_load_failed_is_a_miss_for_its_request_as_long_as_that_liv
     assert ask(lookups, 0, "another") is ChunkState.PENDING
 
 
-def test_a_chunk_that_was_gone_is_a_miss_for_everybody_for_a_while() -> None:
-    lookups = table()
-    lookups.hold_off([key(0)], 0.0)
+def test_a_chunk_with_a_failed_load_is_a_miss_for_everybody_for_a_while() -> None:
+    failed = FailedLoads(entries_max=100, hold_s=10.0)
+    lookups = LookupTable(failed, entries_max=100)
+    failed.add([key(0)], 0.0)
     assert ask(lookups, 0, "a", now_s=9.9) is ChunkState.MISSING
     assert ask(lookups, 0, "b", now_s=10.0) is ChunkState.PENDING
 
 
-def test_the_tables_are_bounded() -> None:
-    lookups = table(entries_max=2, failed_max=2)
+def test_the_table_is_bounded() -> None:
+    lookups = table(entries_max=2)
     assert [ask(lookups, n) for n in range(3)] == [
         ChunkState.PENDING,
         ChunkState.PENDING,
@@ -185,66 +187,6 @@ def test_the_tables_are_bounded() -> None:
     ]
     lookups.forget("r")
     assert len(lookups) == 0
-    lookups.hold_off([key(n) for n in range(3)], 0.0)
-    assert [ask(lookups, n, str(n)) for n in (0, 1)] == [ChunkState.PENDING, ChunkState.MISSING]
-
-
-def test_a_job_is_over_when_all_its_pieces_are_and_tells_each_chunks_fate() -> None:
-    transfers = Transfers()
-    transfers.begin(7, request="r", is_load=True, now_s=1.0)
-    transfers.refuse(7, [key(0)])
-    transfers.add(7, "one", [key(1), key(2)])
-    transfers.add(7, "two", [key(3)])
-    assert transfers.seal(7, 1.0) is None
-    assert (transfers.loading, transfers.storing) == (3, 0)
-    assert transfers.end("two", [True], 2.0) is None
-    assert transfers.end("one", [True, False], 3.0) == TransferJob(
-        7,
-        "r",
-        is_load=True,
-        began_s=1.0,
-        pieces=0,
-        succeeded=(key(3), key(1)),
-        failed=(key(0), key(2)),
-        seconds=2.0,
-    )
-    assert (transfers.loading, transfers.storing, len(transfers)) == (0, 0, 0)
-
-
-def test_a_job_of_which_nothing_was_sent_is_over_at_once() -> None:
-    transfers = Transfers()
-    transfers.begin(7, request="r", is_load=False, now_s=1.0)
-    transfers.refuse(7, [key(0)])
-    assert transfers.seal(7, 1.0) == TransferJob(
-        7, "r", is_load=False, began_s=1.0, pieces=0, succeeded=(), failed=(key(0),), seconds=0.0
-    )
-
-
-def test_a_pause_doubles_with_each_failure_in_a_row_and_ends_with_a_success() -> None:
-    backoff = RequestBackoff(first_s=1.0, longest_s=3.0, late_requests_max=2)
-    backoff.record_failure(0.0)
-    backoff.record_failure(0.5)
-    assert (backoff.is_active(0.9), backoff.is_active(1.0)) == (True, False)
-    backoff.record_failure(1.0)
-    assert (backoff.is_active(2.9), backoff.is_active(3.0)) == (True, False)
-    backoff.record_failure(3.0)
-    assert (backoff.is_active(5.9), backoff.is_active(6.0)) == (True, False)
-    backoff.record_failure(6.0)
-    backoff.record_success()
-    assert not backoff.is_active(6.0)
-    backoff.record_failure(7.0)
-    assert (backoff.is_active(7.9), backoff.is_active(8.0)) == (True, False)
-
-
-def test_one_late_answer_begins_no_pause_and_two_in_a_row_do() -> None:
-    backoff = RequestBackoff(first_s=1.0, longest_s=3.0, late_requests_max=2)
-    backoff.record_late(0.0)
-    assert not backoff.is_active(0.0)
-    backoff.record_success()
-    backoff.record_late(1.0)
-    assert not backoff.is_active(1.0)
-    backoff.record_late(1.1)
-    assert backoff.is_active(1.1)
 
 
 def test_a_stripe_unit_is_what_the_fabric_takes_for_one() -> None:

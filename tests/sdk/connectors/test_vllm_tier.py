@@ -14,12 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.sdk.conftest import no_thread_to_be_had
-from tests.sdk.connectors.engine_steps import ROW_BYTES, SHAPE, EngineSteps, prompt, settings
+from tests.sdk.connectors.engine_steps import IDENTITY, ROW_BYTES, EngineSteps, prompt, settings
 from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
 
+from ostraca.connectors.transfers.counters import (
+    LOAD_BYTES,
+    LOAD_CHUNKS,
+    LOOKUP_CHUNKS,
+    REQUESTS,
+    STORE_CHUNKS,
+)
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
-from ostraca.connectors.vllm.operations import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, REQUESTS, STORE_CHUNKS
 from ostraca.connectors.vllm.settings import LOGGER
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
@@ -103,10 +109,10 @@ def test_another_revision_of_the_weights_finds_nothing(fabric: FabricThread, eng
 
 
 def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:
-    blind = replace(SHAPE, has_positions=False)
+    blind = replace(IDENTITY, is_chained=False)
     with (
-        EngineSteps(settings(fabric.addresses[0]), shape=blind) as writer,
-        EngineSteps(settings(fabric.addresses[0]), shape=blind) as reader,
+        EngineSteps(settings(fabric.addresses[0]), identity=blind) as writer,
+        EngineSteps(settings(fabric.addresses[0]), identity=blind) as reader,
     ):
         writer.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         reader.wait_for_the_fabric().begin("b", KEYS)

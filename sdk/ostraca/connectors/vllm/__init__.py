@@ -7,10 +7,8 @@ vLLM's configuration names the class::
 vLLM keeps KV in pinned host memory, its *primary tier*, in rows of one chunk each. Secondary tiers store
 copies of rows and fill rows from the copies. In this tier, a chunk is a block of a volume.
 
-- ``core``: pure decisions: placement of a chunk, known chunks, jobs under way, backoff;
-- ``settings``, ``shape``: meaning of the configuration, and the resulting volume;
-- ``fabric_link``: connection to the fabric in the background;
-- ``operations``: lookups, loads and stores under way;
+- ``core``: pure decisions: placement and states of chunks
+- ``settings``, ``shape``: meaning of the configuration; conditions on chunks and hashes
 - ``tier``: the tier without any vLLM version;
 - ``adapter``: the class for vLLM. Only this module imports vLLM and knows its versions.
 """

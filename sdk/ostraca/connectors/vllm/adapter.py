@@ -35,12 +35,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
+from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
+from ostraca.connectors.transfers.counters import METRICS
+from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
-from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.operations import METRICS
-from ostraca.connectors.vllm.settings import LOGGER, TierSettings
-from ostraca.connectors.vllm.shape import EngineShape, GroupShape, hash_seed_problem
-from ostraca.connectors.vllm.tier import HASH_BYTES, Tier, TierJob
+from ostraca.connectors.vllm.settings import LOGGER, METRIC_PREFIX, TierSettings
+from ostraca.connectors.vllm.shape import hash_seed_problem
+from ostraca.connectors.vllm.tier import HASH_BYTES, Tier
 
 log = logging.getLogger(LOGGER)
 
@@ -83,10 +84,10 @@ class OstracaTier(SecondaryTierManager):
         settings = TierSettings.of(config)
         why = hash_seed_problem(vllm.__version__, HASH_BYTES, os.environ)
         if why:
-            log.warning("Ostraca tier: %s", why)
+            log.warning("Ostraca: %s", why)
         self.locality = Locality(settings.locality)
         rows = np.asarray(primary_kv_view).view(np.uint8)
-        self._tier = Tier(engine_shape(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
+        self._tier = Tier(engine_identity(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401
         """Begin a request, offloaded chunk by chunk as is vLLM's default."""
@@ -137,7 +138,7 @@ class OstracaTier(SecondaryTierManager):
         del extra_config
         kinds = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
         return {
-            metric.name: kinds[metric.kind](
+            METRIC_PREFIX + metric.name: kinds[metric.kind](
                 documentation=metric.help, labelnames=(metric.label,) if metric.label else ()
             )
             for metric in METRICS
@@ -154,9 +155,9 @@ class OstracaTier(SecondaryTierManager):
         for metric, label, value in self._tier.samples():
             labels = (label,) if metric.label else ()
             if metric.kind == "counter":
-                stats.increase_counter(metric.name, value, labels)
+                stats.increase_counter(METRIC_PREFIX + metric.name, value, labels)
             else:
-                stats.set_gauge(metric.name, value, labels)
+                stats.set_gauge(METRIC_PREFIX + metric.name, value, labels)
         return stats
 
     def _result(self, finished: TransferJob) -> JobResult:
@@ -168,56 +169,59 @@ class OstracaTier(SecondaryTierManager):
         return JobResult(finished.job_id, not finished.failed, **told)
 
 
-def engine_shape(offloading_spec: Any, *, row_bytes: int) -> EngineShape:  # noqa: ANN401
-    """Read the engine's shape from vLLM's description of its KV cache."""
+def engine_identity(offloading_spec: Any, *, row_bytes: int) -> KvIdentity:  # noqa: ANN401
+    """Read the identity of the engine's KV from vLLM's description. A row is one chunk of all workers.
+
+    vLLM's block hashes commit to all per-request differences: tokens, name of the LoRA adapter, cache salt,
+    images. So the identity's adapter and salt stay empty.
+    """
     config = offloading_spec.config
     parallel = config.parallel
-    chunk = config.cache.blocks_per_chunk
     groups = tuple(
-        GroupShape(
+        GroupIdentity(
             number=getattr(group, "group_id", index),
-            tokens_per_chunk=group.tokens_per_block * chunk,
+            block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             layers=tuple(group.layer_names),
         )
         for index, group in enumerate(config.groups)
     )
-    return EngineShape(
+    return KvIdentity(
         model=config.model.name,
         dtype=config.model.dtype,
         groups=groups,
-        row_bytes=row_bytes,
+        block_bytes=row_bytes,
         tensor_parallel=parallel.tp_size,
         pipeline_parallel=parallel.pp_size,
         context_parallel=parallel.pcp_size * parallel.dcp_size,
         packing=_packing(config, offloading_spec),
-        has_positions=_HAS_POSITIONS,
+        hash_bytes=HASH_BYTES,
+        is_chained=_HAS_POSITIONS,
     )
 
 
-def _packing(config: Any, offloading_spec: Any) -> str:  # noqa: ANN401
-    """Return a name for the placement of bytes in a row.
+def _packing(config: Any, offloading_spec: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return the facts that decide the placement of bytes in a row.
 
-    The name includes vLLM's release, because no release promises the packing of the next.
+    The facts include vLLM's release, because no release promises the packing of the next.
     """
-    release = ".".join(vllm.__version__.split(".")[:2])
     is_single_copy = getattr(offloading_spec, "replicated_layout", False)
-    parts = (
-        f"vllm-{release}",
-        str(current_platform.device_type),
-        str(getattr(config, "kv_cache_layout", None) or "unnamed"),
-        "canonical" if config.canonical_layout else "direct",
-        "one copy" if is_single_copy else "each worker's",
-    )
-    return "/".join(parts)
+    return {
+        "engine": "vllm",
+        "release": ".".join(vllm.__version__.split(".")[:2]),
+        "device": str(current_platform.device_type),
+        "layout": str(getattr(config, "kv_cache_layout", None)),
+        "order": "canonical" if config.canonical_layout else "direct",
+        "copies": "one" if is_single_copy else "each worker's",
+    }
 
 
 def _positions(req_context: Any) -> Mapping[bytes, int] | None:  # noqa: ANN401
     return getattr(req_context, _POSITIONS) if _HAS_POSITIONS else None
 
 
-def _job(metadata: Any) -> TierJob:  # noqa: ANN401
+def _job(metadata: Any) -> RowJob:  # noqa: ANN401
     rows: Iterable[int] = metadata.chunk_ids if hasattr(metadata, "chunk_ids") else metadata.block_ids
-    return TierJob(
+    return RowJob(
         metadata.job_id,
         metadata.req_context.req_id,
         tuple(metadata.keys),

@@ -6,178 +6,42 @@ The fields of ``TierSettings`` are the keys of the tier's entry in ``secondary_t
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
-import msgspec
-
-from ostraca.connectors.vllm.core.transfers import RequestBackoff
-from ostraca.settings import MIB, ClientSettings
+from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.wire.address import parse_address
 
 LOGGER = "vllm.ostraca"
 """Logger of the tier, below vLLM's: vLLM shows only records under its own name, at VLLM_LOGGING_LEVEL."""
 
+METRIC_PREFIX = "vllm:kv_offload_ostraca_"
+"""Prefix of the tier's metrics among vLLM's. Prometheus adds ``_total`` to a counter's name."""
+
 _LOCALITIES = ("LOCAL", "REMOTE")
-_MAY_BE_ZERO = frozenset({"break_even_tokens", "prefill_tokens_per_s", "pin_s"})
 
 
 @dataclass(frozen=True, slots=True)
-class TierSettings:
+class TierSettings(ConnectorSettings):
     """Settings of one tier, with every limit of the tier."""
 
-    agents: tuple[str, ...] = ()
-    """Addresses of agents, for example ``["unix:///run/ostraca/agent.sock"]``. If empty, OSTRACA_AGENT in the
-    environment gives the addresses, else the default sockets are tried.
-    """
-
-    token_file: str = ""
-    """File with the agents' token, read for each dial, as in ClientSettings. A file, because command lines
-    with a configuration are readable by everyone.
-    """
-
-    tls_ca: str = ""
-    """CA of agents' certificates, for ``tls://`` addresses, as in ClientSettings."""
-
-    tls_cert: str = ""
-    """Certificate of this engine, if agents request one, as in ClientSettings."""
-
-    tls_key: str = ""
-    """Private key of the certificate."""
-
-    tenant: str = "default"
-    """Tenant of the blocks."""
+    LOGGER: ClassVar[str] = LOGGER
+    WHERE: ClassVar[str] = "the Ostraca tier of secondary_tiers"
 
     volume: str = "vllm"
     """First part of the volume's name; the rest is derived from the layout."""
 
-    revision: str = ""
-    """Revision of the weights if the model's name stays the same, or any other difference between blocks that
-    vLLM does not report. Engines share blocks only with an equal revision.
-    """
-
     locality: str = "REMOTE"
     """Kind of the tier in vLLM's tier filters and router events: LOCAL or REMOTE."""
-
-    lookup_deadline_s: float = 0.1
-    """Deadline of a lookup; chunks without an answer by then are misses."""
-
-    pin_s: float = 2.0
-    """Duration of pins on found chunks, for the load after the lookup. The agent limits the duration. Raise
-    it if loads of found chunks miss because requests wait long for memory.
-    """
-
-    load_deadline_s: float = 5.0
-    """Deadline of a load; the engine computes chunks missing by then."""
-
-    store_deadline_s: float = 30.0
-    """Deadline of a store. A store pins rows of vLLM's host memory meanwhile."""
-
-    prefill_tokens_per_s: float = 0.0
-    """Speed of the engine at computing a prefix; 0 if unknown. If set, the fabric declines slower loads
-    early.
-    """
-
-    break_even_tokens: int = 0
-    """Shorter prefixes are not stored, because computing is faster than loading.
-    docs/explanation/endurance.md explains the choice; 0 stores all.
-    """
 
     lookup_chunks_max: int = 8192
     """Chunks in one lookup. Further chunks wait for the next step."""
 
-    lookups_inflight_max: int = 8
-    """Lookups under way at once."""
-
-    loads_inflight_chunks_max: int = 4096
-    """Chunks of loads under way; the engine computes further chunks."""
-
-    stores_inflight_chunks_max: int = 1024
-    """Chunks of stores under way; further chunks are not stored. Each pins a row of vLLM's host memory, so
-    keep the limit well below the number of rows (``cpu_bytes_to_use``).
-    """
-
     table_chunks_max: int = 1 << 20
     """Remembered answers for live requests, about 200 bytes each. Further chunks are misses."""
-
-    failed_chunks_max: int = 65536
-    """Remembered chunks with failed loads."""
-
-    failed_hold_s: float = 10.0
-    """Time for which a chunk with a failed load is a miss for every request."""
-
-    backoff_s: float = 1.0
-    """First backoff from a fabric without answers; doubles with each failure in a row ..."""
-
-    backoff_max_s: float = 10.0
-    """... up to this."""
-
-    late_requests_max: int = 2
-    """Consecutive late requests before a backoff. A lost connection starts the backoff at once."""
-
-    connect_retry_s: float = 1.0
-    """Interval of attempts to reach a fabric for the first time."""
-
-    arena_bytes: int = 256 * MIB
-    """Memory for block transfers, as in ClientSettings."""
-
-    transports: tuple[str, ...] = ("nixl", "inline")
-    """Transports, best first, as in ClientSettings."""
-
-    @classmethod
-    def of(cls, config: Mapping[str, object]) -> TierSettings:
-        """Read the tier's entry.
-
-        Raises UsageError with the wrong key and a remedy.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in config:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-                raise UsageError(f"the Ostraca tier of secondary_tiers has no setting {name!r}; {hint}")
-        given = dict(config)
-        if isinstance(given.get("agents"), str):
-            given["agents"] = [given["agents"]]
-        try:
-            return msgspec.convert(given, type=cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"a setting of the Ostraca tier of secondary_tiers is wrong: {error}") from error
 
     def __post_init__(self) -> None:
         """Refuse invalid values. Raises UsageError."""
         if self.locality not in _LOCALITIES:
             raise UsageError(f"locality is {self.locality!r}: take {' or '.join(_LOCALITIES)}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _MAY_BE_ZERO and not value >= 0:
-                raise UsageError(f"{field.name} is {value}: give 0 or more")
-            if field.name not in _MAY_BE_ZERO and field.name.endswith(("_s", "_max")) and not value > 0:
-                raise UsageError(f"{field.name} is {value}: give a value above zero")
-        for address in self.agents:
-            parse_address(address)
-        self.client()
-
-    def client(self) -> ClientSettings:
-        """Return the client's settings.
-
-        Raises UsageError for invalid settings.
-        """
-        return ClientSettings(
-            arena_bytes=self.arena_bytes,
-            chunk_bytes=min(ClientSettings().chunk_bytes, self.arena_bytes),
-            quarantine_bytes_max=max(1, self.arena_bytes // 2),
-            transports=self.transports,
-            token_file=self.token_file,
-            tls_ca=self.tls_ca,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-        )
-
-    def backoff(self) -> RequestBackoff:
-        """Return a new, inactive backoff."""
-        return RequestBackoff(
-            first_s=self.backoff_s, longest_s=self.backoff_max_s, late_requests_max=self.late_requests_max
-        )
+        ConnectorSettings.__post_init__(self)  # super() fails in dataclasses with slots

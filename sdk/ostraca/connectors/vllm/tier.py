@@ -15,43 +15,27 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca.connectors.kv_identity.chains import Run
+from ostraca.connectors.kv_identity.identity import KvIdentity
+from ostraca.connectors.transfers.counters import LOOKUP_CHUNKS, ConnectorCounters, MetricSample
+from ostraca.connectors.transfers.fabric_link import FabricLink
+from ostraca.connectors.transfers.jobs import RowJob, TransferJob
+from ostraca.connectors.transfers.operations import Ended, FabricOperations
+from ostraca.connectors.transfers.rows import ArrayRows
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
-from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix, Run
-from ostraca.connectors.vllm.core.transfers import TransferJob
-from ostraca.connectors.vllm.fabric_link import FabricLink
-from ostraca.connectors.vllm.operations import (
-    LOAD_CHUNKS,
-    LOOKUP_CHUNKS,
-    STORE_CHUNKS,
-    TierCounters,
-    TierMetric,
-    TierOperations,
-    TierSample,
-)
+from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
-from ostraca.connectors.vllm.shape import EngineShape, hash_seed_problem
-from ostraca_fabric.model.volume import Layout
+from ostraca.connectors.vllm.shape import check_chunk_bytes, hash_seed_problem
 
 log = logging.getLogger(LOGGER)
 
 HASH_BYTES = 32
 """Length of vLLM's hashes, unless keys show another: SHA-256."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierJob:
-    """Chunks to move between rows and the fabric, for one request of the engine."""
-
-    job_id: int
-    request: str
-    keys: tuple[bytes, ...]
-    rows: tuple[int, ...]
-    """The row of each key."""
 
 
 class Tier:
@@ -62,45 +46,37 @@ class Tier:
 
     def __init__(
         self,
-        shape: EngineShape,
+        identity: KvIdentity,
         settings: TierSettings,
         rows: NDArray[np.uint8],
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with the engine's host memory *rows*, shape (rows, bytes per row)."""
+        """Begin with the engine's host memory *rows*, shape (rows, bytes per row).
+
+        Raises UsageError for chunks too large for a block.
+        """
+        check_chunk_bytes(identity.block_bytes)
         self._settings = settings
-        self._shape = shape
-        self._rows: NDArray[np.uint8] | None = rows
+        self._identity = replace(identity, weights=settings.revision)
         self._clock_s = clock_s
-        self._hash_bytes = HASH_BYTES
-        self._tokens_per_chunk = {group.number: group.tokens_per_chunk for group in shape.groups}
+        self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
-        self._lookups = LookupTable(
-            entries_max=settings.table_chunks_max,
-            failed_max=settings.failed_chunks_max,
-            failed_hold_s=settings.failed_hold_s,
+        self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._identity.layout())
+        self._operations = FabricOperations(
+            self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
         )
-        self._finished: list[TransferJob] = []
-        self._link = FabricLink(settings, block_bytes=shape.row_bytes, layout=self._layout())
-        self._operations = TierOperations(
-            self._link,
-            self._lookups,
-            settings,
-            row_bytes=shape.row_bytes,
-            tokens_per_chunk=self._tokens_per_chunk,
-            clock_s=clock_s,
-        )
+        self._lookups = LookupTable(self._operations.failed_loads, entries_max=settings.table_chunks_max)
 
     @property
-    def counters(self) -> TierCounters:
+    def counters(self) -> ConnectorCounters:
         """Counts so far."""
         return self._operations.counters
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one chunk."""
-        return self._shape.row_bytes
+        return self._identity.block_bytes
 
     @property
     def is_linked(self) -> bool:
@@ -110,7 +86,7 @@ class Tier:
     @property
     def has_work(self) -> bool:
         """Whether jobs are under way, or over and not yet taken."""
-        return bool(len(self._operations.transfers) or self._finished)
+        return self._operations.has_work
 
     def begin_request(self, request: str, positions: Mapping[bytes, int] | None) -> None:
         """Begin a request.
@@ -130,38 +106,32 @@ class Tier:
     def look_up(self, key: bytes, request: str) -> ChunkState:
         """Tell whether a chunk can be loaded: PRESENT, MISSING, or PENDING (look up again)."""
         now_s = self._clock_s()
-        if len(key) - GROUP_BYTES != self._hash_bytes:
+        if len(key) - GROUP_BYTES != self._identity.hash_bytes:
             self._adopt_hash_bytes(len(key) - GROUP_BYTES)
-        refusal = self._operations.read_refusal
+        refusal = self._operations.health.read_refusal
         if refusal:
             return self._missing(refusal)
         until_s = now_s + self._settings.lookup_deadline_s + self._settings.backoff_s
         state = self._lookups.state_of(request, key, now_s=now_s, until_s=until_s)
         return self._missing("table_full") if state is ChunkState.TABLE_FULL else state
 
-    def load(self, job: TierJob) -> None:
+    def load(self, job: RowJob) -> None:
         """Start to fill rows.
 
         ``take_finished`` returns the filled rows; the other rows are unchanged.
         """
-        runs = self._begin(job, LOAD_CHUNKS, self._operations.read_refusal)
-        self._operations.submit_loads(job.job_id, runs, self._rows_of(job))
-        self._seal(job.job_id)
+        self._operations.load(job, *self._prefix(job.request).runs(job.keys))
 
-    def store(self, job: TierJob) -> None:
+    def store(self, job: RowJob) -> None:
         """Start to copy rows to the fabric.
 
         The rows must not change until the job is finished.
         """
-        runs = self._begin(job, STORE_CHUNKS, self._operations.write_refusal)
-        self._operations.submit_stores(job.job_id, runs, self._rows_of(job))
-        self._seal(job.job_id)
+        self._operations.store(job, *self._prefix(job.request).runs(job.keys))
 
     def take_finished(self) -> list[TransferJob]:
         """Return the finished jobs, and pass new answers to lookups."""
-        self._process(self._operations.poll())
-        finished, self._finished = self._finished, []
-        return finished
+        return self._process(self._operations.poll())
 
     def end_step(self) -> None:
         """Send the lookups of this step."""
@@ -169,7 +139,7 @@ class Tier:
             pending = self._lookups.take_pending(self._settings.lookup_chunks_max)
             if not pending:
                 return
-            refusal = self._operations.read_refusal
+            refusal = self._operations.health.read_refusal
             if refusal:
                 self._answer_missing([key for _, keys in pending for key in keys], refusal)
             else:
@@ -178,19 +148,18 @@ class Tier:
     def drain(self) -> None:
         """Wait until no job is under way, at most until the deadlines.
 
-        Afterwards nothing accesses the rows.
+        Afterwards nothing accesses the rows, and ``take_finished`` returns the finished jobs.
         """
-        self._process(self._operations.drain())
+        self._operations.drain()
 
-    def samples(self) -> list[TierSample]:
+    def samples(self) -> list[MetricSample]:
         """Return the counts since the last call, and the current state."""
         return self._operations.samples()
 
     def close(self) -> None:
         """End the connection and release the rows. Takes seconds at most."""
         self._link.close()
-        self._process(self._operations.poll())
-        self._rows = None
+        self._operations.release_rows()
 
     def _submit_lookups(self, pending: Iterable[tuple[str, list[bytes]]]) -> None:
         runs: list[Run] = []
@@ -201,29 +170,12 @@ class Tier:
         if runs and not self._operations.submit_lookup(runs):
             self._answer_missing([key for run in runs for key in run.keys], "not_submitted")
 
-    def _begin(self, job: TierJob, metric: TierMetric, refusal: str) -> list[Run]:
-        """Begin a job; return the runs to send."""
-        is_load = metric is LOAD_CHUNKS
-        self._operations.transfers.begin(
-            job.job_id, request=job.request, is_load=is_load, now_s=self._clock_s()
-        )
-        if refusal:
-            self._operations.refuse(job.job_id, job.keys, metric, refusal)
-            return []
-        runs, strays = self._prefix(job.request).runs(job.keys)
-        self._operations.refuse(job.job_id, strays, metric, "unplaced")
-        return runs
-
-    def _seal(self, job_id: int) -> None:
-        finished = self._operations.transfers.seal(job_id, self._clock_s())
-        if finished is not None:
-            self._process([finished])
-
-    def _process(self, finished: Iterable[TransferJob]) -> None:
-        for job in finished:
+    def _process(self, ended: Ended) -> list[TransferJob]:
+        self._lookups.record_answers(ended.answers)
+        for job in ended.jobs:
             if job.is_load:
                 self._lookups.record_failed_loads(job.request, job.failed)
-            self._finished.append(job)
+        return ended.jobs
 
     def _missing(self, reason: str) -> ChunkState:
         self.counters.add(LOOKUP_CHUNKS, reason)
@@ -236,20 +188,13 @@ class Tier:
     def _prefix(self, request: str) -> Prefix:
         """Return the known prefix of a request, empty for an unknown request."""
         found = self._prefixes.get(request)
-        return found or Prefix(self._tokens_per_chunk, {} if self._shape.has_positions else None)
-
-    def _rows_of(self, job: TierJob) -> dict[bytes, NDArray[np.uint8]]:
-        assert self._rows is not None, "the tier is closed"
-        return {key: self._rows[row] for key, row in zip(job.keys, job.rows, strict=True)}
+        return found or Prefix(self._tokens_per_chunk, {} if self._identity.is_chained else None)
 
     def _adopt_hash_bytes(self, hash_bytes: int) -> None:
         """Move to the volume of another hash length, as shown by a key."""
-        log.info("Ostraca tier: the engine's hashes have %d bytes", hash_bytes)
+        log.info("Ostraca: the engine's hashes have %d bytes", hash_bytes)
         why = hash_seed_problem("", hash_bytes, os.environ)
         if why:
-            log.warning("Ostraca tier: %s", why)
-        self._hash_bytes = hash_bytes
-        self._link.switch_layout(self._layout())
-
-    def _layout(self) -> Layout:
-        return self._shape.layout(revision=self._settings.revision, hash_bytes=self._hash_bytes)
+            log.warning("Ostraca: %s", why)
+        self._identity = replace(self._identity, hash_bytes=hash_bytes)
+        self._link.switch_layout(self._identity.layout())

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tests.support.fabric.fabric_host import FabricThread, content
 
-from ostraca.connectors.vllm.shape import volume_name
+from ostraca.connectors.kv_identity.identity import volume_name
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.errors import UsageError
 
@@ -215,11 +215,11 @@ def test_metrics_are_declared_and_counted_under_the_same_names(manager: Manager)
     ],
 )
 def test_whatever_vllm_tells_of_its_kv_cache_decides_the_volume(path: str, value: object) -> None:
-    from ostraca.connectors.vllm.adapter import engine_shape
+    from ostraca.connectors.vllm.adapter import engine_identity
 
     def volume(config: Any) -> str:
-        shape = engine_shape(SimpleNamespace(config=config), row_bytes=ROW_BYTES)
-        return volume_name("vllm", shape.layout(revision="", hash_bytes=32))
+        identity = engine_identity(SimpleNamespace(config=config), row_bytes=ROW_BYTES)
+        return volume_name("vllm", identity.layout())
 
     def changed(whole: Any, path: str) -> Any:
         """Return the same with another value at the end of the path, for one group."""

@@ -21,7 +21,7 @@ from tests.sdk.connectors.vllm.tiny_model import HYBRID_MODEL, write_adapter
 from tests.support.fabric.fabric_host import FabricProcess, drive_files
 
 import ostraca
-from ostraca.connectors.vllm.shape import volume_name
+from ostraca.connectors.kv_identity.identity import volume_name
 from ostraca.settings import ClientSettings
 from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS
 from ostraca_fabric.model.outcome import BlockState

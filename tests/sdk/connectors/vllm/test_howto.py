@@ -135,7 +135,7 @@ class Follower:
 
 def test_the_page_is_true_from_its_first_command_to_its_last(tmp_path: Path) -> None:
     (kv_json,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    (said,) = re.findall(r"^(Ostraca tier: uses .*?-)[0-9a-f]{16}(: .*? bytes>)", PAGE, re.MULTILINE)
+    (said,) = re.findall(r"^(Ostraca: uses .*?-)[0-9a-f]{16}(: .*? bytes>)", PAGE, re.MULTILINE)
     asked = 0
     with Follower(tmp_path) as user:
         # The page's deadline is for a machine that does nothing else.

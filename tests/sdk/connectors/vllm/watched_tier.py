@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.kv_offload.base import OffloadingGaugeMetadata
 
 from ostraca.connectors.vllm import OstracaTier
-from ostraca.connectors.vllm.adapter import engine_shape
+from ostraca.connectors.vllm.adapter import engine_identity
 from ostraca.connectors.vllm.tier import HASH_BYTES
 
 SLOWEST = "vllm:kv_offload_ostraca_slowest_call_s"
@@ -35,8 +35,7 @@ class WatchedTier(OstracaTier):
     def __init__(self, offloading_spec: Any, primary_kv_view: Any, *, notes: str, **config: Any) -> None:
         self.slowest_s = 0.0
         self._notes = Path(notes)
-        shape = engine_shape(offloading_spec, row_bytes=primary_kv_view.shape[1])
-        self._layout = shape.layout(revision="", hash_bytes=HASH_BYTES)
+        self._layout = engine_identity(offloading_spec, row_bytes=primary_kv_view.shape[1]).layout()
         super().__init__(offloading_spec, primary_kv_view, **config)
 
     def on_request_finished(self, req_context: Any) -> None:

@@ -6,7 +6,7 @@ one lookup.
 
 After a failed load, a chunk is a miss for its request until the request's end. Otherwise the scheduler would
 find and load the chunk again, forever. If the chunk itself was at fault, the chunk is a miss for all other
-requests too, for ``failed_hold_s``.
+requests too, for a while (``FailedLoads``).
 
 States of a chunk, for one request::
 
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
+
+from ostraca.connectors.transfers.failed_loads import FailedLoads
 
 
 class ChunkState(Enum):
@@ -34,17 +36,14 @@ class ChunkState(Enum):
 class LookupTable:
     """Table of chunk states, bounded: chunks beyond the bound are misses."""
 
-    def __init__(self, *, entries_max: int, failed_max: int, failed_hold_s: float) -> None:
+    def __init__(self, failed_loads: FailedLoads, *, entries_max: int) -> None:
+        self._failed_loads = failed_loads
         self._entries_max = entries_max
-        self._failed_max = failed_max
-        self._failed_hold_s = failed_hold_s
         self._requests: dict[str, dict[bytes, bool | None]] = {}
         self._entries = 0
         self._pending: dict[bytes, tuple[float, set[str]]] = {}
         """Chunks in open lookups: end time, and waiting requests."""
         self._unsent: dict[str, list[bytes]] = {}
-        self._failed: dict[bytes, float] = {}
-        """Chunks with failed loads, and the end of their hold; oldest first."""
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -61,7 +60,7 @@ class LookupTable:
         if self._entries >= self._entries_max:
             return ChunkState.TABLE_FULL
         self._entries += 1
-        if self._has_failed(key, now_s):
+        if self._failed_loads.holds(key, now_s):
             table[key] = False
             return ChunkState.MISSING
         table[key] = None
@@ -109,14 +108,6 @@ class LookupTable:
             if key in table:
                 table[key] = False
 
-    def hold_off(self, keys: Iterable[bytes], now_s: float) -> None:
-        """Hold chunks off for all requests, after a false or damaged hit."""
-        for key in keys:
-            self._failed.pop(key, None)
-            self._failed[key] = now_s + self._failed_hold_s
-        while len(self._failed) > self._failed_max:
-            del self._failed[next(iter(self._failed))]
-
     def forget(self, request: str) -> None:
         """Forget a request after its end."""
         table = self._requests.pop(request, {})
@@ -140,12 +131,3 @@ class LookupTable:
         self._pending.pop(key, None)
         table[key] = False
         return ChunkState.MISSING
-
-    def _has_failed(self, key: bytes, now_s: float) -> bool:
-        until_s = self._failed.get(key)
-        if until_s is None:
-            return False
-        if now_s < until_s:
-            return True
-        del self._failed[key]
-        return False

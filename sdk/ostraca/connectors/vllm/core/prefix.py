@@ -14,19 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
-from ostraca_fabric.model.chain import STRIPE_UNIT_BLOCKS, Chain
+from ostraca.connectors.kv_identity.chains import Run, chain_at, unit_start, unordered_chain
 
 GROUP_BYTES = 4
-
-
-class Run(NamedTuple):
-    """Chunks named by one chain, with the caller's keys in order."""
-
-    chain: Chain
-    keys: tuple[bytes, ...]
-
 
 _Placed = tuple[int, int, bool, bytes]
 """Sort key of a chunk: group, number of earlier chunks of the group, whether partly filled (as the last of a
@@ -95,28 +86,14 @@ class Prefix:
         self._seen = len(positions)
 
     def _run(self, part: Sequence[_Placed]) -> Run | None:
-        """Build the chain of consecutive chunks, from the start of their first unit.
-
-        Stripe units are counted from the root of the prefix, so a chain from the start of any unit gives the
-        same placement. Returns None if an earlier chunk of the unit is unknown.
-        """
+        """Build the run of consecutive chunks; None if an earlier chunk of the first unit is unknown."""
         group, first, *_ = part[0]
-        begin = first - first % STRIPE_UNIT_BLOCKS
-        before = [self._by_place.get((group, nth)) for nth in range(begin, first)]
+        before = [self._by_place.get((group, nth)) for nth in range(unit_start(first), first)]
         known = [key for key in before if key is not None]
         if len(known) < len(before):
             return None
         keys = tuple([key for *_, key in part])
-        hashes = [key[:-GROUP_BYTES] for key in (*known, *keys)]
-        chain = Chain(
-            b"".join(hashes),
-            len(hashes[0]),
-            group=group,
-            start=len(known),
-            stop=len(hashes),
-            before=begin,
-        )
-        return Run(chain, keys)
+        return Run(chain_at(first, _hashes(known), _hashes(keys), group=group), keys)
 
 
 def _consecutive(placed: Sequence[_Placed]) -> Iterator[Sequence[_Placed]]:
@@ -137,8 +114,8 @@ def _each_by_itself(keys: Iterable[bytes]) -> Iterator[Run]:
     for key in keys:
         by_group.setdefault(group_of(key), []).append(key)
     for group, listed in sorted(by_group.items()):
-        hashes = [engine_hash(key) for key in listed]
-        chain = Chain(
-            b"".join(hashes), len(hashes[0]), group=group, start=0, stop=len(hashes), is_chained=False
-        )
-        yield Run(chain, tuple(listed))
+        yield Run(unordered_chain(_hashes(listed), group=group), tuple(listed))
+
+
+def _hashes(keys: Iterable[bytes]) -> list[bytes]:
+    return [key[:-GROUP_BYTES] for key in keys]

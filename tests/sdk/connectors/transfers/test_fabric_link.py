@@ -1,4 +1,4 @@
-"""The vLLM tier's link to the fabric, with a client that opens nothing."""
+"""Connectors' link to the fabric, with a client that opens nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 import ostraca
-from ostraca.connectors.vllm.fabric_link import FabricLink
-from ostraca.connectors.vllm.settings import TierSettings
+from ostraca.connectors.transfers.fabric_link import FabricLink
+from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca_fabric.model.volume import Layout
 
 FIRST = Layout(model="test/first", dtype="bf16", page_tokens=16)
@@ -36,7 +36,7 @@ class HeldClient:
 def test_a_layout_switched_to_during_an_attempt_is_opened_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     client = HeldClient()
     monkeypatch.setattr(ostraca, "connect", lambda *_, **__: client)
-    link = FabricLink(TierSettings(connect_retry_s=60.0), block_bytes=4096, layout=FIRST)
+    link = FabricLink(ConnectorSettings(connect_retry_s=60.0), block_bytes=4096, layout=FIRST)
     try:
         assert client.asked.wait(5.0)
         link.switch_layout(SECOND)

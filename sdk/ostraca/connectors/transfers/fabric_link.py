@@ -12,14 +12,12 @@ from itertools import chain, repeat
 
 import ostraca
 from ostraca.client import Client
-from ostraca.connectors.vllm.settings import LOGGER, TierSettings
-from ostraca.connectors.vllm.shape import volume_name
+from ostraca.connectors.kv_identity.identity import volume_name
+from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.runtime.threads import BackgroundTask
-
-log = logging.getLogger(LOGGER)
 
 _ATTEMPT_S = 5.0
 """Longest attempt to connect, or to open the volume."""
@@ -30,8 +28,9 @@ _NO_FABRIC = "no fabric yet, the engine goes on without"
 class FabricLink:
     """Background connection. Thread-safe. ``close`` must be called."""
 
-    def __init__(self, settings: TierSettings, *, block_bytes: int, layout: Layout) -> None:
+    def __init__(self, settings: ConnectorSettings, *, block_bytes: int, layout: Layout) -> None:
         self._settings = settings
+        self._log = logging.getLogger(settings.LOGGER)
         self._block_bytes = block_bytes
         self._changing = threading.Lock()  # held while layout, volume, client or end change
         self._layout = layout
@@ -130,4 +129,4 @@ class FabricLink:
         """Log a sentence once, not on every attempt."""
         if words != self._last_logged:
             self._last_logged = words
-            log.log(level, "Ostraca tier: %s", words)
+            self._log.log(level, "Ostraca: %s", words)
