@@ -65,13 +65,20 @@ class EnclosureService:
     # ------------------------------------------------------------------------------------------- enclosures
 
     async def register(
-        self, spec: EnclosureSpec, requester: Requester, *, if_match: int | None = None
+        self,
+        spec: EnclosureSpec,
+        requester: Requester,
+        *,
+        if_match: int | None = None,
+        may_return: bool = True,
     ) -> tuple[Registration, bool]:
         """Register an enclosure or change paths; return the records and whether new.
 
-        Repeating the call changes nothing, but restarts a failed onboarding. Raises UsageError,
-        PreconditionError, and ConflictError: the name is taken by another enclosure, a drive belongs to
-        another, or an operation is in progress.
+        Repeating the call changes nothing, but restarts a failed onboarding. *may_return*: register a retired
+        enclosure, too.
+
+        Raises UsageError, PreconditionError, and ConflictError: the name is taken by another enclosure, a
+        drive belongs to another, an operation is in progress, or the enclosure is retired.
         """
         check_spec(spec)
         enclosure = EnclosureId(spec.name)
@@ -82,26 +89,35 @@ class EnclosureService:
                 return known, False
             if known is not None:
                 check_changeable(known, spec)
-            if await self._register_once(spec, known, requester):
+            if await self._register_once(spec, known, requester, may_return=may_return):
                 registration = await self.find(enclosure)
                 if registration is not None:
                     return registration, known is None
         raise _constant_changes(enclosure)
 
     async def _register_once(
-        self, spec: EnclosureSpec, known: Registration | None, requester: Requester
+        self, spec: EnclosureSpec, known: Registration | None, requester: Requester, *, may_return: bool
     ) -> bool:
         enclosure = EnclosureId(spec.name)
         named = {record_keys.nguid(nguid): nguid for nguid in spec.drives}
-        uses = await self._records.get_many(list(named))
+        at_retired = record_keys.retired(enclosure)
+        found = await self._records.get_many([*named, at_retired])
+        uses, retired = {key: found[key] for key in named if key in found}, found.get(at_retired)
+        if retired is not None and not may_return:
+            raise ConflictError(
+                f"enclosure {enclosure} is retired: end its daemon, or register it again with "
+                f"`ostraca enclosure add {enclosure}`"
+            )
         _check_owner(enclosure, named, uses)
         use = encode(DriveUse(VERSION, enclosure, ""))
         changes = [RecordChange(record_keys.spec(enclosure), encode(spec))]
         changes += [RecordChange(key, use) for key in named if key not in uses]
         unchanged = {
             record_keys.spec(enclosure): ABSENT if known is None else known.spec_revision,
-            **{key: uses[key].revision if key in uses else ABSENT for key in named},
+            **{key: found[key].revision if key in found else ABSENT for key in (*named, at_retired)},
         }
+        if retired is not None:
+            changes.append(RecordChange(at_retired, None))
         for key, record in (await self._omitted_uses(known, named)).items():
             changes.append(RecordChange(key, None))
             unchanged[key] = record.revision
@@ -287,23 +303,28 @@ class EnclosureService:
     # --------------------------------------------------------------------------------------------- read
 
     async def find(self, enclosure: EnclosureId) -> Registration | None:
-        """Return the records of an enclosure, or None if not registered."""
+        """Return the records of an enclosure, or None if not registered.
+
+        Raises ConflictError if the records change constantly.
+        """
         at_spec, at_status = record_keys.spec(enclosure), record_keys.status(enclosure)
-        found = await self._records.get_many([at_spec, at_status])
-        if at_spec not in found or at_status not in found:
-            return None
-        status = decode(found[at_status], RegistrationStatus)
-        operation = await self._records.get(record_keys.operation(status.operation))
-        if operation is None:  # deleted by retention between the two reads
-            return None
-        return Registration(
-            decode(found[at_spec], EnclosureSpec),
-            found[at_spec].revision,
-            status,
-            found[at_status].revision,
-            decode(operation, Operation),
-            operation.revision,
-        )
+        for _ in range(_TRIES):
+            found = await self._records.get_many([at_spec, at_status])
+            if at_spec not in found or at_status not in found:
+                return None
+            status = decode(found[at_status], RegistrationStatus)
+            operation = await self._records.get(record_keys.operation(status.operation))
+            if operation is not None:
+                return Registration(
+                    decode(found[at_spec], EnclosureSpec),
+                    found[at_spec].revision,
+                    status,
+                    found[at_status].revision,
+                    decode(operation, Operation),
+                    operation.revision,
+                )
+            # A later operation began between the two reads, and retention deleted this one.
+        raise _constant_changes(enclosure)
 
     async def get(self, enclosure: EnclosureId) -> Registration:
         """Return the records of an enclosure. Raises NotFoundError."""

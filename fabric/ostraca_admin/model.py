@@ -253,6 +253,15 @@ class DriveUse(msgspec.Struct, frozen=True):
     drive: str
 
 
+class RetiredEnclosure(msgspec.Struct, frozen=True):
+    """Note of the retirement of an enclosure."""
+
+    version: int
+    enclosure: str
+    operation: str
+    """The retirement."""
+
+
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 

@@ -1,8 +1,8 @@
 """Registration of enclosures by their own reports, for pods, whose addresses change.
 
 The follower registers each enclosure that reports, and replaces the controllers of a registration when the
-report names others. Operators register enclosures themselves elsewhere: a report has no secret and no choice
-of drives.
+report names others. A retired enclosure stays out until an operator registers it again. Operators register
+enclosures themselves elsewhere: a report has no secret and no choice of drives.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import msgspec
 
 from ostraca_admin.audit import Audit, Requester
 from ostraca_admin.enclosure_service import EnclosureService
-from ostraca_admin.errors import ConflictError
+from ostraca_admin.errors import ConflictError, PreconditionError
 from ostraca_admin.model import VERSION, EnclosureSpec, OperationState
 from ostraca_admin.rules import may_try_again
 from ostraca_fabric.errors import MembershipError, UsageError
 from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.ports.records import ABSENT
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,16 @@ class ReportFollower:
                 if self._refused.get(report.id) != str(error):
                     self._refused[report.id] = str(error)
                     log.warning("The report of enclosure %s is not followed: %s", report.id, error)
+            except PreconditionError:
+                continue  # an operator or another follower was faster: the next turn reads anew
             else:
                 self._refused.pop(report.id, None)
 
     async def _follow(self, report: EnclosureReport) -> None:
-        """Register an enclosure or its new controllers; raises ConflictError and UsageError."""
+        """Register an enclosure or its new controllers.
+
+        Raises ConflictError, UsageError, and PreconditionError after a concurrent change.
+        """
         if not any(drive.is_exported for drive in report.drives):
             return
         controllers = tuple(map(str, report.controllers))
@@ -90,5 +96,6 @@ class ReportFollower:
             has_paused = self._unix_s() - operation.ended_unix_s >= _RETRY_S
             if spec == known.spec and not (may_try_again(operation) and has_paused):
                 return
-        await self._service.register(spec, _REQUESTER)
+        read = ABSENT if known is None else known.spec_revision
+        await self._service.register(spec, _REQUESTER, if_match=read, may_return=False)
         self._notify()

@@ -10,14 +10,17 @@ import msgspec
 
 from ostraca_admin.agent_queries import AgentQueries, BusyError
 from ostraca_admin.model import (
+    VERSION,
     DriveUse,
     EnclosurePhase,
     EnclosureSpec,
     Operation,
     OperationKind,
     RegistrationStatus,
+    RetiredEnclosure,
     Step,
     decode,
+    encode,
 )
 from ostraca_admin.workflows.drain import drain_verdict
 from ostraca_admin.workflows.erase import ErasureSteps
@@ -219,9 +222,13 @@ class Steps:
             key: record for key, record in uses.items() if decode(record, DriveUse).enclosure == subject.id
         }
         gone = [record_keys.spec(subject.id), record_keys.status(subject.id), *ours]
+        retired = encode(RetiredEnclosure(VERSION, subject.id, subject.operation.id))
         unchanged = {**subject.revisions, **{key: record.revision for key, record in ours.items()}}
         return StepResult(
             StepDone("registration removed; contents of the drives stay"),
-            tuple(RecordChange(key, None) for key in gone),
+            (
+                *(RecordChange(key, None) for key in gone),
+                RecordChange(record_keys.retired(subject.id), retired),
+            ),
             unchanged,
         )

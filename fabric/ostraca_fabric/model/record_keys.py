@@ -9,6 +9,7 @@ STATUSES = "statuses/"
 OPERATIONS = "operations/"
 WORK = "work/"
 NGUIDS = "nguids/"
+RETIRED = "retired/"
 AUDIT = "audit/"
 REPORTS = "reports/"
 TENANTS = "tenants/"
@@ -43,6 +44,11 @@ def work(operation: str) -> str:
 def nguid(nguid: str) -> str:
     """Enclosure and drive of a namespace."""
     return f"{NGUIDS}{nguid}"
+
+
+def retired(enclosure: EnclosureId) -> str:
+    """Retired enclosure: reports register no such enclosure, operators do."""
+    return f"{RETIRED}{enclosure}"
 
 
 def audit(entry: str) -> str:

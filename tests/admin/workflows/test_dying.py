@@ -463,6 +463,7 @@ async def _check(fabric: Fabric, kind: OperationKind) -> None:
         assert record is None
         for prefix in (record_keys.SPECS, record_keys.STATUSES, record_keys.NGUIDS, record_keys.WORK):
             assert await fabric.records.below(prefix) == ()
+        assert await fabric.records.get(record_keys.retired(SHELF)) is not None
         return
     assert record is not None
     kept = await fabric.records.get(record_keys.status(SHELF))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,16 +10,27 @@ import pytest
 from tests.admin.cli.commands import Commands
 from tests.admin.service import AdminService
 from tests.admin.shelf import DRIVE_BYTES, Shelf
+from tests.support.simulated.memory_records import MemoryRecords
 
-from ostraca_admin.audit import Audit
+from ostraca_admin.audit import Audit, Requester, Retention
 from ostraca_admin.enclosure_service import EnclosureService
-from ostraca_admin.model import EnclosurePhase, OperationState, Registration
+from ostraca_admin.model import (
+    VERSION,
+    EnclosurePhase,
+    EnclosureSpec,
+    OperationKind,
+    OperationState,
+    Registration,
+)
 from ostraca_admin.report_follower import ReportFollower
+from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import ID_BYTES, EnclosureId, StartId
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.model.target import parse_controller
+from ostraca_fabric.ports.records import Record
 
 SHELF = EnclosureId("shelf-1")
+ALICE = Requester("alice", "admin", "test")
 
 
 @dataclass
@@ -128,6 +140,60 @@ def test_a_registration_of_another_subsystem_stays_and_the_refusal_is_logged_onc
         assert [following.turn() for _ in range(2)] == [registered] * 2
     (refusal,) = (each.getMessage() for each in caplog.records if "is not followed" in each.getMessage())
     assert refusal.endswith(f"names subsystem nqn.2025-01.io.ostraca:other, and the registration {shelf.nqn}")
+
+
+def test_a_retired_enclosure_that_still_reports_stays_out_until_an_operator_adds_it(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = following.service
+    shelf = service.shelf("shelf-1", drives=1)
+    following.reports = [report_of(shelf)]
+    following.turn()
+    retire = service.ask("POST", "/v1/enclosures/shelf-1:retire", {"force": True})
+    assert service.ended(retire.body["id"]).state is OperationState.DONE
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            service.do(following.follower.turn())
+    assert following.known is None
+    (refusal,) = (each.getMessage() for each in caplog.records if "is not followed" in each.getMessage())
+    assert "is retired" in refusal
+    assert "ostraca enclosure add shelf-1" in refusal
+    form = {**shelf.form(), "wipe": [*shelf.drives]}
+    added = service.ask("PUT", "/v1/enclosures/shelf-1", form)
+    assert service.ended(added.body["status"]["operation"]["id"]).state is OperationState.DONE
+    assert service.do(service.records.get(record_keys.retired(SHELF))) is None
+    moved = replace(report_of(shelf), controllers=(parse_controller("files:///elsewhere"),))
+    following.reports = [moved]
+    assert following.turn().spec.controllers == ("files:///elsewhere",), "reports are followed again"
+
+
+class Overtaken(MemoryRecords):
+    """Records with a change before the next read of an operation."""
+
+    overtake: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, key: str) -> Record | None:
+        overtake = self.overtake
+        if overtake is not None and key.startswith(record_keys.OPERATIONS):
+            self.overtake = None
+            await overtake()
+        return await super().get(key)
+
+
+async def test_an_enclosure_is_found_while_its_operations_follow_each_other() -> None:
+    records, ids = Overtaken(), iter(range(1 << 20))
+    enclosures = EnclosureService(records, Audit(lambda: 0.0, lambda: f"f{next(ids):08x}"))
+    spec = EnclosureSpec(VERSION, SHELF, "nqn.2025-01.io.ostraca:shelf-1", ("files:///nowhere",))
+    await enclosures.register(spec, ALICE)
+
+    async def overtake() -> None:
+        await enclosures.start(OperationKind.RETIRE, SHELF, ALICE)
+        await Retention(records, audit_max=100, operations_max=0).turn()
+
+    records.overtake = overtake
+    known = await enclosures.find(SHELF)
+    assert known is not None
+    assert (known.operation.kind, known.spec) == (OperationKind.RETIRE, spec)
 
 
 def test_wait_ends_once_the_enclosure_is_ready(following: Following, ostraca: Commands) -> None:

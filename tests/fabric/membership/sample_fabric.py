@@ -12,6 +12,7 @@ from ostraca_admin.model import (
     Operation,
     OperationState,
     RegistrationStatus,
+    RetiredEnclosure,
     Step,
 )
 from ostraca_fabric.membership.etcd.schema import records
@@ -131,6 +132,7 @@ AUDIT = AuditEntry(
 )
 TENANT = overrides.TenantOverride(overrides.VERSION, VOLUME.tenant, 8 << 40, 20 << 30)
 SWITCH = overrides.VolumeOverride(overrides.VERSION, VOLUME.tenant, VOLUME.name, overrides.Switch.SHADOW)
+RETIRED = RetiredEnclosure(model.VERSION, "shelf-0", "019b76da0000-0a1b2c3d")
 DRIVE_USE = DriveUse(model.VERSION, SHELF, "nvme0")
 
 
@@ -151,6 +153,7 @@ def lines(keys: EtcdKeys) -> list[tuple[bytes, bytes]]:
         keys.record(record_keys.operation(OPERATION.id)): model.encode(OPERATION),
         keys.record(record_keys.work(OPERATION.id)): b'{"version":1,"admin":"admin-0"}',
         keys.record(record_keys.nguid(NGUID)): model.encode(DRIVE_USE),
+        keys.record(record_keys.retired(EnclosureId(RETIRED.enclosure))): model.encode(RETIRED),
         keys.record(record_keys.audit(AUDIT.id)): model.encode(AUDIT),
         keys.record(record_keys.tenant(VOLUME.tenant)): overrides.encode(TENANT),
         keys.record(record_keys.switch(VOLUME.tenant, VOLUME.name)): overrides.encode(SWITCH),

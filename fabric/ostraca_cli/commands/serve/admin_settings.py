@@ -69,7 +69,7 @@ class AdminSettings:
 
     follows_reports: bool = False
     """Whether enclosures are registered by their own reports, with the present addresses, as pods need. Blank
-    drives are then formatted without a request, and a retired enclosure that still reports returns."""
+    drives are then formatted without a request. A retired enclosure stays out until it is added again."""
 
     etcd: EtcdPlace = field(default_factory=EtcdPlace)
     tls: TlsPlace = field(default_factory=TlsPlace)

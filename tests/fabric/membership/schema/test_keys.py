@@ -45,6 +45,7 @@ def test_the_reference_page_says_of_each_key_what_the_code_says() -> None:
         "operations/<operation>": _doc_of(record_keys.operation),
         "work/<operation>": _doc_of(record_keys.work),
         "nguids/<nguid>": _doc_of(record_keys.nguid),
+        "retired/<enclosure>": _doc_of(record_keys.retired),
         "audit/<entry>": _doc_of(record_keys.audit),
         "tenants/<tenant>": _doc_of(record_keys.tenant),
         "switches/<tenant>/<volume>": _doc_of(record_keys.switch),

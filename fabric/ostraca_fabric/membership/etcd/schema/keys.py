@@ -39,6 +39,7 @@ class RecordKind(Enum):
     OPERATION = "operations"
     WORK = "work"
     NGUID = "nguids"
+    RETIRED = "retired"
     AUDIT = "audit"
     TENANT = "tenants"
     SWITCH = "switches"
