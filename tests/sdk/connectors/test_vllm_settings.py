@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from ostraca.connectors.transfers.settings import WEIGHTS_FILE_BYTES_MAX
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes
 from ostraca_fabric.errors import UsageError
@@ -29,6 +33,28 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
 def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TierSettings.of(config)
+
+
+def test_the_fingerprint_of_weights_is_revision_and_digest_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "index.json"
+    file.write_bytes(b"1")
+    plain = TierSettings(weights_file=str(file))
+    first = plain.weights()
+    assert first == plain.weights() == TierSettings(weights_file=str(file)).weights()
+    assert replace(plain, revision="r").weights() == f"r/{first}"
+    file.write_bytes(b"2")
+    assert first != plain.weights()
+    assert TierSettings(revision="r").weights() == "r"
+
+
+def test_a_file_of_weights_must_be_readable_and_small(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing can't be read: No such file"):
+        TierSettings(weights_file=str(tmp_path / "missing")).weights()
+    large = tmp_path / "weights"
+    with large.open("wb") as file:
+        file.truncate(WEIGHTS_FILE_BYTES_MAX + 1)
+    with pytest.raises(UsageError, match="name a manifest or index"):
+        TierSettings(weights_file=str(large)).weights()
 
 
 def test_one_agent_may_be_named_without_a_list() -> None:

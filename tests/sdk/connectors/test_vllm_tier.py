@@ -108,6 +108,41 @@ def test_another_revision_of_the_weights_finds_nothing(fabric: FabricThread, eng
         assert other.ask("b", KEYS) == [ChunkState.MISSING] * len(KEYS)
 
 
+def test_after_a_hot_swap_of_weights_every_lookup_misses(
+    fabric: FabricThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = tmp_path / "manifest"
+    manifest.write_text("step 1")
+    changes = {"weights_file": str(manifest), "failed_hold_s": 1e-6}
+    with EngineSteps(settings(fabric.addresses[0], **changes)) as engine:
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        engine.begin("during", KEYS)
+        assert engine.ask("during", KEYS) == [ChunkState.PRESENT] * len(KEYS)
+
+        engine.tier.drain()
+        engine.wait_for_the_fabric().begin("same", KEYS)
+        assert engine.ask("same", KEYS) == [ChunkState.PRESENT] * len(KEYS), "a reset with equal weights"
+
+        manifest.write_text("step 2")
+        engine.tier.drain()
+        engine.wait_for_the_fabric().begin("b", KEYS)
+        assert engine.ask("b", KEYS) == [ChunkState.MISSING] * len(KEYS)
+        assert engine.load("during", KEYS, first_row=100).failed == tuple(KEYS), "found before the swap"
+        assert not engine.rows[100:140].any()
+
+        manifest.unlink()
+        engine.tier.drain()
+        assert "no chunks move until the next reset" in caplog.text
+        engine.begin("c", KEYS)
+        assert engine.ask("c", KEYS) == [ChunkState.MISSING] * len(KEYS)
+        assert engine.store("c", KEYS).failed == tuple(KEYS)
+
+        manifest.write_text("step 1")
+        engine.tier.drain()
+        engine.wait_for_the_fabric().begin("d", KEYS)
+        assert engine.ask("d", KEYS) == [ChunkState.PRESENT] * len(KEYS), "the first weights are back"
+
+
 def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:
     blind = replace(IDENTITY, is_chained=False)
     with (

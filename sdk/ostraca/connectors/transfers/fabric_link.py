@@ -33,7 +33,7 @@ class FabricLink:
         self._log = logging.getLogger(settings.LOGGER)
         self._block_bytes = block_bytes
         self._changing = threading.Lock()  # held while layout, volume, client or end change
-        self._layout = layout
+        self._layout: Layout | None = layout
         self._volume: Volume | None = None
         self.client: Client | None = None
         """The client once connected: its operations outlive a change of volumes."""
@@ -42,7 +42,7 @@ class FabricLink:
         self._task = BackgroundTask(
             "link",
             self._attempt,
-            is_needed=lambda: self._volume is None,
+            is_needed=lambda: self._volume is None and self._layout is not None,
             pauses_s=lambda: chain((0.0,), repeat(settings.connect_retry_s)),
         )
         self._start()
@@ -56,8 +56,8 @@ class FabricLink:
             self._start()
         return self._volume
 
-    def switch_layout(self, layout: Layout) -> None:
-        """Open this layout's volume in place of the previous volume.
+    def switch_layout(self, layout: Layout | None) -> None:
+        """Open this layout's volume in place of the previous volume; None leaves all volumes closed.
 
         Does not wait.
         """
@@ -85,6 +85,8 @@ class FabricLink:
         is_current = False
         while not is_current:
             layout = self._layout
+            if layout is None:
+                return
             try:
                 volume = self._open(layout)
             except Exception as error:  # noqa: BLE001 (otherwise no attempt would follow in the engine's life)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Self
 
 import msgspec
@@ -12,6 +14,9 @@ import msgspec
 from ostraca.settings import MIB, ClientSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.wire.address import parse_address
+
+WEIGHTS_FILE_BYTES_MAX = 64 * MIB
+"""Largest ``weights_file``: the engine waits while the file is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class ConnectorSettings:
     revision: str = ""
     """Revision of the weights if the model's name stays the same, or any other difference between blocks that
     the engine does not report. Engines share blocks only with an equal revision.
+    """
+
+    weights_file: str = ""
+    """File that changes with the weights, such as a manifest with digests. Its digest is part of the identity
+    of blocks, and is read again whenever the engine resets its cache, as after an update of the weights.
     """
 
     lookup_deadline_s: float = 0.1
@@ -146,6 +156,26 @@ class ConnectorSettings:
         for address in self.agents:
             parse_address(address)
         self.client()
+
+    def weights(self) -> str:
+        """Read the fingerprint of the weights.
+
+        Raises UsageError if the file can't be read, or is too large to be a manifest.
+        """
+        if not self.weights_file:
+            return self.revision
+        try:
+            with Path(self.weights_file).open("rb") as file:
+                content = file.read(WEIGHTS_FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise UsageError(f"weights_file {self.weights_file} can't be read: {error.strerror}") from error
+        if len(content) > WEIGHTS_FILE_BYTES_MAX:
+            raise UsageError(
+                f"weights_file {self.weights_file} has more than {WEIGHTS_FILE_BYTES_MAX} bytes: name a "
+                "manifest or index of the weights"
+            )
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return f"{self.revision}/{digest}" if self.revision else digest
 
     def client(self) -> ClientSettings:
         """Return the client's settings.

@@ -31,6 +31,7 @@ from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes, hash_seed_problem
+from ostraca_fabric.errors import UsageError
 
 log = logging.getLogger(LOGGER)
 
@@ -54,11 +55,13 @@ class Tier:
     ) -> None:
         """Begin with the engine's host memory *rows*, shape (rows, bytes per row).
 
-        Raises UsageError for chunks too large for a block.
+        Raises UsageError for chunks too large for a block, and for an unreadable file of the weights.
         """
         check_chunk_bytes(identity.block_bytes)
         self._settings = settings
-        self._identity = replace(identity, weights=settings.revision)
+        self._weights: str | None = settings.weights()
+        """Fingerprint of the weights; None while unknown."""
+        self._identity = replace(identity, weights=self._weights)
         self._clock_s = clock_s
         self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
@@ -148,9 +151,11 @@ class Tier:
     def drain(self) -> None:
         """Wait until no job is under way, at most until the deadlines.
 
-        Afterwards nothing accesses the rows, and ``take_finished`` returns the finished jobs.
+        Afterwards nothing accesses the rows, and ``take_finished`` returns the finished jobs. vLLM calls this
+        on a reset, as after an update of the weights: new weights begin another volume.
         """
         self._operations.drain()
+        self._adopt_weights()
 
     def samples(self) -> list[MetricSample]:
         """Return the counts since the last call, and the current state."""
@@ -190,6 +195,17 @@ class Tier:
         found = self._prefixes.get(request)
         return found or Prefix(self._tokens_per_chunk, {} if self._identity.is_chained else None)
 
+    def _adopt_weights(self) -> None:
+        """Move to the volume of the present weights; leave all volumes while the weights are unknown."""
+        try:
+            weights = self._settings.weights()
+        except UsageError as error:
+            log.warning("Ostraca: no chunks move until the next reset of vLLM's cache: %s", error)
+            weights = None
+        if weights != self._weights:
+            self._weights = weights
+            self._switch_volume()
+
     def _adopt_hash_bytes(self, hash_bytes: int) -> None:
         """Move to the volume of another hash length, as shown by a key."""
         log.info("Ostraca: the engine's hashes have %d bytes", hash_bytes)
@@ -197,4 +213,11 @@ class Tier:
         if why:
             log.warning("Ostraca: %s", why)
         self._identity = replace(self._identity, hash_bytes=hash_bytes)
+        self._switch_volume()
+
+    def _switch_volume(self) -> None:
+        if self._weights is None:
+            self._link.switch_layout(None)
+            return
+        self._identity = replace(self._identity, weights=self._weights)
         self._link.switch_layout(self._identity.layout())
