@@ -77,7 +77,7 @@ def test_agents_and_the_admin_service_read_their_certificate(tmp_path: Path) -> 
     admin = read_settings(AdminSettings, manifest.settings("admin"), tmp_path)
     assert agent.tls == admin.tls
     assert agent.tls.peer_name == "kv-agent.ml.svc.cluster.local"
-    assert agent.listen[-1] == "tls://0.0.0.0:7400"
+    assert agent.listen[-1] == "tls://[::]:7400"
     secret = manifest.get("Secret", "tls")["data"]
     for name, file in (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key")):
         assert getattr(agent.tls, name) == f"/etc/ostraca/tls/{file}"
@@ -118,6 +118,11 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         (merged(TRIAL, {"worker": {"vllm": {"cpuBytes": "8"}}}), 'the size "8" is invalid'),
         (merged(TRIAL, {"agent": {"nvme": {"kernel": True}}}), "set agent.runAsUser=0"),
         (merged(TRIAL, {"admin": {"enabled": False}}), "set admin.enabled=true"),
+        (
+            merged(TRIAL, {"service": {"ipFamilies": ["IPv6", "IPv4"]}}),
+            "set service.ipFamilyPolicy to PreferDualStack",
+        ),
+        (merged(TRIAL, {"service": {"ipFamilies": ["IPv5"]}}), "must be one of 'IPv4', 'IPv6'"),
         (merged(TRIAL, {"agent": {"memry": "1Gi"}}), "'memry' not allowed"),
         (merged(TRIAL, {"etcd": {"trial": {"replicas": 2}}}), "must be one of 1, 3"),
     ],

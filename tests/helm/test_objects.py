@@ -25,6 +25,7 @@ from tests.helm.rendering import (
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca_admin.api.probes import ANSWER_S
 from ostraca_cli import program
+from ostraca_cli.commands.serve.admin_settings import AdminSettings
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
 from ostraca_cli.composition.memory_fit import OWN_BYTES
@@ -172,22 +173,49 @@ def test_the_notes_name_commands_that_work_in_the_pod_of_the_admin_service(trial
     assert variables[TLS_VARIABLES[0]] == "/etc/ostraca/tls/ca.crt"
 
 
+@pytest.mark.parametrize(("address", "host"), [("10.78.1.5", "10.78.1.5"), ("fd00::5", "[fd00::5]")])
 @pytest.mark.parametrize("kind", [DaemonSettings, EnclosureDaemonSettings])
-def test_variables_of_pods_are_settings(kind: Any, trial: Manifest, tmp_path: Path) -> None:
+def test_variables_of_pods_are_settings(
+    kind: Any, address: str, host: str, trial: Manifest, tmp_path: Path
+) -> None:
     daemon = "agent" if kind is DaemonSettings else "enclosure"
-    values = {"POD_IP": "10.78.1.5", "HOST_IP": "10.77.0.11"}
-    environment = {
-        each["name"]: _expanded(each, values)
-        for each in main_of(trial, "DaemonSet", daemon)["env"]
-        if each["name"] not in values
-    }
-    settings = read_settings(kind, trial.settings(daemon), tmp_path, environment)
+    settings = read_settings(
+        kind, trial.settings(daemon), tmp_path, _environment(trial, daemon, {"POD_IP": address})
+    )
     if kind is DaemonSettings:
-        assert settings.reached_at() == ("tcp://10.78.1.5:7400",)
+        assert settings.reached_at() == (f"tcp://{host}:7400",)
         assert settings.agent_id() == "node-1"
     else:
-        assert [str(each) for each in settings.export_target().controllers] == ["tcp://10.78.1.5:4420"]
+        assert [str(each) for each in settings.export_target().controllers] == [f"tcp://{host}:4420"]
         assert settings.enclosure_id() == "node-1"
+
+
+@pytest.mark.parametrize(("address", "host"), [("10.77.0.11", "10.77.0.11"), ("fd00::11", "[fd00::11]")])
+def test_drives_of_a_node_are_exported_at_its_address(address: str, host: str, tmp_path: Path) -> None:
+    manifest = render(EXAMPLES["production"])
+    environment = _environment(manifest, "enclosure", {"HOST_IP": address})
+    settings = read_settings(EnclosureDaemonSettings, manifest.settings("enclosure"), tmp_path, environment)
+    assert [str(each) for each in settings.export_target().controllers] == [f"tcp://{host}:4420"]
+
+
+def test_daemons_listen_on_both_families_of_addresses(trial: Manifest, tmp_path: Path) -> None:
+    agent = read_settings(DaemonSettings, trial.settings("agent"), tmp_path)
+    enclosure = read_settings(EnclosureDaemonSettings, trial.settings("enclosure"), tmp_path)
+    admin = read_settings(AdminSettings, trial.settings("admin"), tmp_path)
+    assert agent.listen == ("unix:///run/ostraca/agent.sock", "tcp://[::]:7400")
+    pages = (agent.http_listen, enclosure.http_listen, admin.listen)
+    assert pages == ("[::]:9464", "[::]:9465", "[::]:7480")
+
+
+@pytest.mark.parametrize(
+    "service", [{}, {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}]
+)
+def test_all_services_have_the_families_of_the_values(service: dict[str, Any]) -> None:
+    services = render(merged(TRIAL, {"service": service})).of_kind("Service")
+    assert {each["metadata"]["name"] for each in services} == {"kv-admin", "kv-agent", "kv-etcd"}
+    for each in services:
+        spec = each["spec"]
+        assert {name: spec[name] for name in spec if name.startswith("ipFamil")} == service
 
 
 def test_no_pod_has_variables_of_services_which_daemons_would_take_for_settings(trial: Manifest) -> None:
@@ -355,6 +383,15 @@ def _with(version: str) -> Manifest:
 def _bytes(quantity: str) -> int:
     units = {"Mi": 20, "Gi": 30}
     return int(quantity[:-2]) << units[quantity[-2:]]
+
+
+def _environment(manifest: Manifest, daemon: str, values: dict[str, str]) -> dict[str, str]:
+    """Return a daemon's variables, with the values of Kubernetes."""
+    return {
+        each["name"]: _expanded(each, values)
+        for each in main_of(manifest, "DaemonSet", daemon)["env"]
+        if each["name"] not in ("POD_IP", "HOST_IP")
+    }
 
 
 def _expanded(variable: Object, values: dict[str, str]) -> str:

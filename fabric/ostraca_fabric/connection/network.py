@@ -179,6 +179,9 @@ SOCKETS = SocketNetwork()
 _BACKLOG = 128
 _PROBE_S = 1.0
 _UCRED = Struct("iII")
+_ANY = "::"
+_SocketName = str | tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+"""Name of a socket: a path, or the tuple of its address family."""
 
 
 def listen(address: Address) -> socket.socket:
@@ -192,7 +195,7 @@ def listen(address: Address) -> socket.socket:
         if isinstance(address, UnixAddress):
             _remove_dead(address)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            name: str | tuple[str, int] = address.path
+            name: _SocketName = address.path
         else:
             listening, name = _tcp_socket(address)
         try:
@@ -264,13 +267,17 @@ def secured(transport: asyncio.BaseTransport) -> PeerCertificate | None:
     return PeerCertificate(frozenset(names))
 
 
-def _tcp_socket(address: TcpAddress | TlsAddress) -> tuple[socket.socket, tuple[str, int]]:
+def _tcp_socket(address: TcpAddress | TlsAddress) -> tuple[socket.socket, _SocketName]:
+    """Return an unbound socket and its name; ``::`` admits IPv4, too, and works without IPv6."""
+    host = "0.0.0.0" if address.host == _ANY and not socket.has_dualstack_ipv6() else address.host  # noqa: S104 (as asked for)
     family, kind, protocol, _, name = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listening = socket.socket(family, kind, protocol)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return listening, (str(name[0]), int(name[1]))
+    if host == _ANY:
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return listening, name
 
 
 def _remove_dead(address: UnixAddress) -> None:

@@ -46,6 +46,16 @@ image: {{ include "ostraca.image" . | quote }}
 imagePullPolicy: {{ (index . 0).Values.image.pullPolicy }}
 {{- end }}
 
+{{/* Address families of a Service, as fields of its specification. */}}
+{{- define "ostraca.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{/* Name of a Service within the cluster: (list $ "admin"). */}}
 {{- define "ostraca.host" -}}
 {{- $root := index . 0 -}}

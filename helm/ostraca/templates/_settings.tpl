@@ -131,7 +131,7 @@
 {{- define "ostraca.agentSettings" -}}
 {{- $agent := .Values.agent -}}
 {{- $scheme := ternary "tls" "tcp" .Values.tls.agents -}}
-{{- $listen := list (printf "%s://0.0.0.0:%d" $scheme (int $agent.ports.peers)) -}}
+{{- $listen := list (printf "%s://[::]:%d" $scheme (int $agent.ports.peers)) -}}
 {{- if eq $agent.mode "host" -}}
 {{- $listen = prepend $listen "unix:///run/ostraca/agent.sock" -}}
 {{- end -}}
@@ -142,7 +142,7 @@
       "fabric_key_file" "/etc/ostraca/fabric/fabric.key"
       "tokens_file" "/etc/ostraca/fabric/tokens.toml"
       "transports" (include "ostraca.agentTransports" . | fromJsonArray)
-      "http_listen" (printf "0.0.0.0:%d" (int $agent.ports.http))
+      "http_listen" (printf "[::]:%d" (int $agent.ports.http))
       "drain_s" $agent.drain_s
       "etcd" (include "ostraca.etcdSettings" . | fromJson)
       "memory" (dict "reserve_bytes" "64MiB" "cache_bytes" (printf "%dMiB" (sub $block 64))
@@ -185,7 +185,7 @@
 {{- $enclosure := .Values.enclosure -}}
 {{- $settings := dict
       "state_dir" "/var/lib/ostraca/enclosure"
-      "http_listen" (printf "0.0.0.0:%d" (int $enclosure.ports.http))
+      "http_listen" (printf "[::]:%d" (int $enclosure.ports.http))
       "etcd" (include "ostraca.etcdSettings" . | fromJson) -}}
 {{- if $enclosure.files.enabled -}}
 {{- $_ := set $settings "target" "userspace" -}}
@@ -201,7 +201,7 @@
 
 {{/* Settings that the chart derives for the admin service, as JSON. */}}
 {{- define "ostraca.adminSettings" -}}
-{{ dict "listen" (printf "0.0.0.0:%d" (int .Values.admin.port))
+{{ dict "listen" (printf "[::]:%d" (int .Values.admin.port))
         "tokens_file" "/etc/ostraca/fabric/tokens.toml"
         "people_file" "/etc/ostraca/fabric/people.toml"
         "follows_reports" .Values.enclosure.files.enabled

@@ -55,6 +55,9 @@
 {{- if and $values.admin.ingress.enabled (not $values.admin.ingress.host) -}}
 {{- $problems = append $problems "admin.ingress.enabled needs admin.ingress.host" -}}
 {{- end -}}
+{{- if and (gt (len $values.service.ipFamilies) 1) (not (hasSuffix "DualStack" $values.service.ipFamilyPolicy)) -}}
+{{- $problems = append $problems "service.ipFamilies names two families: set service.ipFamilyPolicy to PreferDualStack or RequireDualStack" -}}
+{{- end -}}
 {{- range $daemon, $derived := dict "agent" (include "ostraca.agentSettings" .) "enclosure" (include "ostraca.enclosureSettings" .) "admin" (include "ostraca.adminSettings" .) -}}
 {{- range $name := include "ostraca.overlap" (list "" ($derived | fromJson) (get $values $daemon).settings) | splitList "," | compact -}}
 {{- if not (hasPrefix "memory." $name) -}}

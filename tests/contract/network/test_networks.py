@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,8 @@ from tests.support.simulated.simulated_stream import LinkSettings
 from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 
 from ostraca_fabric.connection import SOCKETS
+from ostraca_fabric.connection.network import listen
+from ostraca_fabric.wire.address import TcpAddress
 
 REAL: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -38,6 +41,31 @@ class TestTcp(NetworkContract):
     @pytest.fixture
     def hosts(self) -> Hosts:
         return Hosts(SOCKETS, SOCKETS, "tcp://127.0.0.1:0")
+
+
+class TestTcpOverIpv6(NetworkContract):
+    loop_factories = REAL
+
+    @pytest.fixture
+    def hosts(self) -> Hosts:
+        if not socket.has_dualstack_ipv6():
+            pytest.skip("this machine has no IPv6")
+        return Hosts(SOCKETS, SOCKETS, "tcp://[::1]:0")
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_who_listens_everywhere_is_reached_over_both_families(
+    has_ipv6: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_ipv6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: has_ipv6)
+    with listen(TcpAddress("::", 0)) as listening:
+        port = listening.getsockname()[1]
+        for host in ("127.0.0.1", "::1") if has_ipv6 else ("127.0.0.1",):
+            with socket.create_connection((host, port), timeout=10):
+                listening.settimeout(10)
+                listening.accept()[0].close()
 
 
 class TestSimulatedTcp(NetworkContract):

@@ -27,6 +27,7 @@ def test_a_controller_is_read_as_it_is_written(controller: Controller) -> None:
 
 def test_the_port_is_that_of_nvme_over_fabrics_unless_another_is_named() -> None:
     assert parse_controller("rdma://10.0.8.1") == RDMA
+    assert parse_controller("rdma://[10.0.8.1]:4420") == RDMA
     assert parse_controller("tcp://[fd00::8]") == Controller(TargetTransport.TCP, "fd00::8", 4420)
 
 

@@ -40,6 +40,10 @@ def test_an_address_is_read_and_written_back(text: str, address: Address) -> Non
     assert str(address) == text
 
 
+def test_brackets_may_hold_an_address_of_ipv4() -> None:
+    assert parse_address("tls://[10.78.1.5]:7400") == TlsAddress("10.78.1.5", 7400)
+
+
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_address_is_refused_with_how_to_write_one(text: str) -> None:
     with pytest.raises(UsageError, match=r"unix://|tcp://|shorter"):

@@ -57,10 +57,17 @@ class Answer:
 class Admin:
     """``ostraca serve admin`` as a process. Use it as a context manager."""
 
-    def __init__(self, pod: Pod, name: str = "admin-0", *options: str, ca: Path | None = None) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        name: str = "admin-0",
+        *options: str,
+        ca: Path | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         """With *ca* it is asked over TLS, and its certificate is signed by that."""
         (port,) = free_ports(1)
-        self.url = f"http{'s' if ca else ''}://127.0.0.1:{port}"
+        self.url = f"http{'s' if ca else ''}://{host}:{port}"
         self._ca = ca
         self.log = pod.folder / f"{name}.log"
         self.people = people = pod.folder / "people.toml"
@@ -68,7 +75,7 @@ class Admin:
         self._command = [
             *(sys.executable, "-m", "ostraca_cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
             *("--tokens", f"{pod.files}/tokens.toml"),
-            *("--people", str(people), "--listen", f"127.0.0.1:{port}"),
+            *("--people", str(people), "--listen", f"{host}:{port}"),
             *("--set", "etcd.lease_ttl_s=2", "--set", "etcd.operation_timeout_s=2"),
             *("--set", "secrets_check_s=0.1", *options),
         ]

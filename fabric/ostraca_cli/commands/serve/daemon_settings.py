@@ -73,7 +73,7 @@ class DaemonSettings(AgentSettings):
 
     advertise: tuple[str, ...] = ()
     """Addresses announced to others; empty: those of ``listen`` except unix sockets. Required if the agent
-    listens at 0.0.0.0, or others use another name."""
+    listens at 0.0.0.0 or [::], or others use another name."""
 
     state_dir: str = "/var/lib/ostraca/agent"
     """Directory of this agent alone, for its process lock and the id of its fabric."""

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from tests.fabric.membership.nodes import free_ports
+from tests.fabric.membership.nodes import Place, free_ports
 from tests.support.pod.admin import MIB, Admin
 from tests.support.pod.enclosures import EnclosureProcess
 from tests.support.pod.processes import Pod, until
-from tests.support.pod.work import await_puts, missing, not_found, put_all
+from tests.support.pod.work import SMALL, await_puts, missing, not_found, put_all
+
+import ostraca
 
 pytestmark = pytest.mark.slow
+
+
+USERSPACE = (
+    *("--set", "nvme.initiator=userspace", "--set", "nvme.turn_s=0.2"),
+    *("--set", "reopen_backoff_s=0.5", "--set", "nvme.keep_alive_s=2"),
+    *("--set", "nvme.io_timeout_s=5", "--set", "owner.late_write_s=15"),
+)
 
 
 @pytest.fixture
@@ -20,12 +31,7 @@ def trial(own: Pod) -> Iterator[Pod]:
     """Start a fabric of two agents with the user-space initiator."""
     own.create(enclosures=1, capacity="132MiB")
     for number in range(2):
-        own.agent(
-            f"agent-{number}",
-            *("--set", "nvme.initiator=userspace", "--set", "nvme.turn_s=0.2"),
-            *("--set", "reopen_backoff_s=0.5", "--set", "nvme.keep_alive_s=2"),
-            *("--set", "nvme.io_timeout_s=5", "--set", "owner.late_write_s=15"),
-        )
+        own.agent(f"agent-{number}", *USERSPACE)
     own.start()
     yield own
     own.check_logs()
@@ -34,13 +40,13 @@ def trial(own: Pod) -> Iterator[Pod]:
 class UserspaceShelf(EnclosureProcess):
     """An enclosure's daemon with the user-space target."""
 
-    def __init__(self, pod: Pod) -> None:
+    def __init__(self, pod: Pod, host: str = "127.0.0.1") -> None:
         self.port, self.http = free_ports(2)
         super().__init__(
             pod,
             "shelf-1",
-            *("--drive-size", "66MiB", "--target", "userspace", "--listen", f"tcp://127.0.0.1:{self.port}"),
-            *("--http", f"127.0.0.1:{self.http}"),
+            *("--drive-size", "66MiB", "--target", "userspace", "--listen", f"tcp://{host}:{self.port}"),
+            *("--http", f"{host}:{self.http}"),
         )
 
 
@@ -117,6 +123,41 @@ def test_a_daemon_that_nobody_registers_is_found_and_followed_to_its_new_address
         assert registered["status"]["phase"] == "ready"
     moved.stop()
     admin.check_log()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_daemons_serve_over_ipv6(own: Pod) -> None:
+    host = "[::1]"
+    own.create(enclosures=1, capacity="132MiB")
+    pages = free_ports(2)
+    for number, port in enumerate(pages):
+        http = ("--http", f"{host}:{port}")
+        own.agent(f"agent-{number}", *USERSPACE, *http, place=Place(host))
+    own.start()
+    shelf = UserspaceShelf(own, host)
+    shelf.start()
+    with Admin(own, "admin-0", "--set", "follows_reports=true", host=host) as admin:
+        until(lambda: any(each.startswith("shelf-1/") for each in own.claims()), "the enclosure is in use")
+        own.await_settled()
+        registered = admin.ask("GET", "/v1/enclosures/shelf-1").body
+        assert registered["spec"]["controllers"] == [f"tcp://{host}:{shelf.port}"]
+        token = tomllib.loads((own.files / "tokens.toml").read_text())["tokens"]["default"][0]
+        first, second = own.agents
+        with first.connect() as client:
+            put_all(client)
+        with ostraca.connect(second.reached_at, credentials=token, settings=SMALL) as client:
+            assert missing(client) == []
+        for port in (shelf.http, *pages):
+            with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=5) as page:
+                assert page.status == 200
+        admin.stop()
+    for agent in own.agents:
+        status = agent.status()
+        assert status is not None
+        assert any(peer.is_connected for peer in status.peers)
+    shelf.stop()
+    admin.check_log()
+    own.check_logs()
 
 
 def _is_live(pod: Pod) -> bool:
