@@ -24,7 +24,7 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         ({"load_deadline_s": "5"}, "load_deadline_s"),
         ({"load_deadline_s": 0}, "load_deadline_s is 0"),
         ({"pin_s": -1}, "pin_s is -1"),
-        ({"locality": "NEAR"}, "LOCAL or REMOTE"),
+        ({"locality": "NEAR"}, "LOCAL, REMOTE, or leave it out"),
         ({"transports": ["rdma"]}, "transports"),
         ({"agents": 7}, "agents"),
         ({"agents": "http://host"}, "http://host"),

@@ -27,6 +27,7 @@ from ostraca.connectors.transfers.counters import (
 )
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.settings import LOGGER
+from ostraca.connectors.vllm.tier import ChunkEvent
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import PutState, Reason
@@ -141,6 +142,21 @@ def test_after_a_hot_swap_of_weights_every_lookup_misses(
         engine.tier.drain()
         engine.wait_for_the_fabric().begin("d", KEYS)
         assert engine.ask("d", KEYS) == [ChunkState.PRESENT] * len(KEYS), "the first weights are back"
+
+
+def test_stored_and_vanished_chunks_are_announced_on_demand(fabric: FabricThread) -> None:
+    with (
+        EngineSteps(settings(fabric.addresses[0], enable_kv_events=True)) as engine,
+        EngineSteps(settings(fabric.addresses[0])) as silent,
+    ):
+        engine.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
+        assert engine.tier.take_events() == [ChunkEvent(tuple(KEYS[:4]), is_removed=False)]
+        assert engine.tier.take_events() == []
+        engine.begin("b", KEYS[:6])
+        engine.load("b", KEYS[:6], first_row=100)
+        assert engine.tier.take_events() == [ChunkEvent((KEYS[4], KEYS[5]), is_removed=True)]
+        silent.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
+        assert silent.tier.take_events() == []
 
 
 def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:

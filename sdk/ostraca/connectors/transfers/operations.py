@@ -51,6 +51,8 @@ class Ended(NamedTuple):
 
     jobs: list[TransferJob]
     answers: list[Answer]
+    lost: list[bytes]
+    """Chunks of loads that the fabric has no longer."""
 
 
 class FabricOperations:
@@ -78,7 +80,7 @@ class FabricOperations:
         self._pending_lookups: dict[Hashable, tuple[bytes, ...]] = {}
         """Submitted lookups: the chunks of each, chain after chain."""
         self._transfers = Transfers()
-        self._ended = Ended([], [])
+        self._ended = Ended([], [], [])
 
     @property
     def has_work(self) -> bool:
@@ -201,7 +203,7 @@ class FabricOperations:
     def poll(self) -> Ended:
         """Return the results of operations that ended since the last call."""
         self._take_completions()
-        ended, self._ended = self._ended, Ended([], [])
+        ended, self._ended = self._ended, Ended([], [], [])
         return ended
 
     def _take_completions(self) -> None:
@@ -270,8 +272,9 @@ class FabricOperations:
                 are_good = [code == BlockState.HIT for code in result.state_codes]
                 self.counters.add(LOAD_BYTES, count=sum(are_good) * self._row_bytes)
                 pairs = zip(keys, result.state_codes, strict=True)
-                false_hits = [key for key, code in pairs if code == BlockState.MISS]
-                self.failed_loads.add(false_hits, self._clock_s())
+                lost = [key for key, code in pairs if code == BlockState.MISS]
+                self.failed_loads.add(lost, self._clock_s())
+                self._ended.lost.extend(lost)
             case PutResult():
                 self.counters.add_outcomes(STORE_CHUNKS, PutState, result.state_codes, result.reason_codes)
                 self.health.record_write(result.reason_codes)

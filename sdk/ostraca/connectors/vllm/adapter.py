@@ -3,14 +3,12 @@
 All differences between these versions are in this module, as far as a tier is concerned:
 
 - 0.28: the first with ``module_path``; a job names rows as ``block_ids``
-- 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set)
+- 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set); KV events name
+  the tier
 - 0.30: rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
 - 0.31: requests tell the ends of their keys; back-pressure detectors; results tell bytes
 - 0.32: hits are attributed to a tier by its medium
 - 0.33: a tier may be called from another thread, never from two at once
-
-vLLM publishes no events of this tier: if a shared block were announced as one worker's own, routers would
-send requests to that worker.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
     OffloadingCounterMetadata,
+    OffloadingEvent,
     OffloadingGaugeMetadata,
     ReqContext,
     RequestOffloadingContext,
@@ -56,6 +55,7 @@ and vLLM never asks for the first key of a stripe unit in GPU memory.
 """
 
 _HAS_POSITIONS = _POSITIONS in {field.name for field in dataclasses.fields(ReqContext)}
+_EVENT_FIELDS = {field.name for field in dataclasses.fields(OffloadingEvent)}
 _RESULT_FIELDS = {field.name for field in dataclasses.fields(JobResult)}
 
 
@@ -85,7 +85,12 @@ class OstracaTier(SecondaryTierManager):
         why = hash_seed_problem(vllm.__version__, HASH_BYTES, os.environ)
         if why:
             log.warning("Ostraca: %s", why)
-        self.locality = Locality(settings.locality)
+        self.locality = Locality(settings.locality) if settings.locality else None
+        if settings.enable_kv_events and not offloading_spec.config.enable_kv_cache_events:
+            log.warning(
+                "Ostraca: enable_kv_events has no effect: vLLM publishes no events (--kv-events-config)"
+            )
+            settings = dataclasses.replace(settings, enable_kv_events=False)
         rows = np.asarray(primary_kv_view).view(np.uint8)
         self._tier = Tier(engine_identity(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
 
@@ -109,6 +114,20 @@ class OstracaTier(SecondaryTierManager):
     def get_finished_jobs(self) -> list[JobResult]:
         """Return the finished jobs."""
         return [self._result(finished) for finished in self._tier.take_finished()]
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Return the news for routers, if announced at all."""
+        ownership = {"ownership": self.tier_type} if "ownership" in _EVENT_FIELDS else {}
+        return [
+            OffloadingEvent(
+                keys=list(event.keys),
+                medium=self.medium,
+                removed=event.is_removed,
+                locality=self.locality,
+                **ownership,
+            )
+            for event in self._tier.take_events()
+        ]
 
     def has_pending_work(self) -> bool:
         """Tell whether the engine must keep stepping for this tier."""

@@ -18,7 +18,7 @@ LOGGER = "vllm.ostraca"
 METRIC_PREFIX = "vllm:kv_offload_ostraca_"
 """Prefix of the tier's metrics among vLLM's. Prometheus adds ``_total`` to a counter's name."""
 
-_LOCALITIES = ("LOCAL", "REMOTE")
+_LOCALITIES = ("", "LOCAL", "REMOTE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,15 @@ class TierSettings(ConnectorSettings):
     volume: str = "vllm"
     """First part of the volume's name; the rest is derived from the layout."""
 
-    locality: str = "REMOTE"
-    """Kind of the tier in vLLM's tier filters and router events: LOCAL or REMOTE."""
+    locality: str = ""
+    """Kind of the tier in vLLM's tier filters and in KV events: LOCAL, REMOTE, or empty for neither. Dynamo's
+    router credits storage of kind LOCAL or without a kind, and drops events of kind REMOTE.
+    """
+
+    enable_kv_events: bool = False
+    """Whether stored chunks are announced among vLLM's KV events, if vLLM publishes events at all. A router
+    then prefers the engine that stored a chunk, although every engine of the pod can load the chunk.
+    """
 
     lookup_chunks_max: int = 8192
     """Chunks in one lookup. Further chunks wait for the next step."""
@@ -43,5 +50,5 @@ class TierSettings(ConnectorSettings):
     def __post_init__(self) -> None:
         """Refuse invalid values. Raises UsageError."""
         if self.locality not in _LOCALITIES:
-            raise UsageError(f"locality is {self.locality!r}: take {' or '.join(_LOCALITIES)}")
+            raise UsageError(f"locality is {self.locality!r}: take LOCAL, REMOTE, or leave it out")
         ConnectorSettings.__post_init__(self)  # super() fails in dataclasses with slots

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,14 @@ from ostraca.connectors.vllm.shape import check_chunk_bytes, hash_seed_problem
 from ostraca_fabric.errors import UsageError
 
 log = logging.getLogger(LOGGER)
+
+
+class ChunkEvent(NamedTuple):
+    """News for routers: chunks stored, or found missing."""
+
+    keys: tuple[bytes, ...]
+    is_removed: bool
+
 
 HASH_BYTES = 32
 """Length of vLLM's hashes, unless keys show another: SHA-256."""
@@ -65,6 +74,7 @@ class Tier:
         self._clock_s = clock_s
         self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
+        self._events: list[ChunkEvent] = []
         self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._identity.layout())
         self._operations = FabricOperations(
             self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
@@ -136,6 +146,11 @@ class Tier:
         """Return the finished jobs, and pass new answers to lookups."""
         return self._process(self._operations.poll())
 
+    def take_events(self) -> list[ChunkEvent]:
+        """Return the news since the last call; empty unless ``enable_kv_events``."""
+        events, self._events = self._events, []
+        return events
+
     def end_step(self) -> None:
         """Send the lookups of this step."""
         while self._operations.can_submit_lookup:
@@ -180,7 +195,14 @@ class Tier:
         for job in ended.jobs:
             if job.is_load:
                 self._lookups.record_failed_loads(job.request, job.failed)
+            else:
+                self._announce(job.succeeded, is_removed=False)
+        self._announce(ended.lost, is_removed=True)
         return ended.jobs
+
+    def _announce(self, keys: Sequence[bytes], *, is_removed: bool) -> None:
+        if keys and self._settings.enable_kv_events:
+            self._events.append(ChunkEvent(tuple(keys), is_removed))
 
     def _missing(self, reason: str) -> ChunkState:
         self.counters.add(LOOKUP_CHUNKS, reason)

@@ -11,6 +11,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ def known_fields(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def offloading_spec() -> Any:
+def offloading_spec(*, publishes_events: bool = False) -> Any:
     from vllm.v1.kv_offload import config as kinds
 
     group = {"tokens_per_block": TOKENS, "layer_names": ("layer.0",), "group_id": 0}
@@ -68,7 +69,7 @@ def offloading_spec() -> Any:
     config = kinds.OffloadingConfig(
         groups=(kinds.OffloadingGroupConfig(**known_fields(kinds.OffloadingGroupConfig, group)),),
         worker_kv_bytes_per_block=ROW_BYTES,
-        enable_kv_cache_events=False,
+        enable_kv_cache_events=publishes_events,
         extra_config={},
         engine_id="engine",
         model=kinds.OffloadingModelConfig(
@@ -83,7 +84,7 @@ def offloading_spec() -> Any:
 class Manager:
     """Stand-in for vLLM's tiering manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, publishes_events: bool = False, **settings: Any) -> None:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
         self.rows = np.zeros((ROWS, ROW_BYTES), np.int8)
@@ -94,9 +95,10 @@ class Manager:
             "arena_bytes": 32 << 20,
             "transports": ["inline"],
             "lookup_deadline_s": 2.0,
-        }
+        } | settings
         self.view = self.rows.data
-        self.tier = SecondaryTierFactory.create_secondary_tier(self.entry, self.view, offloading_spec())
+        spec = offloading_spec(publishes_events=publishes_events)
+        self.tier = SecondaryTierFactory.create_secondary_tier(self.entry, self.view, spec)
         self._jobs = 0
 
     def begin(self, request: str, chunks: Sequence[bytes]) -> Any:
@@ -128,6 +130,7 @@ class Manager:
             if set(self.look_up(chunks, context)) == {"HIT"}:
                 return context
             self.tier.on_request_finished(context)
+            threading.Event().wait(0.001)
         raise AssertionError("what was stored is not found")
 
     def move(self, chunks: Sequence[bytes], context: Any, first_row: int, *, is_load: bool) -> Any:
@@ -152,13 +155,19 @@ class Manager:
         return result
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    with FabricThread(small_plan(tmp_path / "fabric")) as fabric:
-        made = Manager(fabric.addresses[0])
+@contextmanager
+def managed(directory: Path, **options: Any) -> Iterator[Manager]:
+    with FabricThread(small_plan(directory / "fabric")) as fabric:
+        made = Manager(fabric.addresses[0], **options)
         yield made
         made.tier.shutdown()
         made.view.release()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with managed(tmp_path) as made:
+        yield made
 
 
 def stored(manager: Manager, count: int = 8) -> list[bytes]:
@@ -167,6 +176,7 @@ def stored(manager: Manager, count: int = 8) -> list[bytes]:
     until_s = time.monotonic() + PATIENCE_S
     while not manager.move(chunks, manager.begin("writer", chunks), 0, is_load=False).success:
         assert time.monotonic() < until_s, "nothing is stored"
+        threading.Event().wait(0.001)  # lets the fabric's threads run
     return chunks
 
 
@@ -186,6 +196,28 @@ def test_of_a_load_that_fails_in_part_the_keys_that_succeeded_are_told(manager: 
     result = manager.move(longer, context, 32, is_load=True)
     assert (result.success, set(result.successful_keys)) == (False, set(chunks))
     assert manager.look_up(longer, context)[8] == "MISS"
+
+
+@pytest.mark.parametrize("locality", ["", "LOCAL", "REMOTE"])
+def test_stored_chunks_are_announced_with_the_locality_that_is_set(tmp_path: Path, locality: str) -> None:
+    from vllm.v1.kv_offload.base import Locality, Medium
+
+    options = {"locality": locality} if locality else {}
+    with managed(tmp_path, publishes_events=True, enable_kv_events=True, **options) as manager:
+        chunks = stored(manager)
+        (event,) = manager.tier.take_events()
+        assert (event.keys, event.medium, event.removed) == (chunks, Medium.STORAGE, False)
+        assert event.locality == (Locality(locality) if locality else None) == manager.tier.locality
+        assert getattr(event, "ownership", "OstracaTier") == "OstracaTier"
+
+
+def test_without_vllms_own_events_nothing_is_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with managed(tmp_path, enable_kv_events=True) as manager:
+        stored(manager)
+        assert list(manager.tier.take_events()) == []
+        assert "--kv-events-config" in caplog.text
 
 
 def test_metrics_are_declared_and_counted_under_the_same_names(manager: Manager) -> None:
