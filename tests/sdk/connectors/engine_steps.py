@@ -17,6 +17,7 @@ from tests.support.stalls import Stopwatch
 from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
 from ostraca.connectors.transfers.counters import REQUESTS, ConnectorMetric
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
+from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.tier import Tier
@@ -83,10 +84,10 @@ class EngineSteps:
         self.until(lambda: self.tier.is_linked)
         return self
 
-    def begin(self, request: str, keys: Sequence[bytes]) -> None:
+    def begin(self, request: str, keys: Sequence[bytes], hints: RequestHints | None = None) -> None:
         """Begin a request with a prompt of these chunks."""
         record = {key: (n + 1) * TOKENS for n, key in enumerate(keys)}
-        self.tier.begin_request(request, record if self._tells_positions else None)
+        self.tier.begin_request(request, record if self._tells_positions else None, hints)
 
     def ask(self, request: str, keys: Sequence[bytes]) -> list[ChunkState]:
         """Look up at every step until all states are known."""

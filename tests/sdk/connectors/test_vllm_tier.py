@@ -25,13 +25,15 @@ from ostraca.connectors.transfers.counters import (
     REQUESTS,
     STORE_CHUNKS,
 )
+from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
+from ostraca.connectors.vllm.core.prefix import engine_hash
 from ostraca.connectors.vllm.settings import LOGGER
 from ostraca.connectors.vllm.tier import ChunkEvent
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.messages import Put, PutDone
+from ostraca_fabric.wire.messages import EndSession, Prefetch, Put, PutDone
 
 KEYS = prompt(40)
 STEP_S = 0.5
@@ -157,6 +159,31 @@ def test_stored_and_vanished_chunks_are_announced_on_demand(fabric: FabricThread
         assert engine.tier.take_events() == [ChunkEvent((KEYS[4], KEYS[5]), is_removed=True)]
         silent.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
         assert silent.tier.take_events() == []
+
+
+def test_hints_prefetch_limit_the_keeping_and_end_the_session(tmp_path: Path) -> None:
+    def store(connection: AgentConnection, message: Put) -> None:
+        blocks = len(connection.block_ids(message))
+        connection.send(PutDone(message.request, bytes([PutState.STAGED] * blocks), bytes(blocks)))
+
+    with agent_at(tmp_path / "agent.sock") as agent, EngineSteps(settings(agent.address)) as engine:
+        agent.script[Put] = store
+        engine.wait_for_the_fabric().begin("plain", KEYS)
+        assert not engine.store("plain", KEYS).failed
+        engine.tier.end_step()
+        engine.tier.end_request("plain")
+
+        engine.begin("hinted", KEYS, RequestHints(has_prefetch=True, ttl_s=300.0, is_session_end=True))
+        engine.tier.end_step()
+        engine.tier.end_step()
+        assert not engine.store("hinted", KEYS).failed
+        engine.tier.end_request("hinted")
+        engine.until(lambda: bool(agent.seen_of(EndSession)))
+        assert [put.ttl_s for put in agent.seen_of(Put)] == [0.0, 300.0]
+        (prefetch,) = agent.seen_of(Prefetch)
+        (end,) = agent.seen_of(EndSession)
+        hashes = b"".join(map(engine_hash, KEYS))
+        assert [b"".join(span.hashes for span in each.spans) for each in (prefetch, end)] == [hashes] * 2
 
 
 def test_an_engine_that_tells_no_positions_shares_with_its_like(fabric: FabricThread) -> None:

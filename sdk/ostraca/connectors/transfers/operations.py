@@ -79,6 +79,8 @@ class FabricOperations:
         self._log = logging.getLogger(settings.LOGGER)
         self._pending_lookups: dict[Hashable, tuple[bytes, ...]] = {}
         """Submitted lookups: the chunks of each, chain after chain."""
+        self._prefetches: dict[Hashable, int] = {}
+        """Submitted prefetches, and their chunks."""
         self._transfers = Transfers()
         self._ended = Ended([], [], [])
 
@@ -134,10 +136,12 @@ class FabricOperations:
             self._begin_piece(job, ticket, run, LOAD_CHUNKS)
         self._seal(job)
 
-    def store(self, job: RowJob, runs: Sequence[Run], unplaced: Sequence[bytes]) -> None:
+    def store(
+        self, job: RowJob, runs: Sequence[Run], unplaced: Sequence[bytes], *, ttl_s: float | None = None
+    ) -> None:
         """Start to copy the rows of a job to the fabric; ``poll`` returns the finished job.
 
-        The rows must not change until then.
+        The rows must not change until then. *ttl_s* is as in ``Volume.put``.
         """
         row_of = self._begin(job, STORE_CHUNKS, unplaced)
         refusal = self.health.write_refusal
@@ -155,10 +159,33 @@ class FabricOperations:
                     kept.chain,
                     source=source,
                     deadline_s=self._settings.store_deadline_s,
+                    ttl_s=ttl_s,
                 ),
             )
             self._begin_piece(job, ticket, kept, STORE_CHUNKS)
         self._seal(job)
+
+    def prefetch(self, runs: Sequence[Run]) -> None:
+        """Ask the agent to load chunks into its memory, within the limit of loads; no answer follows."""
+        for run in runs:
+            under_way = sum(self._prefetches.values()) + len(run.keys)
+            if self.health.read_refusal or under_way > self._settings.loads_inflight_chunks_max:
+                return
+            ticket = self._submit(
+                "prefetch",
+                lambda volume, run=run: volume.submit_prefetch(  # type: ignore[misc]  # a default argument
+                    run.chain, deadline_s=self._settings.load_deadline_s
+                ),
+            )
+            if ticket is not None:
+                self._prefetches[ticket] = len(run.keys)
+
+    def end_session(self, runs: Sequence[Run]) -> None:
+        """Tell the fabric that no later request of this session will read these chunks."""
+        volume = self._link.volume()
+        if volume is not None and runs:
+            volume.end_session([run.chain for run in runs])
+            self.counters.add(REQUESTS, "end_session")
 
     def _begin(self, job: RowJob, metric: ConnectorMetric, unplaced: Sequence[bytes]) -> dict[bytes, int]:
         """Begin a job; return the row of each chunk."""
@@ -211,6 +238,8 @@ class FabricOperations:
         for done in client.take_completions() if client else ():
             if done.error is not None:
                 self._log.warning("Ostraca: a request ended with an error: %s", done.error)
+            if self._prefetches.pop(done.ticket, None) is not None:
+                continue
             keys = self._pending_lookups.pop(done.ticket, None)
             if keys is not None:
                 self._ended.answers.extend(self._answers(keys, done.result))

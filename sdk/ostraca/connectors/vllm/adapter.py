@@ -6,7 +6,7 @@ All differences between these versions are in this module, as far as a tier is c
 - 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set); KV events name
   the tier
 - 0.30: rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
-- 0.31: requests tell the ends of their keys; back-pressure detectors; results tell bytes
+- 0.31: requests tell the ends of their keys, and carry KV hints; back-pressure detectors; results tell bytes
 - 0.32: hits are attributed to a tier by its medium
 - 0.33: a tier may be called from another thread, never from two at once
 """
@@ -37,6 +37,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
 from ostraca.connectors.transfers.counters import METRICS
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
+from ostraca.connectors.vllm.core.hints import parse_hints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.settings import LOGGER, METRIC_PREFIX, TierSettings
 from ostraca.connectors.vllm.shape import hash_seed_problem
@@ -96,7 +97,9 @@ class OstracaTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401
         """Begin a request, offloaded chunk by chunk as is vLLM's default."""
-        self._tier.begin_request(req_context.req_id, _positions(req_context))
+        envelope = getattr(req_context, "kv_hints", None)
+        hints = parse_hints(envelope.actions) if envelope is not None else None
+        self._tier.begin_request(req_context.req_id, _positions(req_context), hints)
         return RequestOffloadingContext()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401

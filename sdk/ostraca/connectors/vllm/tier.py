@@ -28,6 +28,7 @@ from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
 from ostraca.connectors.transfers.rows import ArrayRows
+from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
@@ -74,6 +75,9 @@ class Tier:
         self._clock_s = clock_s
         self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
+        self._hints: dict[str, RequestHints] = {}
+        self._to_prefetch: set[str] = set()
+        """Requests with unsent prefetches: vLLM tells a request's keys some steps after the request."""
         self._events: list[ChunkEvent] = []
         self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._identity.layout())
         self._operations = FabricOperations(
@@ -101,20 +105,30 @@ class Tier:
         """Whether jobs are under way, or over and not yet taken."""
         return self._operations.has_work
 
-    def begin_request(self, request: str, positions: Mapping[bytes, int] | None) -> None:
+    def begin_request(
+        self, request: str, positions: Mapping[bytes, int] | None, hints: RequestHints | None = None
+    ) -> None:
         """Begin a request.
 
         *positions* is the engine's own record of the request's keys, or None.
         """
         self._prefixes[request] = Prefix(self._tokens_per_chunk, positions)
+        if hints is not None:
+            self._hints[request] = hints
+            if hints.has_prefetch:
+                self._to_prefetch.add(request)
 
     def end_request(self, request: str) -> None:
         """End a request: no more calls name it.
 
         Transfers of the request may still be under way.
         """
-        self._prefixes.pop(request, None)
+        prefix = self._prefixes.pop(request, None)
         self._lookups.forget(request)
+        self._to_prefetch.discard(request)
+        hints = self._hints.pop(request, None)
+        if prefix is not None and hints is not None and hints.is_session_end:
+            self._operations.end_session(prefix.whole())
 
     def look_up(self, key: bytes, request: str) -> ChunkState:
         """Tell whether a chunk can be loaded: PRESENT, MISSING, or PENDING (look up again)."""
@@ -140,7 +154,10 @@ class Tier:
 
         The rows must not change until the job is finished.
         """
-        self._operations.store(job, *self._prefix(job.request).runs(job.keys))
+        hints = self._hints.get(job.request)
+        self._operations.store(
+            job, *self._prefix(job.request).runs(job.keys), ttl_s=hints.ttl_s if hints else None
+        )
 
     def take_finished(self) -> list[TransferJob]:
         """Return the finished jobs, and pass new answers to lookups."""
@@ -152,7 +169,12 @@ class Tier:
         return events
 
     def end_step(self) -> None:
-        """Send the lookups of this step."""
+        """Send the prefetches and lookups of this step."""
+        for request in sorted(self._to_prefetch):
+            runs = self._prefix(request).whole()
+            if runs:
+                self._operations.prefetch(runs)
+                self._to_prefetch.discard(request)
         while self._operations.can_submit_lookup:
             pending = self._lookups.take_pending(self._settings.lookup_chunks_max)
             if not pending:

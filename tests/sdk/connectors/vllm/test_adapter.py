@@ -101,10 +101,10 @@ class Manager:
         self.tier = SecondaryTierFactory.create_secondary_tier(self.entry, self.view, spec)
         self._jobs = 0
 
-    def begin(self, request: str, chunks: Sequence[bytes]) -> Any:
+    def begin(self, request: str, chunks: Sequence[bytes], **fields: Any) -> Any:
         from vllm.v1.kv_offload.base import ReqContext
 
-        context = ReqContext(request)
+        context = ReqContext(request, **fields)
         if hasattr(context, "set_offload_key_position"):
             for number, key in enumerate(chunks):
                 context.set_offload_key_position(key, (number + 1) * TOKENS)
@@ -196,6 +196,20 @@ def test_of_a_load_that_fails_in_part_the_keys_that_succeeded_are_told(manager: 
     result = manager.move(longer, context, 32, is_load=True)
     assert (result.success, set(result.successful_keys)) == (False, set(chunks))
     assert manager.look_up(longer, context)[8] == "MISS"
+
+
+def test_hints_of_a_request_reach_the_fabric(manager: Manager) -> None:
+    kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="this release has no hints")
+    chunks = stored(manager)
+    types = ("kv.prefetch", "kv.deref", "kv.unknown")
+    actions = [kv_hints.KvHintAction(name, name, "1.0", {}) for name in types]
+    envelope = kv_hints.KvHintsEnvelope("0.1", "message", actions)
+    context = manager.begin("hinted", chunks, kv_hints=envelope)
+    manager.tier.on_schedule_end(None)
+    manager.tier.on_request_finished(context)
+    counted = manager.tier.get_stats().reduce()
+    for operation in ("prefetch", "end_session"):
+        assert counted[f"vllm:kv_offload_ostraca_requests:('{operation}',)"] == 1
 
 
 @pytest.mark.parametrize("locality", ["", "LOCAL", "REMOTE"])

@@ -49,6 +49,10 @@ class Prefix:
         self._seen = 0
         self._by_place: dict[tuple[int, int], bytes] = {}
 
+    def whole(self) -> list[Run]:
+        """Return the runs of all keys known so far; none without positions."""
+        return self.runs(list(self._positions))[0] if self._positions else []
+
     def runs(self, keys: Iterable[bytes]) -> tuple[list[Run], list[bytes]]:
         """Cut *keys* into runs in order of position; return runs and unplaced keys."""
         if self._positions is None:
