@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.huge_pages import huge_pages  # noqa: F401 - a fixture
 
 # A shell without job control starts what it puts in the background with SIGINT ignored. Every process that a
 # test starts would inherit that, and not stop when the test presses Ctrl-C.

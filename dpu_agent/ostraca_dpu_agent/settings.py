@@ -51,6 +51,10 @@ class MemorySettings:
     chunk_bytes: int = 32 * MIB
     """Unit of memory allocation. No block spans two chunks, so choose at least the largest block. """
 
+    huge_pages: bool = False
+    """Whether this memory is on huge pages reserved with ``vm.nr_hugepages`` or, in a pod, with
+    ``hugepages-2Mi``. The agent does not start if too few are free. False: transparent huge pages."""
+
     put_share: float = 0.5
     """Share of staging for puts, so that gets never wait behind writes."""
 

@@ -24,6 +24,14 @@ FOREIGN = {"cert-manager.io/v1"}
 """Kinds of other projects, without schemas here."""
 
 EXTERNAL = {"etcd": {"endpoints": ["etcd-0:2379"]}}
+OPTIONAL = merged(
+    TRIAL,
+    {
+        "agent": {"hugePages": True},
+        "service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
+    },
+)
+"""Values that no example has, for schemas."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +53,7 @@ def schemas(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_object_is_valid_in_each_version_of_kubernetes(version: str, schemas: None) -> None:
     kinds = set()
-    for values in EXAMPLES.values():
+    for values in (*EXAMPLES.values(), OPTIONAL):
         for each in render(merged(values, {"kubeVersion": version})).objects:
             if each["apiVersion"] not in FOREIGN:
                 kubernetes_validate.validate(each, f"{version}.0", strict=True)
@@ -118,6 +126,11 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         (merged(TRIAL, {"worker": {"vllm": {"cpuBytes": "8"}}}), 'the size "8" is invalid'),
         (merged(TRIAL, {"agent": {"nvme": {"kernel": True}}}), "set agent.runAsUser=0"),
         (merged(TRIAL, {"admin": {"enabled": False}}), "set admin.enabled=true"),
+        (merged(TRIAL, {"agent": {"hugePages": "yes"}}), "hugePages"),
+        (
+            merged(TRIAL, {"agent": {"settings": {"memory": {"huge_pages": True}}}}),
+            "set agent.hugePages instead",
+        ),
         (
             merged(TRIAL, {"service": {"ipFamilies": ["IPv6", "IPv4"]}}),
             "set service.ipFamilyPolicy to PreferDualStack",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,26 @@ def test_blocks_and_overhead_fill_the_memory_of_a_guaranteed_pod(
     free_bytes = _bytes(memory) - _bytes(overhead)
     assert free_bytes - (32 << 20) < settings.mapped_bytes <= free_bytes
     assert _bytes(overhead) > OWN_BYTES
+
+
+@pytest.mark.parametrize(("memory", "overhead"), [("1Gi", "384Mi"), ("64Gi", "4Gi"), ("605Mi", "300Mi")])
+def test_huge_pages_and_memory_fill_the_size_of_a_guaranteed_pod(
+    memory: str, overhead: str, tmp_path: Path
+) -> None:
+    values = merged(TRIAL, {"agent": {"memory": memory, "overhead": overhead, "hugePages": True}})
+    manifest, without = render(values), render(merged(values, {"agent": {"hugePages": False}}))
+    for each in containers(pod_of(manifest, "DaemonSet", "agent")):
+        assert each["resources"]["requests"] == each["resources"]["limits"], "QoS class Guaranteed"
+        assert {"cpu", "memory"} <= each["resources"]["limits"].keys()
+    limits = main_of(manifest, "DaemonSet", "agent")["resources"]["limits"]
+    huge_bytes, rest_bytes = _bytes(limits["hugepages-2Mi"]), _bytes(limits["memory"])
+    assert huge_bytes + rest_bytes == _bytes(memory)
+    assert rest_bytes >= _bytes(overhead)
+    settings = read_settings(DaemonSettings, manifest.settings("agent"), tmp_path).memory
+    assert (settings.huge_pages, settings.mapped_bytes) == (True, huge_bytes)
+    before = read_settings(DaemonSettings, without.settings("agent"), tmp_path).memory
+    assert settings == replace(before, huge_pages=True)
+    assert "hugepages-2Mi" not in main_of(without, "DaemonSet", "agent")["resources"]["limits"]
 
 
 def test_a_release_is_apart_from_releases_of_other_namespaces(trial: Manifest) -> None:

@@ -1,7 +1,8 @@
 """Fit of an agent's memory into the limits of this process.
 
 Agents fault in all memory at the start. Under a lower limit, the kernel would kill the process then or later,
-without a message; callers therefore check before mapping any memory.
+without a message; callers therefore check before mapping any memory. Reserved huge pages have limits of their
+own; memory beside blocks never counts there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 from ostraca_cli.terminal.units import size_text
 from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_fabric.errors import ResourceError
-from ostraca_fabric.runtime.memory import Room, rooms
+from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.runtime.memory import HUGE_PAGE_BYTES, Room, huge_page_rooms, rooms
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,17 @@ def fit_memory(
     return lower
 
 
+def check_beside_huge_pages(limits: Sequence[Room]) -> None:
+    """Raise ResourceError if a limit leaves too little beside blocks on reserved huge pages. Pure."""
+    for room in limits:
+        if room.free_bytes < OWN_BYTES:
+            raise ResourceError(
+                f"an agent wants {size_text(OWN_BYTES)} of memory beside huge pages, and "
+                f"{size_text(room.free_bytes)} are free: {room.name} is {size_text(room.limit_bytes)}. Raise "
+                "that limit"
+            )
+
+
 def fit_to_limits(
     memory: MemorySettings, agents: int = 1, explicit: Collection[str] = _NAMES
 ) -> MemorySettings:
@@ -76,7 +89,11 @@ def fit_to_limits(
 
     Raises as ``fit_memory`` does.
     """
-    available = memory_for_blocks(rooms())
+    limits = rooms()
+    if memory.huge_pages:
+        check_beside_huge_pages(limits)
+        limits = [*huge_page_rooms(), *(each for each in limits if each.is_address_space)]
+    available = memory_for_blocks(limits)
     lower = fit_memory(memory, agents, available, explicit)
     if lower != memory and available is not None:
         log.warning(
@@ -93,15 +110,29 @@ def fit_to_limits(
 
 
 def _own_bytes(room: Room) -> int:
+    if room.is_of_huge_pages:
+        return 0
     return OWN_BYTES + ADDRESSES_BYTES if room.is_address_space else OWN_BYTES
 
 
 def _refusal(memory: MemorySettings, agents: int, available: BlockMemory) -> str:
     own_bytes, room = _own_bytes(available.room), available.room
-    wanted = size_text(own_bytes + agents * memory.mapped_bytes)
+    lower = f"lower {', '.join(f'{name} ({size_text(_value(memory, name))})' for name in _NAMES)}"
     who = "an agent wants" if agents == 1 else f"{agents} agents want"
-    now = ", ".join(f"{name} ({size_text(getattr(memory, name.partition('.')[2]))})" for name in _NAMES)
+    if room.is_of_huge_pages:
+        pages = agents * rounded_up(memory.mapped_bytes, HUGE_PAGE_BYTES) // HUGE_PAGE_BYTES
+        free, limit = room.free_bytes // HUGE_PAGE_BYTES, room.limit_bytes // HUGE_PAGE_BYTES
+        return (
+            f"{who} {pages} huge pages of 2 MiB, and {free} are free: {room.name} has {limit}. Raise that "
+            f"number, turn memory.huge_pages off, or {lower}"
+        )
+    wanted = size_text(own_bytes + agents * memory.mapped_bytes)
     return (
         f"{who} {wanted} of memory ({size_text(own_bytes)} beside blocks), and {size_text(room.free_bytes)} "
-        f"are free: {room.name} is {size_text(room.limit_bytes)}. Raise that limit, or lower {now}"
+        f"are free: {room.name} is {size_text(room.limit_bytes)}. Raise that limit, or {lower}"
     )
+
+
+def _value(memory: MemorySettings, name: str) -> int:
+    value: int = getattr(memory, name.partition(".")[2])
+    return value

@@ -117,6 +117,15 @@
 {{- mul 32 (div (sub $memory $overhead) 32) -}}
 {{- end }}
 
+{{/* Memory of the agent's container: with reserved huge pages, the part beside blocks. */}}
+{{- define "ostraca.agentMemory" -}}
+{{- if .Values.agent.hugePages -}}
+{{ sub (include "ostraca.mib" .Values.agent.memory | int64) (include "ostraca.blockMib" . | int64) }}Mi
+{{- else -}}
+{{ .Values.agent.memory }}
+{{- end -}}
+{{- end }}
+
 {{- define "ostraca.agentTransports" -}}
 {{- if .Values.agent.transports -}}
 {{ toJson .Values.agent.transports }}
@@ -150,6 +159,9 @@
       "owner" (dict "late_write_s" $agent.late_write_s "grant_s" .Values.etcd.lease_ttl_s)
       "nvme" (dict "fast_io_fail_s" $agent.nvme.fast_io_fail_s "reconnect_delay_s" $agent.nvme.reconnect_delay_s
                    "keep_alive_s" $agent.nvme.keep_alive_s) -}}
+{{- if $agent.hugePages -}}
+{{- $_ := set $settings.memory "huge_pages" true -}}
+{{- end -}}
 {{- if eq $agent.mode "host" -}}
 {{- $_ := set $settings "socket_mode" "0666" -}}
 {{- end -}}

@@ -32,6 +32,9 @@
 {{- if and $values.enclosure.files.enabled $values.agent.nvme.kernel -}}
 {{- $problems = append $problems "enclosure.files goes with the user-space initiator: set agent.nvme.kernel=false, or use enclosure.nvmet" -}}
 {{- end -}}
+{{- if hasKey ($values.agent.settings.memory | default dict) "huge_pages" -}}
+{{- $problems = append $problems "agent.settings.memory.huge_pages is derived by the chart: set agent.hugePages instead" -}}
+{{- end -}}
 {{- if lt (include "ostraca.blockMib" . | int64) 128 -}}
 {{- $problems = append $problems (printf "agent.memory %s less agent.overhead %s leaves less than 128Mi for blocks: raise agent.memory" $values.agent.memory $values.agent.overhead) -}}
 {{- end -}}

@@ -5,8 +5,16 @@ from collections.abc import Collection
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.huge_pages import HugePages
 
-from ostraca_cli.composition.memory_fit import ADDRESSES_BYTES, OWN_BYTES, fit_memory, memory_for_blocks
+from ostraca_cli.composition.memory_fit import (
+    ADDRESSES_BYTES,
+    OWN_BYTES,
+    check_beside_huge_pages,
+    fit_memory,
+    fit_to_limits,
+    memory_for_blocks,
+)
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings
 from ostraca_fabric.errors import ResourceError
 from ostraca_fabric.runtime.memory import Room
@@ -45,6 +53,37 @@ def test_what_was_asked_for_is_refused_with_both_numbers_and_the_settings() -> N
     )
     with pytest.raises(ResourceError, match=r"^2 agents want 1\.2 GiB of memory"):
         fit_memory(MemorySettings(), 2, memory_for_blocks([room(470)]), (CACHE, STAGING))
+
+
+def test_too_few_huge_pages_are_refused_with_both_numbers() -> None:
+    pool = Room("the pool", 300 * 2 * MIB, 235 * 2 * MIB, is_of_huge_pages=True)
+    available = memory_for_blocks([pool])
+    assert available is not None
+    assert available.for_blocks_bytes == 235 * 2 * MIB, "an agent's own memory is elsewhere"
+    with pytest.raises(ResourceError) as caught:
+        fit_memory(MemorySettings(huge_pages=True), 1, available)
+    assert str(caught.value) == (
+        "an agent wants 288 huge pages of 2 MiB, and 235 are free: the pool has 300. Raise that number, turn "
+        "memory.huge_pages off, or lower memory.cache_bytes (512.0 MiB), memory.staging_bytes (512.0 MiB), "
+        "memory.reserve_bytes (64.0 MiB)"
+    )
+
+
+def test_memory_beside_huge_pages_is_checked() -> None:
+    check_beside_huge_pages([room(128), room(2000, is_address_space=True)])
+    with pytest.raises(ResourceError) as caught:
+        check_beside_huge_pages([room(128), room(127)])
+    assert str(caught.value) == (
+        "an agent wants 128.0 MiB of memory beside huge pages, and 127.0 MiB are free: memory.max is "
+        "2.0 GiB. Raise that limit"
+    )
+
+
+def test_reserved_pages_replace_other_memory_as_the_limit(huge_pages: HugePages) -> None:
+    huge_pages.reserve(96)
+    fit_to_limits(MemorySettings(96 * MIB, 64 * MIB, 128 * MIB, huge_pages=True))
+    with pytest.raises(ResourceError, match=r"wants 112 huge pages of 2 MiB, and 96 are free: the pool of"):
+        fit_to_limits(MemorySettings(96 * MIB, 64 * MIB, 160 * MIB, huge_pages=True))
 
 
 def test_sizes_that_were_not_asked_for_are_lowered() -> None:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.huge_pages import HugePages
 
-from ostraca_fabric.runtime.memory import Room, rooms
+from ostraca_fabric.errors import ResourceError
+from ostraca_fabric.runtime.memory import HUGE_PAGE_BYTES, HugeMemory, Room, huge_page_rooms, rooms
 
 MIB = 1 << 20
 UNLIMITED_V1 = "9223372036854771712\n"
@@ -144,6 +146,71 @@ def test_what_can_not_be_read_is_left_out(files: dict[str, str], tmp_path: Path)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     assert rooms(tmp_path) == []
+
+
+POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
+HUGE_V1_MOUNT = "36 31 0:33 {root} /sys/fs/cgroup/hugetlb rw,relatime - cgroup cgroup rw,hugetlb\n"
+
+
+def pool(nr: int, free: int, resv: int, overcommit: int = 0, surplus: int = 0) -> dict[str, str]:
+    counts = {"nr": nr, "free": free, "resv": resv, "nr_overcommit": overcommit, "surplus": surplus}
+    return {f"{POOL}/{name}_hugepages": f"{count}\n" for name, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "free"),
+    [
+        (pool(300, 240, 5), 300, 235),
+        (pool(300, 5, 9), 300, 0),
+        (pool(12, 2, 0, overcommit=10, surplus=2), 20, 10),
+    ],
+)
+def test_promised_pages_of_the_pool_are_not_free(
+    files: dict[str, str], limit: int, free: int, tmp_path: Path
+) -> None:
+    (found,) = huge_page_rooms(laid_out(tmp_path, files))
+    assert (found.limit_bytes, found.free_bytes) == (limit * HUGE_PAGE_BYTES, free * HUGE_PAGE_BYTES)
+    assert found.is_of_huge_pages
+    assert "vm.nr_hugepages" in found.name
+
+
+def test_a_pod_has_the_huge_pages_of_its_cgroup(tmp_path: Path) -> None:
+    v2_files = {
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": V2_MOUNT.format(root="/"),
+        "sys/fs/cgroup/hugetlb.2MB.max": f"{64 * MIB}\n",
+        "sys/fs/cgroup/hugetlb.2MB.current": f"{10 * MIB}\n",
+        "sys/fs/cgroup/hugetlb.2MB.rsvd.max": "max\n",
+        "sys/fs/cgroup/hugetlb.2MB.rsvd.current": "0\n",
+    }
+    root = laid_out(tmp_path / "v2", v2_files | v2(str(500 * MIB)))
+    limit = Room("/sys/fs/cgroup/hugetlb.2MB.max", 64 * MIB, 54 * MIB, is_of_huge_pages=True)
+    assert huge_page_rooms(root) == [limit]
+    assert [each.name for each in rooms(root)] == ["/sys/fs/cgroup/memory.max"]
+    v1_files = {
+        "proc/self/cgroup": "5:hugetlb:/pod\n4:memory:/pod\n",
+        "proc/self/mountinfo": V1_MOUNT.format(root="/") + HUGE_V1_MOUNT.format(root="/"),
+        "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.limit_in_bytes": f"{32 * MIB}\n",
+        "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.usage_in_bytes": "0\n",
+    }
+    (found,) = huge_page_rooms(laid_out(tmp_path / "v1", v1_files | v1(str(500 * MIB), at="/pod")))
+    assert (found.limit_bytes, found.free_bytes) == (32 * MIB, 32 * MIB)
+
+
+def test_reserved_pages_are_taken_whole_and_given_back(huge_pages: HugePages) -> None:
+    huge_pages.reserve(8)
+    memory = HugeMemory(5 * MIB, prefault=True, is_reserved=True)
+    assert (memory.size_bytes, memory.address % HUGE_PAGE_BYTES) == (3 * HUGE_PAGE_BYTES, 0)
+    assert huge_pages.free == 5
+    memory.array[:] = 7
+    assert int(memory.array.sum()) == 7 * memory.size_bytes
+    with pytest.raises(ResourceError, match=r"^6 huge pages of 2 MiB are needed, and 5 are free in the pool"):
+        HugeMemory(12 * MIB, prefault=False, is_reserved=True)
+    memory.close()
+    assert huge_pages.free == 8
+    transparent = HugeMemory(5 * MIB, prefault=True)
+    assert huge_pages.free == 8
+    transparent.close()
 
 
 def test_this_process_has_room() -> None:

@@ -105,7 +105,7 @@ class Staging:
         """
         self._settings = settings
         total = settings.mapped_bytes
-        self.memory = HugeMemory(total, prefault=True)
+        self.memory = HugeMemory(total, prefault=True, is_reserved=settings.huge_pages)
         self.array = self.memory.array
         """The whole memory, flat; slots are given as offsets into it."""
 
