@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ostraca.connectors.transfers.counters import METRICS
+from ostraca.connectors.vllm.plugin import TIER_TYPE
 from ostraca.connectors.vllm.settings import METRIC_PREFIX, TierSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -18,7 +19,7 @@ REFERENCE = (DOCS / "reference" / "vllm.md").read_text()
 def test_the_configuration_on_the_page_is_one_that_the_tier_takes() -> None:
     (block,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     (entry,) = json.loads(block)["kv_connector_extra_config"]["secondary_tiers"]
-    assert (entry.pop("type"), entry.pop("module_path")) == ("OstracaTier", "ostraca.connectors.vllm")
+    assert entry.pop("type") == TIER_TYPE
     assert TierSettings.of(entry).agents == ("unix:///tmp/fabric/agent-0.sock",)
 
 

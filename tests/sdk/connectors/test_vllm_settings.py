@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostraca.connectors.transfers.settings import WEIGHTS_FILE_BYTES_MAX
+from ostraca.connectors.vllm.plugin import register
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes
 from ostraca_fabric.errors import UsageError
@@ -55,6 +56,10 @@ def test_a_file_of_weights_must_be_readable_and_small(tmp_path: Path) -> None:
         file.truncate(WEIGHTS_FILE_BYTES_MAX + 1)
     with pytest.raises(UsageError, match="name a manifest or index"):
         TierSettings(weights_file=str(large)).weights()
+
+
+def test_the_plug_in_does_no_harm_where_vllm_is_missing() -> None:
+    register()
 
 
 def test_one_agent_may_be_named_without_a_list() -> None:

@@ -1,7 +1,8 @@
 """Secondary tier for vLLM's offloading connector.
 
-vLLM's configuration names the class::
+vLLM's configuration names the tier, registered by a plug-in, or the class::
 
+    "secondary_tiers": [{"type": "ostraca"}]
     "secondary_tiers": [{"type": "OstracaTier", "module_path": "ostraca.connectors.vllm"}]
 
 vLLM keeps KV in pinned host memory, its *primary tier*, in rows of one chunk each. Secondary tiers store
@@ -10,7 +11,8 @@ copies of rows and fill rows from the copies. In this tier, a chunk is a block o
 - ``core``: pure decisions: placement and states of chunks
 - ``settings``, ``shape``: meaning of the configuration; conditions on chunks and hashes
 - ``tier``: the tier without any vLLM version;
-- ``adapter``: the class for vLLM. Only this module imports vLLM and knows its versions.
+- ``adapter``: the class for vLLM. Only this module knows vLLM's versions.
+- ``plugin``: registration of the class
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,6 +234,17 @@ def test_without_vllms_own_events_nothing_is_announced(
         stored(manager)
         assert list(manager.tier.take_events()) == []
         assert "--kv-events-config" in caplog.text
+
+
+def test_the_plug_in_makes_the_tier_known_by_its_type(tmp_path: Path) -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    ((name, target),) = pyproject["project"]["entry-points"]["vllm.general_plugins"].items()
+    register = importlib.metadata.EntryPoint(name, target, "vllm.general_plugins").load()
+    for _ in range(2):
+        register()
+    with managed(tmp_path, type="ostraca", module_path=None) as manager:
+        assert type(manager.tier).__name__ == "OstracaTier"
+        assert manager.tier.tier_type == "ostraca"
 
 
 def test_metrics_are_declared_and_counted_under_the_same_names(manager: Manager) -> None:
