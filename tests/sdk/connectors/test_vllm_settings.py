@@ -58,6 +58,11 @@ def test_a_file_of_weights_must_be_readable_and_small(tmp_path: Path) -> None:
         TierSettings(weights_file=str(large)).weights()
 
 
+def test_keys_for_dynamos_router_pass_through() -> None:
+    entry = {"router_capabilities": ["router_hint"], "control_ports": [1], "control_advertise_host": "h"}
+    assert TierSettings.of(entry | {"tenant": "t"}) == TierSettings(tenant="t")
+
+
 def test_the_plug_in_does_no_harm_where_vllm_is_missing() -> None:
     register()
 

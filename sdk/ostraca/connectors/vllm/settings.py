@@ -6,8 +6,9 @@ The fields of ``TierSettings`` are the keys of the tier's entry in ``secondary_t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca_fabric.errors import UsageError
@@ -17,6 +18,9 @@ LOGGER = "vllm.ostraca"
 
 METRIC_PREFIX = "vllm:kv_offload_ostraca_"
 """Prefix of the tier's metrics among vLLM's. Prometheus adds ``_total`` to a counter's name."""
+
+ROUTER_SETTINGS = frozenset({"router_capabilities", "control_ports", "control_advertise_host"})
+"""Keys of the tier's entry that Dynamo reads to attach hints to requests; without meaning for the tier."""
 
 _LOCALITIES = ("", "LOCAL", "REMOTE")
 
@@ -46,6 +50,13 @@ class TierSettings(ConnectorSettings):
 
     table_chunks_max: int = 1 << 20
     """Remembered answers for live requests, about 200 bytes each. Further chunks are misses."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, object]) -> Self:
+        """Read the tier's entry, as far as meant for the tier. Raises UsageError."""
+        own = {name: value for name, value in config.items() if name not in ROUTER_SETTINGS}
+        # A plain super() fails in dataclasses with slots.
+        return super(TierSettings, cls).of(own)
 
     def __post_init__(self) -> None:
         """Refuse invalid values. Raises UsageError."""
