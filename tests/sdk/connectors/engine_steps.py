@@ -64,7 +64,7 @@ class EngineSteps:
     """Rows and tier of an engine; use as a context manager."""
 
     def __init__(
-        self, tier_settings: TierSettings, *, rows: int = 256, identity: KvIdentity = IDENTITY
+        self, tier_settings: TierSettings | None, *, rows: int = 256, identity: KvIdentity = IDENTITY
     ) -> None:
         self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
         self.tier = Tier(identity, tier_settings, self.rows)

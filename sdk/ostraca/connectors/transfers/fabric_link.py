@@ -26,14 +26,14 @@ _NO_FABRIC = "no fabric yet, the engine goes on without"
 
 
 class FabricLink:
-    """Background connection. Thread-safe. ``close`` must be called."""
+    """Background connection, once there is a layout. Thread-safe. ``close`` must be called."""
 
-    def __init__(self, settings: ConnectorSettings, *, block_bytes: int, layout: Layout) -> None:
+    def __init__(self, settings: ConnectorSettings, *, block_bytes: int, layout: Layout | None) -> None:
         self._settings = settings
         self._log = logging.getLogger(settings.LOGGER)
         self._block_bytes = block_bytes
         self._changing = threading.Lock()  # held while layout, volume, client or end change
-        self._layout: Layout | None = layout
+        self._layout = layout
         self._volume: Volume | None = None
         self.client: Client | None = None
         """The client once connected: its operations outlive a change of volumes."""

@@ -39,9 +39,9 @@ from ostraca.connectors.transfers.counters import METRICS
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.vllm.core.hints import parse_hints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
-from ostraca.connectors.vllm.settings import LOGGER, METRIC_PREFIX, TierSettings
+from ostraca.connectors.vllm.settings import LOGGER, METRIC_PREFIX
 from ostraca.connectors.vllm.shape import hash_seed_problem
-from ostraca.connectors.vllm.tier import HASH_BYTES, Tier
+from ostraca.connectors.vllm.tier import HASH_BYTES, Tier, read_settings
 
 log = logging.getLogger(LOGGER)
 
@@ -78,20 +78,15 @@ class OstracaTier(SecondaryTierManager):
     ) -> None:
         """Read the tier's configuration, and connect in the background.
 
-        Raises UsageError for an invalid entry in the configuration.
+        With an invalid entry in the configuration, the engine serves without the tier.
         """
         detector = () if backpressure_detector is None else (backpressure_detector,)
         super().__init__(offloading_spec, primary_kv_view, tier_type, *detector)
-        settings = TierSettings.of(config)
+        settings = read_settings(config, publishes_events=offloading_spec.config.enable_kv_cache_events)
         why = hash_seed_problem(vllm.__version__, HASH_BYTES, os.environ)
         if why:
             log.warning("Ostraca: %s", why)
-        self.locality = Locality(settings.locality) if settings.locality else None
-        if settings.enable_kv_events and not offloading_spec.config.enable_kv_cache_events:
-            log.warning(
-                "Ostraca: enable_kv_events has no effect: vLLM publishes no events (--kv-events-config)"
-            )
-            settings = dataclasses.replace(settings, enable_kv_events=False)
+        self.locality = Locality(settings.locality) if settings and settings.locality else None
         rows = np.asarray(primary_kv_view).view(np.uint8)
         self._tier = Tier(engine_identity(offloading_spec, row_bytes=rows.shape[1]), settings, rows)
 

@@ -34,8 +34,27 @@ from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes, hash_seed_problem
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.volume import Layout
 
 log = logging.getLogger(LOGGER)
+
+
+def read_settings(config: Mapping[str, object], *, publishes_events: bool) -> TierSettings | None:
+    """Read the tier's entry in vLLM's configuration; None after logging its problem."""
+    try:
+        settings = TierSettings.of(config)
+    except UsageError as error:
+        _log_problem(error)
+        return None
+    if settings.enable_kv_events and not publishes_events:
+        log.warning("Ostraca: enable_kv_events has no effect without vLLM's --kv-events-config")
+        return replace(settings, enable_kv_events=False)
+    return settings
+
+
+def _log_problem(problem: UsageError) -> None:
+    """Log why the engine serves without the tier: vLLM would exit on an error."""
+    log.error("Ostraca: the engine serves without the tier: %s", problem)
 
 
 class ChunkEvent(NamedTuple):
@@ -58,20 +77,20 @@ class Tier:
     def __init__(
         self,
         identity: KvIdentity,
-        settings: TierSettings,
+        settings: TierSettings | None,
         rows: NDArray[np.uint8],
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin with the engine's host memory *rows*, shape (rows, bytes per row).
 
-        Raises UsageError for chunks too large for a block, and for an unreadable file of the weights.
+        Without settings, every chunk is a miss: the configuration has a logged problem.
         """
-        check_chunk_bytes(identity.block_bytes)
-        self._settings = settings
-        self._weights: str | None = settings.weights()
+        self._is_on = settings is not None and self._fits(identity)
+        self._settings = settings = settings or TierSettings()
+        self._weights = self._read_weights() if self._is_on else None
         """Fingerprint of the weights; None while unknown."""
-        self._identity = replace(identity, weights=self._weights)
+        self._identity = replace(identity, weights=self._weights or "")
         self._clock_s = clock_s
         self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
@@ -79,7 +98,7 @@ class Tier:
         self._to_prefetch: set[str] = set()
         """Requests with unsent prefetches: vLLM tells a request's keys some steps after the request."""
         self._events: list[ChunkEvent] = []
-        self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._identity.layout())
+        self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._layout())
         self._operations = FabricOperations(
             self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
         )
@@ -192,7 +211,8 @@ class Tier:
         on a reset, as after an update of the weights: new weights begin another volume.
         """
         self._operations.drain()
-        self._adopt_weights()
+        if self._is_on:
+            self._adopt_weights()
 
     def samples(self) -> list[MetricSample]:
         """Return the counts since the last call, and the current state."""
@@ -239,16 +259,28 @@ class Tier:
         found = self._prefixes.get(request)
         return found or Prefix(self._tokens_per_chunk, {} if self._identity.is_chained else None)
 
+    def _fits(self, identity: KvIdentity) -> bool:
+        try:
+            check_chunk_bytes(identity.block_bytes)
+        except UsageError as error:
+            _log_problem(error)
+            return False
+        return True
+
+    def _read_weights(self) -> str | None:
+        try:
+            return self._settings.weights()
+        except UsageError as error:
+            _log_problem(error)
+            return None
+
     def _adopt_weights(self) -> None:
         """Move to the volume of the present weights; leave all volumes while the weights are unknown."""
-        try:
-            weights = self._settings.weights()
-        except UsageError as error:
-            log.warning("Ostraca: no chunks move until the next reset of vLLM's cache: %s", error)
-            weights = None
+        weights = self._read_weights()
         if weights != self._weights:
             self._weights = weights
-            self._switch_volume()
+            self._identity = replace(self._identity, weights=weights or "")
+            self._link.switch_layout(self._layout())
 
     def _adopt_hash_bytes(self, hash_bytes: int) -> None:
         """Move to the volume of another hash length, as shown by a key."""
@@ -257,11 +289,8 @@ class Tier:
         if why:
             log.warning("Ostraca: %s", why)
         self._identity = replace(self._identity, hash_bytes=hash_bytes)
-        self._switch_volume()
+        self._link.switch_layout(self._layout())
 
-    def _switch_volume(self) -> None:
-        if self._weights is None:
-            self._link.switch_layout(None)
-            return
-        self._identity = replace(self._identity, weights=self._weights)
-        self._link.switch_layout(self._identity.layout())
+    def _layout(self) -> Layout | None:
+        """Return the layout of the volume to use, None while no volume is to be used."""
+        return None if self._weights is None else self._identity.layout()
