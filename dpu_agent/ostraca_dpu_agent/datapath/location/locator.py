@@ -78,7 +78,7 @@ class OwnerAnswer:
     part: ShardPart
     source: BlockSource
     reason: Reason
-    """Reason for absent blocks, or for a drive that may not be read now."""
+    """Reason for absent blocks."""
 
     pin: int = 0
     is_found: NDArray[np.bool_] | None = None
@@ -88,6 +88,7 @@ class OwnerAnswer:
     """None if the query asked only for existence."""
 
     is_held_off: bool = False
+    """Whether the drive may not be read now, so that found blocks are misses."""
 
     @property
     def is_complete(self) -> bool:
@@ -225,7 +226,7 @@ def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
 
     Returns the number of blocks for which the pin is needed: all those of the newest epoch, found or not.
     """
-    if answer.reason is not Reason.NOT_FOUND:
+    if answer.is_held_off or answer.reason is not Reason.NOT_FOUND:
         _note_reasons(locations, answer)
     is_found, extents, at = answer.is_found, answer.extents, answer.part.positions
     if is_found is None or answer.is_held_off:
@@ -252,9 +253,11 @@ def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
 def _note_reasons(locations: BlockLocations, answer: OwnerAnswer) -> None:
     """Note reasons for absent blocks, unless a newer answer gave one."""
     at = answer.part.positions
+    reasons = codec.filled(len(at), answer.reason)
     if answer.is_held_off and answer.is_found is not None:
-        at = at[answer.is_found]
-    locations.reasons[at[locations.reasons[at] == Reason.NOT_FOUND]] = answer.reason
+        reasons[answer.is_found] = Reason.DRIVE_SUSPECT
+    is_without = locations.reasons[at] == Reason.NOT_FOUND
+    locations.reasons[at[is_without]] = reasons[is_without]
 
 
 class OwnerQuery:
@@ -369,12 +372,9 @@ class OwnerQuery:
             log.exception("Owner %s gave extents that do not fit its request", source.owner)
             return OwnerAnswer(part, source, Reason.NO_OWNER, shard_answer.pin)
         drive = self._locator.drives.get(source.drive)
-        if drive is not None and drive.refuses_reads:
-            return OwnerAnswer(
-                part, source, Reason.DRIVE_SUSPECT, shard_answer.pin, is_found, extents, is_held_off=True
-            )
+        is_held_off = drive is not None and drive.refuses_reads
         reason = Reason.RECOVERING if shard_answer.is_recovering else Reason.NOT_FOUND
-        return OwnerAnswer(part, source, reason, shard_answer.pin, is_found, extents)
+        return OwnerAnswer(part, source, reason, shard_answer.pin, is_found, extents, is_held_off)
 
     def _is_enough(self) -> bool:
         """Return whether pending answers cannot change the result.

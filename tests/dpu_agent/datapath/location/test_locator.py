@@ -1,18 +1,25 @@
-"""What owners have pinned for one request is given back also where who asks is cancelled."""
+"""Answers of owners: pins of cancelled requests, and reasons of misses."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from tests.dpu_agent.datapath.location.test_routing import E, fabric_map
+from tests.dpu_agent.datapath.test_space import VOLUME
+from tests.fabric.policies.test_placement import SECRET
+from tests.support.agent.assembly import chain_of
+from tests.support.simulated.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.datapath.location.locator import Locator, OwnerQuery
 from ostraca_dpu_agent.datapath.location.routing import Routes, ShardPart
+from ostraca_fabric.model.extent import MIB
 from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardExtents
 
 if TYPE_CHECKING:
@@ -81,3 +88,52 @@ async def test_who_is_cancelled_gives_back_whatever_owners_have_pinned_or_pin_la
     assert set(owners.pinned) == {part.shard for its in parts.values() for part in its}
     is_cancelled = isinstance(said, asyncio.CancelledError)
     assert set(owners.pinned.values()) == {0 if is_cancelled else 1}
+
+
+class RecoveringOwners:
+    """The port ``Owners``: each has read a part of its shards, with the first of the asked blocks."""
+
+    async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
+        assert isinstance(request, Resolve)
+        found = [bytes([1]) + bytes(len(part.keys) // 16 - 1) for part in request.shards]
+        return Resolved(
+            request.request,
+            tuple(
+                ShardExtents(part.shard, is_owner=True, owner_epoch=1, found=each, is_recovering=True)
+                for part, each in zip(request.shards, found, strict=True)
+            ),
+        )
+
+    def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
+        pass
+
+
+class SuspectDrive(MemoryDrive):
+    """A drive behind an open circuit breaker."""
+
+    refuses_reads = True
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+async def test_an_open_circuit_breaker_hides_no_recovery(is_suspect: bool) -> None:
+    kind = SuspectDrive if is_suspect else MemoryDrive
+    drives = {shard.drive: kind(shard.drive, MIB) for shard in E.shards}
+    spans = chain_of(range(64))
+    locations = await Locator(OWN, RecoveringOwners(), drives).locate(
+        Routes(fabric_map(E)),
+        replace(VOLUME, placement_secret=SECRET),
+        spans,
+        np.zeros((64, 16), np.uint8),
+        wanted=np.ones(64, np.bool_),
+        within_s=5.0,
+        pin_s=0.0,
+        is_brief=True,
+    )
+    found = [*map(Reason, locations.reasons[locations.is_found])]
+    absent = Counter(map(Reason, locations.reasons[~locations.is_found]))
+    if is_suspect:
+        assert not found
+        assert absent == {Reason.RECOVERING: 61, Reason.DRIVE_SUSPECT: 3}
+    else:
+        assert len(found) == 3
+        assert absent == {Reason.RECOVERING: 61}
