@@ -319,6 +319,13 @@ def space_shortage(
     """
     if grants.refusal(now_s) is not Reason.NONE or _has_space(ring, grants):
         return None
+    withheld = SpaceShortage(
+        f"writes of an earlier owner may still land in {len(ring.withheld)} of its "
+        f"{counted(len(ring.segments), 'segment')}",
+        retires_in_s,
+    )
+    if ring.awaits_retirement:
+        return withheld
     if any(next(grants.oldest_sealed(pool), None) is not None for pool in ring.pools):
         return SpaceShortage("the segments that it may write are still being written or read", None)
     if ring.free or any(pool.sealed for pool in ring.pools):
@@ -327,21 +334,19 @@ def space_shortage(
         left_s = max(0.0, min(segment.quiet_at_s for segment in ring.draining) - now_s)
         waits = f"{counted(len(ring.draining), 'evicted segment')} may still be read or written"
         return SpaceShortage(waits, left_s or None)
-    return SpaceShortage(
-        f"writes of an earlier owner may still land in {len(ring.withheld)} of its "
-        f"{counted(len(ring.segments), 'segment')}",
-        retires_in_s,
-    )
+    return withheld
 
 
 def may_get_space(ring: Ring, grants: Grants, now_s: float, *, within_s: float) -> bool:
     """Return whether a shard without space may get some by itself within *within_s*.
 
-    A shard of withheld segments only counts as full: only the end of a takeover helps there.
+    A shard that waits for withheld segments counts as full: only the end of a takeover helps there.
     """
     if grants.refusal(now_s) is not Reason.NONE:
         return False
-    if ring.ready or ring.opening or ring.free or any(pool.sealed for pool in ring.pools):
+    if ring.ready or ring.opening or ring.free:
+        return True
+    if any(pool.sealed for pool in ring.pools) and not ring.awaits_retirement:
         return True
     return any(segment.quiet_at_s < now_s + within_s for segment in ring.draining)
 

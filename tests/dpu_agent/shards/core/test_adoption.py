@@ -17,11 +17,17 @@ from ostraca_fabric.model.outcome import PutState, Reason
 
 STAGED, COMMITTED, EXISTS = PutState.STAGED, PutState.COMMITTED, PutState.EXISTS
 EVERY = frozenset({0, 1})
+PER_SEGMENT = 15
 
 
-def two(segments: int = 4, settings: ShardSettings | None = None) -> tuple[OwnedShard, OwnedShard]:
-    """Return an owner that may write segments 0 and 1, and its successor."""
+def two(
+    segments: int = 4, settings: ShardSettings | None = None, *, is_full: bool = False
+) -> tuple[OwnedShard, OwnedShard]:
+    """Return an owner that may write segments 0 and 1, and its successor; a full shard evicts."""
     before = OwnedShard(segments=segments, settings=settings or ShardSettings())
+    if is_full:
+        before.put(list(range(1000, 1000 + PER_SEGMENT * segments)))
+        before.settle()
     before.restart(withheld=frozenset(range(2, segments)))
     before.core.confirm(math.inf)
     before.core.apply_grant(before.now_s, EVERY)
@@ -77,12 +83,13 @@ def test_an_own_put_under_way_wins_in_the_end_and_loses_nothing_when_it_fails() 
 
 
 def test_blocks_of_space_that_was_used_again_leave_the_index_and_are_told_of() -> None:
-    before, after = two()
+    before, after = two(is_full=True)
     known = [1, 2, *range(10, 21)]
     assert before.put(known[2:]) == [COMMITTED] * 11
     assert after.adopt() == 11
     assert after.put([100]) == [COMMITTED]
     assert before.put(list(range(30, 65))) == [COMMITTED] * 35  # goes round more than once
+    assert len(evicted(after)) == 2 * PER_SEGMENT, "the successor of a full shard makes room at once"
     counted = after.core.counts().blocks_evicted
     after.adopt()
     every = [*known, *range(30, 65), 100]
@@ -94,7 +101,7 @@ def test_blocks_of_space_that_was_used_again_leave_the_index_and_are_told_of() -
 
 
 def test_a_block_that_was_put_again_elsewhere_did_not_go() -> None:
-    before, after = two()
+    before, after = two(is_full=True)
     assert before.put(list(range(10, 45))) == [COMMITTED] * 35
     assert before.put([1, 2]) == [COMMITTED] * 2
     after.adopt()

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from tests.support.agent.owned_shard import OwnedShard, keys_of, rows16, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
 
-from ostraca_dpu_agent.shards.core import SegmentState, ShardCore, ShardSettings
+from ostraca_dpu_agent.shards.core import (
+    SegmentState,
+    ShardCore,
+    ShardSettings,
+    may_get_space,
+    space_shortage,
+)
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
@@ -242,6 +248,33 @@ def test_what_is_withheld_is_neither_emptied_nor_opened_and_can_be_got_and_is_ne
     check_core(shard.core)
     answer = shard.core.resolve(shard.now_s, keys_of([0]), pin_s=1.0, promises=True)
     assert answer.found[0]
+
+
+def test_an_almost_empty_shard_waits_for_withheld_segments_and_evicts_nothing() -> None:
+    before = OwnedShard(segments=8)
+    first = list(range(3 * PER_SEGMENT))
+    assert before.put(first) == [COMMITTED] * len(first)
+    unused = frozenset(
+        segment.number for segment in before.core.ring.segments if segment.state is not SegmentState.SEALED
+    )
+    shard = before.successor(unused - {min(unused)})
+    shard.core.confirm(math.inf)
+    for turn in range(4):
+        shard.grant()
+        shard.settle()
+        shard.put(list(range(100 + 10 * turn, 110 + 10 * turn)))
+    assert shard.found(first) == first
+    made = shard.reserve([200])
+    assert made.reasons[0] == Reason.NO_SPACE
+    assert not may_get_space(shard.core.ring, shard.core.grants, shard.now_s, within_s=60.0)
+    shortage = space_shortage(shard.core.ring, shard.core.grants, shard.now_s, retires_in_s=134.0)
+    assert shortage is not None
+    assert shortage.ends_in_s == 134.0
+    shard.core.retire(shard.now_s, unused)
+    shard.grant()
+    shard.settle()
+    assert shard.put([200]) == [COMMITTED]
+    assert shard.found(first) == first
 
 
 def test_with_no_segment_left_to_open_puts_are_declined_until_the_grant_is_retired() -> None:

@@ -62,6 +62,7 @@ class Ring:
         self.ready: deque[Segment] = deque()
         self.draining: list[Segment] = []
         self.withheld: list[Segment] = []
+        self._withheld_empty = 0
         self.unreadable: set[int] = set()
         """Segments with unreadable summary pages, until the pages are written anew."""
 
@@ -130,6 +131,7 @@ class Ring:
                 self._drain(segment)
             else:
                 self.free.append(segment)
+        self._count_withheld()
         self.pools.recount(self.segments, self.draining)
 
     def renew(self, found: RecoveredSegment) -> None:
@@ -143,6 +145,7 @@ class Ring:
         if segment.entries_used:
             self.pools.of(segment.pool).leave(segment)
         self._note(segment, found)
+        self._count_withheld()
         if segment.entries_used:
             pool = self.pools.of(segment.pool)
             pool.enter(segment)
@@ -170,11 +173,34 @@ class Ring:
         for number, segments in sealed.items():
             self.pools.of(number).join(segments)
         self.pools.changed = dict(self.pools.by_number)
+        self._count_withheld()
+
+    def _count_withheld(self) -> None:
+        self._withheld_empty = sum(not segment.entries_used for segment in self.withheld)
 
     @property
     def lacks_free(self) -> bool:
         """Whether a segment must be evicted to be free in time."""
-        coming = len(self.free) + len(self.draining) + (self.opening is not None) + len(self.ready)
+        return self._lacks(self._retiring)
+
+    @property
+    def awaits_retirement(self) -> bool:
+        """Whether empty withheld segments save others from eviction."""
+        return self._lacks(0) and not self._lacks(self._retiring)
+
+    @property
+    def _retiring(self) -> int:
+        """Number of withheld segments that will be free after the retirement of earlier grants.
+
+        A ring with room waits for them: several changes of owner in a short time withhold many segments, and
+        would otherwise evict blocks although the ring is almost empty. The segments kept free by a full ring
+        do not count, since waiting for them would stop all puts after a change of owner.
+        """
+        return max(0, self._withheld_empty - self._kept_free)
+
+    def _lacks(self, retiring: int) -> bool:
+        coming = retiring + len(self.free) + len(self.draining) + len(self.ready)
+        coming += self.opening is not None
         pools = self.pools.by_number
         if pools and self.draining:  # what a pool with a share has emptied is its own again
             emptied = {segment.pool for segment in self.draining} & pools.keys()
