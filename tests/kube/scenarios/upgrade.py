@@ -85,6 +85,7 @@ def _check_images(release: HelmRelease, tag: str) -> None:
         images = {
             container["image"].rpartition(":")[2]
             for pod in release.pods(component)
+            if "deletionTimestamp" not in pod["metadata"]
             for container in pod["spec"]["containers"]
         }
         assert images == {tag}, f"{component}: {images}"
