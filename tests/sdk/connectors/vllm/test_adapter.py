@@ -24,7 +24,6 @@ from tests.support.fabric.fabric_host import FabricThread, content
 
 from ostraca.connectors.kv_identity.identity import volume_name
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.errors import UsageError
 
 pytestmark = [
     pytest.mark.vllm,
@@ -294,14 +293,20 @@ def test_whatever_vllm_tells_of_its_kv_cache_decides_the_volume(path: str, value
     assert volume(offloading_spec().config) == volume(config)
 
 
-def test_a_setting_that_is_not_known_keeps_the_tier_from_being_made() -> None:
-    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-
-    entry = {"type": "OstracaTier", "module_path": "ostraca.connectors.vllm", "load_deadline": 1}
-    with pytest.raises(UsageError, match="no setting 'load_deadline'; did you mean load_deadline_s"):
-        SecondaryTierFactory.create_secondary_tier(
-            entry, np.zeros((ROWS, ROW_BYTES), np.int8).data, offloading_spec()
-        )
+def test_with_a_setting_that_is_not_known_the_engine_serves_without_the_tier(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager = Manager("unix:///nobody.sock", load_deadline=1)
+    (line,) = [each for each in caplog.messages if "Ostraca" in each]
+    assert "serves without the tier" in line
+    assert "no setting 'load_deadline'; did you mean load_deadline_s" in line
+    chunks = keys(3)
+    context = manager.begin("r", chunks)
+    assert manager.look_up(chunks, context) == ["MISS"] * 3
+    for is_load in (False, True):
+        assert not manager.move(chunks, context, 0, is_load=is_load).success
+    manager.tier.shutdown()
+    manager.view.release()
 
 
 def test_a_tier_lets_go_of_the_managers_memory(tmp_path: Path) -> None:
