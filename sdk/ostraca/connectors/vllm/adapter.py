@@ -4,8 +4,8 @@ All differences between these versions are in this module, as far as a tier is c
 
 - 0.28: the first with ``module_path``; a job names rows as ``block_ids``
 - 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set); KV events name
-  the tier
-- 0.30: rows are ``chunk_ids``; the configuration names KV groups and the KV cache layout
+  the tier; the configuration names the KV cache layout
+- 0.30: rows are ``chunk_ids``; the configuration names KV groups
 - 0.31: requests tell the ends of their keys, and carry KV hints; back-pressure detectors; results tell bytes
 - 0.32: hits are attributed to a tier by its medium
 - 0.33: a tier may be called from another thread, never from two at once
