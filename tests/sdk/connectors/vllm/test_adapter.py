@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -161,6 +162,7 @@ class Manager:
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
     """Lines of the tier in the log; vLLM's loggers may keep records from caplog."""
+    importlib.import_module("vllm.logger")  # its first import removes all handlers
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
