@@ -39,6 +39,7 @@ def retain(*directives: object) -> Action:
         (retain({"priority": 50, "duration": 30}, {"priority": 0, "duration": 60}), RequestHints(ttl_s=30)),
         (retain({"priority": 50, "duration": 30}, {"priority": 9}), RequestHints()),
         (retain({"priority": 50, "duration": 0}), RequestHints()),
+        (retain({"priority": 50, "duration": 10**400}), RequestHints()),
         (retain(), RequestHints()),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import select
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ostraca.connectors.kv_identity.chains import Run
 from ostraca.connectors.transfers.counters import (
@@ -42,6 +42,8 @@ _DRAIN_GRACE_S = 1.0
 """Extra wait of ``drain`` beyond the longest deadline, before an error is logged."""
 
 
+_Ticket = TypeVar("_Ticket")
+
 Answer = tuple[bytes, bool]
 """A chunk, and whether the fabric has the chunk."""
 
@@ -56,7 +58,7 @@ class Ended(NamedTuple):
 
 
 class FabricOperations:
-    """Lookups, loads and stores under way."""
+    """Lookups, loads and stores under way. Not thread-safe, but calls may come from any thread."""
 
     def __init__(
         self,
@@ -182,10 +184,8 @@ class FabricOperations:
 
     def end_session(self, runs: Sequence[Run]) -> None:
         """Tell the fabric that no later request of this session will read these chunks."""
-        volume = self._link.volume()
-        if volume is not None and runs:
-            volume.end_session([run.chain for run in runs])
-            self.counters.add(REQUESTS, "end_session")
+        if runs:
+            self._submit("end_session", lambda volume: volume.end_session([run.chain for run in runs]))
 
     def _begin(self, job: RowJob, metric: ConnectorMetric, unplaced: Sequence[bytes]) -> dict[bytes, int]:
         """Begin a job; return the row of each chunk."""
@@ -204,7 +204,7 @@ class FabricOperations:
         if finished is not None:
             self._ended.jobs.append(finished)
 
-    def _submit(self, operation: str, submit: Callable[[Volume], Hashable]) -> Hashable | None:
+    def _submit(self, operation: str, submit: Callable[[Volume], _Ticket]) -> _Ticket | None:
         """Submit to the open volume; return the ticket, or None if not sent."""
         volume = self._link.volume()
         if volume is None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import Any, Protocol
 
 _VERSION = "1"
+_TTL_MAX_S = 30 * 24 * 3600.0
+"""Longest duration with an effect; chunks leave flash sooner anyway."""
 
 
 class HintAction(Protocol):
@@ -74,4 +76,4 @@ def _longest_s(payload: dict[str, Any]) -> float | None:
         if isinstance(duration_s, bool) or not isinstance(duration_s, int | float):
             duration_s = inf
         longest_s = max(longest_s, duration_s)
-    return longest_s if longest_s > 0 and isfinite(longest_s) else None
+    return longest_s if 0 < longest_s <= _TTL_MAX_S else None
