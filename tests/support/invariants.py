@@ -11,6 +11,7 @@ from ostraca_fabric.drives.drive_health import DriveCondition, DriveHealth
 from ostraca_fabric.flash.index import _NO_CHUNK, BlockIndex
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.tables.digests import KEY_BYTES
+from ostraca_fabric.tables.keyed_rows import KeyedRows
 from ostraca_fabric.tables.segmented_lru import OUTSIDE, PROBATION, PROTECTED, SegmentedLru
 from ostraca_fabric.tables.slots import _FREE, _QUARANTINE, SlotPool
 
@@ -124,16 +125,21 @@ def check_cache(cache: BlockCache) -> None:
     _check_parts(cache._parts)
     rows = cache._order.entered
     assert cache.used_bytes <= cache.limit_bytes
-    assert cache._table.find(cache._keys[rows]).tolist() == rows.tolist()
-    assert cache._table.count == len(rows)
+    check_keyed_rows(cache._rows, rows)
     count = cache.prefetched
     unread = count.blocks - count.useful_blocks - count.useless_blocks
     assert unread == len(cache._unread(rows))
     unread_bytes = count.bytes - count.useful_bytes - count.useless_bytes
     assert unread_bytes == cache.lengths[cache._unread(rows)].sum()
     assert len(set(cache.offsets[rows].tolist())) == len(rows)
-    free = cache._free[: cache._free_rows].tolist()
-    assert sorted([*free, *rows.tolist()]) == list(range(len(cache._keys)))
+
+
+def check_keyed_rows(keyed: KeyedRows, rows: NDArray[np.int64]) -> None:
+    """Assert the invariants of every call; *rows* have the keys."""
+    assert keyed.find(keyed.keys(rows)).tolist() == rows.tolist()
+    assert len(keyed) == len(rows)
+    free = keyed._free[: keyed._free_rows].tolist()
+    assert sorted([*free, *rows.tolist()]) == list(range(len(keyed._keys)))
 
 
 def _check_parts(parts: CacheParts) -> None:

@@ -236,15 +236,15 @@ class GetAdmission:
         self._estimated: tuple[float, float] | None = None
         """Start of loading from flash, and the estimated duration."""
 
-    def admit_cached(self, is_cached: NDArray[np.bool_], *, waves: int) -> bool:
+    def admit_in_memory(self, is_here: NDArray[np.bool_], *, waves: int) -> bool:
         """Return whether moving the cached blocks in *waves* waves is worth it.
 
         A single wave that starts at once is not booked, here and in ``admit``.
         """
         if waves == 1 and not self._recompute_s > 0:
             return True
-        load = Load({}, int(self._lengths[is_cached].sum()))
-        if self._worth_s(int(np.count_nonzero(is_cached)), load) is None:
+        load = Load({}, int(self._lengths[is_here].sum()))
+        if self._worth_s(int(np.count_nonzero(is_here)), load) is None:
             return False
         if waves > 1:
             self._booking.add(self._worker_queue, load.load_bytes)

@@ -1,4 +1,4 @@
-"""A get: blocks from the DRAM cache or flash into the worker's arena.
+"""A get: blocks from staging, the DRAM cache or flash into the worker's arena.
 
 Each wave passes its stages independently: lease staging, read and verify, move, report. Several waves of a
 request run at once, so that flash and network overlap. At the deadline the request is answered with the
@@ -32,7 +32,8 @@ from ostraca_dpu_agent.datapath.request import (
     cache_offer,
     wait_for_all,
 )
-from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.staged import StagedWave
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
@@ -63,9 +64,9 @@ class CachedWave:
 class GetRun(TransferRun[Get]):
     """A get. ``run`` answers; later waves finish by themselves.
 
-    Waves run in a few sequential *lanes*, those of the cache in parallel to those of flash. A wave that no
-    lane has started by the end of the request never starts. Cached blocks are also leased wave by wave, so
-    that a stalled worker holds few.
+    Waves run in a few sequential *lanes*, those of memory in parallel to those of flash. A wave that no lane
+    has started by the end of the request never starts. Staged and cached blocks are also leased wave by wave,
+    so that a stalled worker holds few.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class GetRun(TransferRun[Get]):
     ) -> None:
         """Parse the request. Raises as ``TransferRun``."""
         super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
-        self._cached: deque[CachedWave] = deque()
-        """Cached waves that no lane has started."""
-        self._is_evicted = np.zeros(len(self._blocks), np.bool_)
-        """Blocks that left the cache before their wave's turn."""
+        self._in_memory: deque[StagedWave | CachedWave] = deque()
+        """Waves of staged and cached blocks that no lane has started."""
+        self._is_gone = np.zeros(len(self._blocks), np.bool_)
+        """Blocks that left staging or the cache before their wave's turn."""
         self._waves_left = 0
         """Unfinished waves, plus one while locating blocks continues or is still to come."""
         self._last_wave = (b"", b"")
@@ -120,26 +121,24 @@ class GetRun(TransferRun[Get]):
 
     async def _deliver_all(self) -> None:
         """Run all waves, until none uses flash or the arena any more."""
-        context, is_cached = self._context, np.zeros(len(self._blocks), np.bool_)
-        found = self._find_cached()
-        for wave in found:
-            is_cached[wave.positions] = True
-        if not found or self._admission.admit_cached(is_cached, waves=len(found)):
-            self._cached.extend(found)
+        context, is_here = self._context, np.zeros(len(self._blocks), np.bool_)
+        found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
+        if not found or self._admission.admit_in_memory(is_here, waves=len(found)):
+            self._in_memory.extend(found)
         else:
-            self._outcomes.set(is_cached, BlockState.DECLINED, Reason.TOO_SLOW)
-        self._waves_left = len(self._cached) + 1
-        lanes = min(context.settings.waves_ahead, len(self._cached))
-        cached = [context.tasks.spawn(self._cached_lane()) for _ in range(lanes)]
+            self._outcomes.set(is_here, BlockState.DECLINED, Reason.TOO_SLOW)
+        self._waves_left = len(self._in_memory) + 1
+        lanes = min(context.settings.waves_ahead, len(self._in_memory))
+        in_memory = [context.tasks.spawn(self._memory_lane()) for _ in range(lanes)]
         try:
-            await self._load_from_flash(~is_cached)
+            await self._load_from_flash(~is_here)
         finally:
-            await wait_for_all(cached)
-        if self._is_evicted.any():
-            await self._load_from_flash(self._is_evicted)
+            await wait_for_all(in_memory)
+        if self._is_gone.any():
+            await self._load_from_flash(self._is_gone)
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
-        """Deliver the blocks that no cached wave delivers.
+        """Deliver the blocks that no wave of memory delivers.
 
         This call counts as one of the remaining waves.
         """
@@ -159,26 +158,39 @@ class GetRun(TransferRun[Get]):
                 context.locator.release(locations)
         self._admission.end_loads()
 
-    def _find_cached(self) -> list[CachedWave]:
-        """Find the blocks in the DRAM cache, in waves of one slot size."""
+    def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
+        """Find readable staged blocks, in waves; mark them in *is_here*."""
+        waves: list[StagedWave] = []
+        for found in self._context.staged.find(self._blocks.keys, self._blocks.lengths):
+            is_here[found.positions] = True
+            per_wave = self._context.blocks_per_wave(found.slot_bytes)
+            waves += [found.some(at) for at in cut_into_waves(np.arange(len(found.rows)), per_wave)]
+        return waves
+
+    def _find_cached(self, is_here: NDArray[np.bool_]) -> list[CachedWave]:
+        """Find other blocks in the DRAM cache, in waves of one slot size; mark them in *is_here*."""
         cache = self._context.staging.cache
         if not cache.limit_bytes:
             return []
         positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
+        if is_here.any():
+            is_other = ~is_here[positions]
+            positions, rows = positions[is_other], rows[is_other]
         if not len(rows):
             return []
+        is_here[positions] = True
         sizes = cache.slot_bytes[rows]
         waves = waves_of_one_size(sizes, self._context.blocks_per_wave)
         return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.removed) for at in waves]
 
-    async def _cached_lane(self) -> None:
-        while self._cached and not self._deadline.is_over():
+    async def _memory_lane(self) -> None:
+        while self._in_memory and not self._deadline.is_over():
             try:
-                await self._cached_wave(self._cached.popleft())
+                await self._memory_wave(self._in_memory.popleft())
             finally:
                 self._waves_left -= 1
 
-    async def _cached_wave(self, wave: CachedWave) -> None:
+    async def _memory_wave(self, wave: StagedWave | CachedWave) -> None:
         staging = self._context.staging
         lease = await staging.lease(
             len(wave.rows),
@@ -194,30 +206,51 @@ class GetRun(TransferRun[Get]):
         try:
             if self._deadline.is_over():
                 return
-            if staging.cache.removed != wave.as_of:
-                wave = self._still_cached(wave)
-            staging.hold(lease, wave.rows)
-            self._leases.add(lease)
-            tags = staging.cache.tags(wave.rows)
-            if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
-                self._context.counters.get_hits_from_cache += len(wave.rows)
+            if isinstance(wave, StagedWave):
+                await self._deliver_staged(wave, lease)
+            else:
+                await self._deliver_cached(wave, lease)
         finally:
             self._leases.discard(lease)
             staging.release(lease)
 
-    def _still_cached(self, wave: CachedWave) -> CachedWave:
-        """Return the part of a wave that is still in the cache.
+    async def _deliver_staged(self, wave: StagedWave, lease: StagingLease) -> None:
+        """Deliver the part of a wave that is still readable."""
+        is_here, group = self._context.staged.are_readable(wave), wave.group
+        self._load_last(wave.positions[~is_here])
+        wave = wave.some(is_here)
+        with group.read():
+            self._context.staging.share(lease, group.lease, wave.rows)
+            self._leases.add(lease)
+            tags = group.tags[wave.rows].tobytes()
+            if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
+                self._context.counters.get_hits_from_staging += len(wave.rows)
 
-        The other blocks are delivered last, from flash.
-        """
+    async def _deliver_cached(self, wave: CachedWave, lease: StagingLease) -> None:
+        """Deliver the part of a wave that is still in the cache."""
+        staging = self._context.staging
+        if staging.cache.removed != wave.as_of:
+            wave = self._still_cached(wave)
+        staging.hold(lease, wave.rows)
+        self._leases.add(lease)
+        tags = staging.cache.tags(wave.rows)
+        if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
+            self._context.counters.get_hits_from_cache += len(wave.rows)
+
+    def _still_cached(self, wave: CachedWave) -> CachedWave:
+        """Return the part of a wave that is still in the cache."""
         cache, blocks = self._context.staging.cache, self._blocks
         found, rows = cache.find(blocks.keys[wave.positions], blocks.lengths[wave.positions])
         is_of_size = cache.slot_bytes[rows] == wave.slot_bytes
         found, rows = found[is_of_size], rows[is_of_size]
-        if len(found) < len(wave.positions):
-            self._waves_left += not self._is_evicted.any()
-            self._is_evicted[np.delete(wave.positions, found)] = True
+        self._load_last(np.delete(wave.positions, found))
         return CachedWave(wave.positions[found], rows, wave.slot_bytes, cache.removed)
+
+    def _load_last(self, positions: NDArray[np.intp]) -> None:
+        """Deliver blocks that have left memory last, from flash."""
+        if len(positions):
+            self._waves_left += not self._is_gone.any()
+            self._is_gone[positions] = True
 
     async def _locate(self, wanted: NDArray[np.bool_]) -> BlockLocations:
         within_s = self._deadline.left_s

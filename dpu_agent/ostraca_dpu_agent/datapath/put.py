@@ -4,7 +4,7 @@ Owners reserve space first, so that an existing block costs no transfer. The blo
 processed in independent *groups*: lease staging, fetch and check against the SDK's tag wave by wave, write
 each wave after its check, commit all. A put with acknowledgement STAGED is answered when all blocks have
 passed the check; its groups continue to the commit. The data path never creates a tag: bytes without a
-matching SDK tag are not stored.
+matching SDK tag are not stored. Checked blocks are readable at this agent until they are committed.
 
 A put refused by a busy shard retries until its deadline, every ``space_retry_s``. Waiting blocks hold
 neither staging nor space, and blocks with space proceed alone. Puts that wait for each other's shards thus
@@ -32,6 +32,7 @@ from ostraca_dpu_agent.datapath.request import (
 )
 from ostraca_dpu_agent.datapath.space import Space, is_too_short
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.staged import StagedGroup
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Pieces, whole_pages
@@ -274,13 +275,14 @@ class PutRun(TransferRun[Put]):
     ) -> None:
         """Process a group from arena to commit; write each wave once checked."""
         context, count = self._context, len(positions)
-        kept, writes = np.zeros(count, np.bool_), WaveIO()
+        kept, writes, staged = np.zeros(count, np.bool_), WaveIO(), self._staged_group(positions, lease)
         keep = cache_offer(self._blocks, self._tags, positions, kept)
         is_good, reasons = np.zeros(count, np.bool_), np.full(count, Reason.DRIVE_ERROR, np.uint8)
         fetches = self._fetches(positions, lease)
         try:
             for rows, fetched in fetches:
                 is_good[rows] = await self._wait_and_check(positions, rows, lease, fetched)
+                context.staged.add(staged, rows[is_good[rows]])
                 if lease.drive is None:
                     context.staging.charge_to_drive(lease, drive)
                 self._write(positions, rows[is_good[rows]], lease, reasons, writes)
@@ -288,13 +290,25 @@ class PutRun(TransferRun[Put]):
             await self._wait_for_writes(reasons, writes)
             if not writes.abandoned:
                 context.staging.end_drive_io(lease)
+            context.staged.remove(staged, np.flatnonzero(reasons != Reason.NONE))
             kept[:] = await self._commit(positions, is_good, reasons, writes)
         except BaseException:  # on any error, the lease must outlive all started work
             await asyncio.wait([fetched for _, fetched in fetches])
             await writes.wait_until_ended()
             raise
         finally:
-            context.release(lease, writes, keep=keep)
+            context.staged.remove(staged)
+            staged.end(lambda: context.release(lease, writes, keep=keep))
+
+    def _staged_group(self, positions: NDArray[np.intp], lease: StagingLease) -> StagedGroup:
+        blocks = self._blocks
+        return StagedGroup(
+            lease,
+            blocks.keys[positions],
+            blocks.lengths[positions],
+            self._tags[positions],
+            lambda rows: self._space.are_standing(positions[rows], self._context.routes().map),
+        )
 
     def _fetches(
         self, positions: NDArray[np.intp], lease: StagingLease

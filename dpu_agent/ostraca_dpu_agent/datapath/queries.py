@@ -1,13 +1,13 @@
 """Queries without access to flash: lookups of blocks, and explanations of a block's state.
 
 Blocks in the DRAM cache need no shard owner, unless the caller requests a pin. Only shard owners grant
-pins. With a pin, a block without a pin is a miss, even if the block is cached.
+pins. With a pin, a block without a pin is a miss, even if the block is cached. Staged blocks are hits in both
+cases: they come to the newest segment, which is evicted last.
 """
 
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from ostraca_dpu_agent.datapath.request import Deadline, RequestContext
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -26,23 +26,24 @@ _HIT, _NONE = int(BlockState.HIT), int(Reason.NONE)  # numpy takes three times a
 async def look_up(
     context: RequestContext, volume: ServedVolume, request: Lookup, deadline: Deadline, *, counted_as: str
 ) -> LookupDone:
-    """Query the DRAM cache and the shard owners."""
+    """Query staging, the DRAM cache and the shard owners."""
     keys, within_s = derive_keys(volume.secret, request.spans), deadline.left_s
     outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
     if within_s > 0:
-        is_pinned = request.pin_s > 0
-        is_cached = np.zeros(len(keys), np.bool_) if is_pinned else context.staging.cache.contains(keys)
+        is_here = context.staged.contains(keys)
+        if request.pin_s <= 0:
+            is_here |= context.staging.cache.contains(keys)
         locations = await context.locator.locate(
             context.routes(),
             volume,
             request.spans,
             keys,
-            wanted=~is_cached,
+            wanted=~is_here,
             within_s=within_s,
             pin_s=request.pin_s,
             is_brief=True,
         )
-        is_hit = is_cached | locations.is_found
+        is_hit = is_here | locations.is_found
         outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), locations.reasons)
         outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
     context.record(counted_as, keys, outcomes)
@@ -86,6 +87,7 @@ async def explain(
         events_reach_s=min(reaches),
         is_held_off=drive is not None and drive.refuses_reads,
         switch=switch.value,
+        is_staged=bool(context.staged.contains(keys)[0]),
     )
     return Explained(request.request, msgspec.msgpack.encode(explanation))
 

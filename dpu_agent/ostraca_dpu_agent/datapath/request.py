@@ -25,6 +25,7 @@ from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -181,6 +182,7 @@ class DataPathCounters:
         self._estimates = estimates
         self.tallies = {operation: Tally(operation) for operation in (*STATES, *SHADOWS)}
         self.get_hits_from_cache = 0
+        self.get_hits_from_staging = 0
         self.hits_on: Counter[DriveId] = Counter()
         """Blocks found by gets, per drive."""
 
@@ -217,6 +219,7 @@ class DataPathCounters:
             found_earlier=self._found_earlier(),
             prefetched=msgspec.structs.replace(self._prefetched),
             estimates=msgspec.structs.replace(self._estimates),
+            get_hits_from_staging=self.get_hits_from_staging,
         )
 
     def operations(self) -> tuple[OperationTally, ...]:
@@ -254,6 +257,7 @@ class RequestContext:
         self.clock = clock
         self.events = events
         self._membership = membership
+        self.staged = StagedBlocks()
         self.locator = Locator(agent, owners, drives)
         self.estimator = LatencyEstimator(settings.flow.wave_bytes)
         self._loader = Loader(staging, drives, self.estimator, clock)

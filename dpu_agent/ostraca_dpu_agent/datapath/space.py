@@ -26,6 +26,7 @@ from ostraca_dpu_agent.datapath.request import RequestBlocks
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
+from ostraca_fabric.model.fabric_map import FabricMap
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.owners import Owners
@@ -61,6 +62,12 @@ class ReservedShard(BlockSource):
 
     until_s: float
     """End of the reservations, counted from before the request."""
+
+    def stands(self, fabric_map: FabricMap, now_s: float) -> bool:
+        """Return whether the owner grants this space to no other put now, as far as the map tells."""
+        claim = fabric_map.claims.get(self.shard)
+        is_owner = claim is not None and (claim.agent, claim.epoch) == (self.owner, self.owner_epoch)
+        return is_owner and now_s < self.until_s
 
 
 class Space:
@@ -115,6 +122,13 @@ class Space:
     def has_expired(self, positions: Positions) -> bool:
         """Return whether reservations of these blocks have ended."""
         return self._clock() >= self.until_s(positions)
+
+    def are_standing(self, positions: Positions, fabric_map: FabricMap) -> NDArray[np.bool_]:
+        """Return which of these blocks have a reservation that excludes other puts."""
+        targets, now_s = self._target[positions], self._clock()
+        numbers = distinct(targets).tolist()
+        standing = [number for number in numbers if self._targets[number].stands(fabric_map, now_s)]
+        return np.isin(targets, standing)
 
     async def reserve(
         self,

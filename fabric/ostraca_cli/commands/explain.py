@@ -111,6 +111,7 @@ def explanation_lines(found: BlockExplanation, *, now_s: float) -> Iterator[str]
     epoch = f" under epoch {view.owner_epoch}" if view is not None and view.is_owner else ""
     yield f"location     shard {found.shard or '(none)'}, owned by {owner}{epoch}"
     yield f"DRAM cache   of {found.agent}: {'present' if found.is_cached else 'absent'}"
+    yield f"staging      of {found.agent}: {'present' if found.is_staged else 'absent'}"
     yield f"index        {_index_text(found)}"
     reach = age_text(found.events_reach_s)
     yield f"events       kept by {found.agent} and the owner, back to {reach} ago"

@@ -230,7 +230,8 @@ def _gets(agents: tuple[AgentStatus, ...]) -> Table:
             agent.agent,
             str(count.get_hits),
             _share(count.get_hits, count.get_hits + count.get_misses),
-            *map(str, (count.get_hits_from_cache, count.get_misses, count.get_late, count.get_declined)),
+            str(count.get_hits_from_cache + count.get_hits_from_staging),
+            *map(str, (count.get_misses, count.get_late, count.get_declined)),
             *(str(count.damaged), size_text(count.get_bytes)),
         )
         for agent in agents

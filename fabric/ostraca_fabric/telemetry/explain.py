@@ -113,6 +113,9 @@ class BlockExplanation(msgspec.Struct, frozen=True):
     switch: str = ""
     """Switch of the block's volume, as known at the queried agent."""
 
+    is_staged: bool = False
+    """Whether the queried agent holds the block for a put and delivers it, before flash has it."""
+
 
 _SWITCHED = {
     "off": "its volume is switched off",
@@ -137,8 +140,9 @@ def verdict(explanation: BlockExplanation) -> str:
 
 def _verdict_if_on(explanation: BlockExplanation) -> str:
     view = explanation.owner_view
-    if explanation.is_cached:
-        return f"It can be got now, from the DRAM of {explanation.agent}."
+    if explanation.is_cached or explanation.is_staged:
+        only = "" if explanation.is_cached else ", by its workers alone: a put of it is on the way to flash"
+        return f"It can be got now, from the DRAM of {explanation.agent}{only}."
     if not explanation.shard:
         return "It can't be got: no shard of the fabric takes blocks."
     if view is None or not view.is_owner:

@@ -107,6 +107,14 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         lambda status: status.counters.get_hits_from_cache,
     ),
     Metric(
+        "ostraca_agent_staging_hit_blocks",
+        _C,
+        "blocks",
+        (),
+        "Blocks of gets served from puts on their way to flash.",
+        lambda status: status.counters.get_hits_from_staging,
+    ),
+    Metric(
         "ostraca_agent_damaged_blocks",
         _C,
         "blocks",

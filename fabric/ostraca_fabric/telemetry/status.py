@@ -315,6 +315,8 @@ class AgentCounters(msgspec.Struct, frozen=True):
 
     prefetched: PrefetchCounters = msgspec.field(default_factory=PrefetchCounters)
     estimates: EstimateCounters = msgspec.field(default_factory=EstimateCounters)
+    get_hits_from_staging: int = 0
+    """Blocks of puts delivered before their commit."""
 
 
 class OverridesStatus(msgspec.Struct, frozen=True):

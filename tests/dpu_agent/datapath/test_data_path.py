@@ -51,9 +51,10 @@ async def test_a_put_that_was_staged_goes_on_to_flash() -> None:
         await fabric.ready()
         fabric.drive.holds_writes = True
         assert put_states(await fabric.put(worker, range(4), ack=Ack.STAGED)) == [PutState.STAGED] * 4
-        assert get_states(await fabric.get(worker, range(4))) == [BlockState.MISS] * 4
+        assert fabric.shard.core.counts().blocks_committed == 0
         fabric.drive.let_go()
         await fabric.at_rest()
+        assert fabric.shard.core.counts().blocks_committed == 4
         assert get_states(await fabric.get(worker, range(4))) == [BlockState.HIT] * 4
 
 

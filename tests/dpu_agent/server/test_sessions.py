@@ -250,7 +250,7 @@ async def test_when_a_session_ends_owners_and_the_cache_let_go_of_its_blocks_fir
             assert set(found.states) == {BlockState.HIT}
         keys = derive_keys(fabric.volume.secret, chain_of([1, 2]))
         index, cache = fabric.shard.core.index, fabric.context.staging.cache
-        rows = cache._table.find(keys)
+        rows = cache._rows.find(keys)
         assert cache._order.uses[rows].tolist() == [2, 2]
         assert index.is_read(index.find(keys)).tolist() == [True, True]
         wire.connection.tell(EndSession(0, chain_of([2, 3])))

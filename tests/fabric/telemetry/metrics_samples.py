@@ -68,6 +68,7 @@ STATUS = AgentStatus(
         found_earlier=6,
         prefetched=PREFETCHED,
         estimates=ESTIMATES,
+        get_hits_from_staging=2,
     ),
     shards=(
         ShardStatus(

@@ -316,7 +316,7 @@ def test_what_was_listed_by_a_shard_whose_recovery_comes_to_nothing_may_have_bee
                 world.crash_agent("h0")
                 world.start_agent("h0")
                 monkeypatch.setattr(ServedShards, "_is_newest", too_late_at_first)
-                seen = Seen(world, [1, 2], in_memory=False)
+                seen = Seen(world, [1, 2])
                 await rest(world)
                 assert listed == [["e0/d0/0"]] * 2
                 lose(world, 1)

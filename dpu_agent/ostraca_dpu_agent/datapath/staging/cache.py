@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.policies.fair_sharing import plan_evictions
-from ostraca_fabric.tables.digests import KEY_BYTES, TAG_BYTES
-from ostraca_fabric.tables.key_table import KeyTable
+from ostraca_fabric.tables.digests import TAG_BYTES
+from ostraca_fabric.tables.keyed_rows import KeyedRows
 from ostraca_fabric.tables.segmented_lru import PARTS_MAX, SegmentedLru
 from ostraca_fabric.telemetry.status import PrefetchCounters
 
@@ -75,23 +75,19 @@ class BlockCache:
         self._parts = CacheParts(
             self._order, limit_bytes=limit_bytes, protected_share=protected_share, members=members
         )
-        self._keys = np.zeros((rows, KEY_BYTES), np.uint8)
+        self._rows = KeyedRows(rows, self._grow)
         self._tags = np.zeros(rows, _TAG)
         self.lengths = np.zeros(rows, np.uint32)
         """Per row; read only."""
         self.offsets = np.zeros(rows, np.int64)
         """Offset of each row's slot; read only."""
-        self._table = KeyTable(self._keys)
         self.prefetched = PrefetchCounters()
         self.removed = 0
         """Number of removed blocks since the start. While it is unchanged, rows stay valid."""
-        self._free = np.arange(rows)
-        """Free rows; the first ``_free_rows`` are valid."""
-        self._free_rows = rows
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        return self._table.count
+        return len(self._rows)
 
     @property
     def slot_bytes(self) -> NDArray[np.int64]:
@@ -102,7 +98,7 @@ class BlockCache:
         """Return which of *keys*, shape (n, 16), are cached; not counted as a use."""
         if not len(self):
             return np.zeros(len(keys), np.bool_)
-        is_here: NDArray[np.bool_] = self._table.find(keys) >= 0
+        is_here: NDArray[np.bool_] = self._rows.find(keys) >= 0
         return is_here
 
     def find(
@@ -112,7 +108,7 @@ class BlockCache:
 
         Rows are valid while ``removed`` is unchanged. Rows passed to ``hold`` are valid until given back.
         """
-        return self._table.match(keys, self.lengths, lengths)
+        return self._rows.match(keys, self.lengths, lengths)
 
     def tags(self, rows: NDArray[np.int64]) -> bytes:
         """Return the tags of these blocks, concatenated."""
@@ -132,7 +128,7 @@ class BlockCache:
 
     def demote(self, keys: NDArray[np.uint8]) -> None:
         """Evict these blocks before blocks that were used again."""
-        rows = self._table.find(keys)
+        rows = self._rows.find(keys)
         self._order.demote(rows[rows >= 0])
 
     def put(self, offer: CacheOffer, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int64]:
@@ -145,7 +141,7 @@ class BlockCache:
         part = self._parts.number(offer.tenant) if len(chosen) else None
         if part is None:
             return offsets
-        rows, is_new = self._add_rows(offer.keys[chosen])
+        rows, is_new = self._rows.add(offer.keys[chosen])
         if len(rows) < len(chosen):
             chosen = chosen[is_new]
         wanted_bytes = len(rows) * slot_bytes
@@ -203,7 +199,7 @@ class BlockCache:
         rows = self._parts.evict(wanted_bytes, asker, beside=beside, equal_bytes=equal_bytes)
         if len(rows):
             self._remove_rows(rows)
-            self.on_evicted(self._keys[rows])
+            self.on_evicted(self._rows.keys(rows))
         if self._has_unread:
             unread = self._unread(rows)
             self.prefetched.useless_blocks += len(unread)
@@ -231,42 +227,15 @@ class BlockCache:
         return unread
 
     def _remove_rows(self, rows: NDArray[np.int64]) -> None:
-        """Remove the keys of rows and free the rows."""
-        self._table.remove(rows)
-        self._free[self._free_rows : self._free_rows + len(rows)] = rows
-        self._free_rows += len(rows)
+        self._rows.remove(rows)
         self.removed += len(rows)
 
-    def _add_rows(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Give new keys a row; return which are new."""
-        if self._free_rows < len(keys):
-            self._grow(len(keys))
-        first = self._free_rows - len(keys)
-        rows = self._free[first : self._free_rows].copy()
-        self._keys[rows] = keys
-        is_new = self._table.enter(rows)
-        if not is_new.all():
-            spare = rows[~is_new]
-            self._free[first : first + len(spare)] = spare
-            rows = rows[is_new]
-        self._free_rows -= len(rows)
-        return rows, is_new
-
-    def _grow(self, wanted: int) -> None:
-        """Make room for at least *wanted* rows; doubling keeps the cost per row low."""
-        old = len(self._keys)
-        new = max(2 * old, old + wanted)
-        added = new - old
-        self._keys = np.concatenate((self._keys, np.zeros((added, KEY_BYTES), np.uint8)))
+    def _grow(self, rows: int) -> None:
+        added = rows - len(self.lengths)
         self._tags = np.concatenate((self._tags, np.zeros(added, _TAG)))
         self.lengths = np.concatenate((self.lengths, np.zeros(added, np.uint32)))
         self.offsets = np.concatenate((self.offsets, np.zeros(added, np.int64)))
-        free = np.concatenate((self._free[: self._free_rows], np.arange(old, new)))
-        self._free, self._free_rows = np.zeros(new, np.int64), len(free)
-        self._free[: len(free)] = free
-        self._order.grow(new)
-        self._table = KeyTable(self._keys)
-        self._table.enter(self._order.entered)
+        self._order.grow(rows)
 
 
 class CacheParts:

@@ -28,7 +28,7 @@ class Purpose(Enum):
     GET = auto()
     PUT = auto()
     CACHED = auto()
-    """A get of cached blocks. Takes no slots, only part of its worker's share."""
+    """A get of cached or staged blocks. Takes no slots, only part of its worker's share."""
 
 
 class LeaseRefusal(Enum):
@@ -76,6 +76,9 @@ class StagingLease:
     """The drive that reads or writes the slots now."""
 
     is_quarantined: bool = False
+
+    source: StagingLease | None = None
+    """Lease of the put whose slots are read, for CACHED."""
 
 
 @dataclass(slots=True, eq=False)

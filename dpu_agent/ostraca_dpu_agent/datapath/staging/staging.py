@@ -10,7 +10,8 @@ Puts hold at most their share, so that gets never wait for flash writes. Each wo
 and each drive holds at most its share, so that a stopped worker or a hanging drive can't use up staging.
 Cached blocks are evicted when staging needs memory and eviction helps. Blocks of a tenant with little
 memory are not evicted for a tenant with much. A transfer out of the cache leases the blocks without moving
-them. They count for the worker's share and in quarantine like slots, since their memory is blocked too.
+them. They count for the worker's share and in quarantine like slots, since their memory is blocked too. The
+same holds for a transfer of staged blocks, out of a put's slots.
 
 Blocks of all sizes share the memory, and quarantined slots stay where they were leased. A lease blocked
 only by quarantine does not wait: it is refused, and later leases proceed.
@@ -162,9 +163,9 @@ class Staging:
     ) -> StagingLease | LeaseRefusal:
         """Lease *count* slots to *holder*, a worker of *tenant*, within *within_s*.
 
-        For CACHED: lease the right to ``hold`` as many cached blocks. *drive*: the drive to read or write;
-        the wait ends at *given_up*. A lease for GET is read into at once: call ``end_drive_io`` after the
-        read. For other leases call ``charge_to_drive`` before writing.
+        For CACHED: lease the right to ``hold`` as many cached blocks, or to ``share`` as many slots of a put.
+        *drive*: the drive to read or write; the wait ends at *given_up*. A lease for GET is read into at
+        once: call ``end_drive_io`` after the read. For other leases call ``charge_to_drive`` before writing.
         """
         settings, queue = self._settings, self._queues[purpose]
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
@@ -210,13 +211,23 @@ class Staging:
         lease.rows, lease.offsets = rows, self.cache.offsets[rows]
         self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
 
+    def share(self, lease: StagingLease, source: StagingLease, rows: NDArray[np.intp]) -> None:
+        """Read slots of a put under a CACHED lease, at most as many as leased.
+
+        The caller keeps the put's lease until the end of *lease*.
+        """
+        lease.source, lease.offsets = source, source.offsets[rows]
+        self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
+
     def quarantine(self, lease: StagingLease) -> None:
         """Quarantine a lease whose request is over; ``release`` ends the lease."""
         if lease.is_quarantined or not lease.held_bytes:
             return
         lease.is_quarantined = True
         self._quarantined_by[lease.holder] += lease.held_bytes
-        if lease.purpose is Purpose.CACHED:
+        if lease.source is not None:
+            self.quarantine(lease.source)
+        elif lease.purpose is Purpose.CACHED:
             self.quarantined_cached_blocks += len(lease.rows)
             self.quarantined_cached_bytes += lease.held_bytes
             self._pool.use(self.cache.offsets[self._rows_held_alone(lease)])
@@ -259,7 +270,8 @@ class Staging:
         if lease.is_quarantined:
             subtract(self._quarantined_by, lease.holder, lease.held_bytes)
         if lease.purpose is Purpose.CACHED:
-            self._return_cached(lease)
+            if lease.source is None:
+                self._return_cached(lease)
         elif lease.is_quarantined:
             self._pool.settle(lease)
         elif keep is None or self.cache.limit_bytes == 0:
@@ -344,7 +356,8 @@ class Staging:
     def _divided(self, purpose: Purpose) -> Iterator[tuple[int, Counter[Hashable]]]:
         """Yield the bytes divided among tenants for a purpose, and the bytes held of them."""
         if purpose is Purpose.CACHED:
-            yield min(self._settings.staging_bytes, self._settings.cache_bytes), self._held[purpose]
+            readable_bytes = self._settings.cache_bytes + self.put_bytes_max
+            yield min(self._settings.staging_bytes, readable_bytes), self._held[purpose]
             return
         yield self._settings.staging_bytes, self.slots_of
         if purpose is Purpose.PUT:

@@ -28,7 +28,7 @@ _GET_WITHIN_S = 0.55
 async def put(world: World, name: str, numbers: list[int], deadline_s: float, ack: Ack) -> None:
     """Play one put, of new bytes, in the worker's process."""
     versions = [world.oracle.new_version(number) for number in numbers]
-    asked_s, seen = world.loop.time(), Seen(world, numbers, in_memory=False)
+    asked_s, seen = world.loop.time(), Seen(world, numbers)
     end = await world.workers[name].worker.put(versions, deadline_s, ack)
     world.told(name, "put", numbers, end)
     world.oracle.ended("put", world.loop.time() - asked_s - deadline_s)
@@ -56,7 +56,7 @@ async def _got(world: World, name: str, numbers: list[int], deadline_s: float) -
 
 async def look_up(world: World, name: str, numbers: list[int], deadline_s: float, pin_s: float) -> None:
     """Play one look-up, and the get behind it, in the worker's process."""
-    calm, seen = world.calm, Seen(world, numbers, in_memory=not pin_s)
+    calm, seen = world.calm, Seen(world, numbers, in_staging=True, in_cache=not pin_s)
     asked_s, asked = world.loop.time(), calm.asked(name, numbers)
     end = await world.workers[name].worker.lookup(numbers, deadline_s, pin_s)
     world.told(name, "pinned lookup" if pin_s else "lookup", numbers, end)
@@ -67,7 +67,7 @@ async def look_up(world: World, name: str, numbers: list[int], deadline_s: float
     found = [number for number, state in zip(numbers, end.states, strict=True) if state == BlockState.HIT]
     if not pin_s:
         calm.answered(asked, numbers, end, deadline_s, "lookup")  # an owner need not promise what it has
-        found = sorted(_known(world, found, in_memory=False))  # a cache promises nothing
+        found = sorted(_known(world, found))  # a cache promises nothing
     if asked is None or not found or not calm.is_calm:
         return
     if pin_s:
@@ -83,15 +83,18 @@ async def look_up(world: World, name: str, numbers: list[int], deadline_s: float
 
 
 class Seen:
-    """Which of some blocks agents have had since this was made: list, or, if so asked, keep in their DRAM."""
+    """Which of some blocks agents have had since this was made: list, or, if so asked, have in their DRAM."""
 
-    def __init__(self, world: World, numbers: list[int], *, in_memory: bool) -> None:
+    def __init__(
+        self, world: World, numbers: list[int], *, in_staging: bool = False, in_cache: bool = False
+    ) -> None:
         self.departures = {number: world.oracle.departures(number) for number in numbers}
         self._arrivals = {number: world.oracle.arrivals(number) for number in numbers}
+        self._stagings = {number: world.oracle.stagings(number) for number in numbers}
         self._world = world
-        self._in_memory = in_memory
+        self._in_staging, self._in_cache = in_staging, in_cache
         self._partings = world.partings
-        self._had = _known(world, numbers, in_memory=in_memory)
+        self._had = _known(world, numbers, in_staging=in_staging, in_cache=in_cache)
 
     def had(self) -> set[int]:
         """Return those that some agent has had until now, or may have."""
@@ -101,15 +104,18 @@ class Seen:
         gone = {number for number in numbers if self.departures[number] != world.oracle.departures(number)}
         # An owner says that it has evicted some when it does the next thing, which may be a while later.
         came = {number for number in numbers if self._arrivals[number] != world.oracle.arrivals(number)}
-        return self._had | gone | came | _known(world, numbers, in_memory=self._in_memory)
+        if self._in_staging:
+            came |= {number for number in numbers if self._stagings[number] != world.oracle.stagings(number)}
+        has = _known(world, numbers, in_staging=self._in_staging, in_cache=self._in_cache)
+        return self._had | gone | came | has
 
 
-def _known(world: World, numbers: list[int], *, in_memory: bool) -> set[int]:
+def _known(world: World, numbers: list[int], *, in_staging: bool = False, in_cache: bool = False) -> set[int]:
     """Return those of these blocks that some agent has now."""
     if not numbers:
         return set()
     keys = np.frombuffer(b"".join(map(world.oracle.key_of, numbers)), np.uint8).reshape(-1, 16)
     has = np.zeros(len(numbers), np.bool_)
     for process in world.agents.values():
-        has |= process.has(keys, in_memory=in_memory)
+        has |= process.has(keys, in_staging=in_staging, in_cache=in_cache)
     return {number for number, is_here in zip(numbers, has.tolist(), strict=True) if is_here}

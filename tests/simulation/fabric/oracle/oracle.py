@@ -2,8 +2,9 @@
 
 Invariants, by their numbers in the architecture:
 
-1. What a get hands over is exactly the bytes of one put of that block, in that volume of that tenant, of
-   which an owner was told that all are on flash.
+1. What a get hands over is exactly the bytes of one put of that block, in that volume of that tenant, which
+   its agent has checked, and holds with the owner's reservation, or of which an owner was told that all are
+   on flash.
 2. No answer tells of a block that only another tenant, or another volume, has put: neither its state nor its
    reason; and no owner lists one under another one's key.
 3. Every operation ends by its deadline, give or take 100 ms.
@@ -70,7 +71,10 @@ class _Known:
     """By tag: those that workers have sent."""
 
     offered: set[bytes] = field(default_factory=set)
-    """Of these puts, by tag, those that owners were asked to list, as all of their bytes are on flash."""
+    """Of these puts, by tag, those that agents hold staged, or asked owners to list."""
+
+    stagings: int = 0
+    """How often an agent has made it readable before it was on flash."""
 
     listed: set[bytes] = field(default_factory=set)
     """And those of which owners have said that they did."""
@@ -129,6 +133,10 @@ class Oracle:
     def arrivals(self, number: int) -> int:
         """Count how often owners have committed a block."""
         return self._known[number].arrivals
+
+    def stagings(self, number: int) -> int:
+        """Count how often agents have made a block readable before it was on flash."""
+        return self._known[number].stagings
 
     def key_of(self, number: int) -> bytes:
         return self._keys[number]
@@ -236,6 +244,12 @@ class Oracle:
     def numbers_of(self, keys: NDArray[np.uint8]) -> list[int]:
         rows = np.ascontiguousarray(keys, np.uint8).reshape(-1, 16)
         return [self._numbers[row.tobytes()] for row in rows if row.tobytes() in self._numbers]
+
+    def staged(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
+        """Note that an agent holds checked blocks of puts: from now on a get there may find them."""
+        self.offered(keys, tags)
+        for number in self.numbers_of(keys):
+            self._known[number].stagings += 1
 
     def offered(self, keys: NDArray[np.uint8], tags: NDArray[np.uint8]) -> None:
         """Note that an owner is asked to list puts: from now on a get may find them."""

@@ -151,14 +151,16 @@ class AgentProcess:
         """The shards that it answers for."""
         return self.agent._owner.shards
 
-    def has(self, keys: NDArray[np.uint8], *, in_memory: bool) -> NDArray[np.bool_]:
+    def has(self, keys: NDArray[np.uint8], *, in_staging: bool, in_cache: bool) -> NDArray[np.bool_]:
         """Say which blocks it lists, in shards that it answers for or did, or, if so asked, has in DRAM."""
         owner = self.agent._owner
         answers_for = [*owner.shards.values(), *(former.owned for former in owner._former.values())]
         known = np.zeros(len(keys), np.bool_)
         for owned in answers_for:
             known |= owned.core.index.find(keys) >= 0
-        return known | self.agent._staging.cache.contains(keys) if in_memory else known
+        if in_staging:
+            known |= self.agent._data_path.context.staged.contains(keys)
+        return known | self.agent._staging.cache.contains(keys) if in_cache else known
 
     @property
     def linked_to(self) -> list[tuple[AgentId, bytes]]:

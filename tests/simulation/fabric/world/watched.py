@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric.oracle.said import rows_of
 
+from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
@@ -67,6 +68,12 @@ class Watched:
             MemoryStore,
             "claim",
             lambda given, store, _, *who, **__: margins.stands(store.map, *who) if given else None,
+        )
+        oracle = self._world.oracle
+        self._hear(
+            StagedBlocks,
+            "add",
+            lambda _, __, group, rows: oracle.staged(group.keys[rows], group.tags[rows]),
         )
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
         self._hear_what_owners_have()
