@@ -11,19 +11,22 @@ from tests.support.agent.assembly import (
     SLOT_BYTES,
     Assembly,
     assembled,
+    beside,
     chain_of,
     content_of,
     until,
     with_cache,
 )
 
+from ostraca_dpu_agent.agent import Agent
 from ostraca_fabric.model.outcome import Ack
 from ostraca_fabric.telemetry.explain import BlockExplanation, verdict
 from ostraca_fabric.wire.messages import Explain
 
 
-async def explained(fabric: Assembly, number: int) -> BlockExplanation:
-    answer = await fabric.data_path.explain(fabric.volume, Explain(1, 5.0, "v", chain_of([number])))
+async def explained(fabric: Assembly, number: int, at: Agent | None = None) -> BlockExplanation:
+    data_path = fabric.data_path if at is None else at._data_path
+    answer = await data_path.explain(fabric.volume, Explain(1, 5.0, "v", chain_of([number])))
     return msgspec.msgpack.decode(answer.body, type=BlockExplanation)
 
 
@@ -60,12 +63,14 @@ async def test_a_committed_block_says_where_it_lies_and_counts_as_no_read() -> N
 
 
 async def test_a_block_that_is_being_written_says_so() -> None:
-    async with assembled() as fabric:
+    async with assembled() as fabric, beside(fabric, SETTINGS) as other:
         await fabric.ready()
         fabric.drive.holds_writes = True
         await fabric.put(fabric.worker(), [0], ack=Ack.STAGED)
-        assert verdict(await explained(fabric, 0)).startswith("It can't be got yet: it is being written")
+        here, there = verdict(await explained(fabric, 0)), verdict(await explained(fabric, 0, at=other))
         fabric.drive.let_go()
+        assert here.startswith("It can be got now, from the DRAM of agent-0, by its workers alone")
+        assert there.startswith("It can't be got yet: it is being written")
         await fabric.at_rest()
 
 
