@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -53,6 +54,10 @@ async def staged(numbers: range, settings: AgentSettings = ONE_GROUP) -> AsyncIt
             yield fabric
         finally:
             fabric.drive.let_go()
+
+
+def _itself(routes: Routes) -> Routes:
+    return routes
 
 
 def check_content(worker: MemoryWorker, numbers: range) -> None:
@@ -133,7 +138,7 @@ async def test_a_block_whose_shard_has_another_owner_is_a_miss() -> None:
         for change in ({"epoch": claim.epoch + 1}, {"agent": "agent-9"}):
             claims = {shard: replace(claim, **change)}
             stolen = Routes(replace(fabric.membership.map, claims=claims))
-            fabric.context.routes = lambda stolen=stolen: stolen
+            fabric.context.routes = partial(_itself, stolen)
             assert get_states(await fabric.get(fabric.worker(), range(2))) == [MISS] * 2
         fabric.context.routes = routes
         assert get_states(await fabric.get(fabric.worker(), range(2))) == [HIT] * 2
