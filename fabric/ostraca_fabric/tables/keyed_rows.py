@@ -28,7 +28,7 @@ class KeyedRows:
         return self._table.count
 
     def keys(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the keys of rows, shape (n, 16); of removed rows, until the next ``add``."""
+        """Return the keys of rows, shape (n, 16). A removed row keeps its key until the next ``add``."""
         return self._keys[rows]
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
