@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 
+from transformers import LlamaForCausalLM
+
 import ostraca
-from demo.paging import KvCache, KvShape, engine_hashes
+from demo.document import PAGE_TOKENS
+from demo.paging import KvCache
+from ostraca.connectors.transformers import ModelPages
 
 DEADLINE_S = 60.0
 """Far beyond every duration in the demo, so that a busy machine causes no loss."""
@@ -12,22 +16,16 @@ DEADLINE_S = 60.0
 class SharedDocument:
     """Pages of a document in the fabric."""
 
-    def __init__(self, client: ostraca.Client, tokens: Sequence[int], shape: KvShape) -> None:
-        self.pages = range(len(tokens) // shape.page_tokens)
+    def __init__(self, client: ostraca.Client, tokens: Sequence[int], model: LlamaForCausalLM) -> None:
+        self.pages = range(len(tokens) // PAGE_TOKENS)
         self._tokens = tokens
-        self._page_tokens = shape.page_tokens
-        layout = ostraca.Layout(
-            # The weights follow from the sizes and the seed, so these are the model's revision.
-            model=f"ostraca-demo@{shape.layers}x{shape.kv_heads}x{shape.head_dim}-seed-0",
-            dtype=str(shape.dtype).removeprefix("torch."),
-            page_tokens=shape.page_tokens,
-            groups=(ostraca.KvGroup(shape.layers, shape.kv_heads, shape.head_dim),),
-        )
-        self._volume = client.volume("demo", layout, block_bytes=shape.block_bytes, create=True)
+        # The weights follow from the sizes and the seed.
+        self._pages = ModelPages(client, model, weights="seed-0", page_tokens=PAGE_TOKENS)
+        self._volume = self._pages.volume
 
     def chain(self) -> ostraca.Chain:
         """Name the pages, as an engine does for each request."""
-        return self._volume.chain(engine_hashes(self._tokens, self._page_tokens))
+        return self._pages.chain(self._tokens)
 
     def lookup(self, chain: ostraca.Chain) -> ostraca.LookupResult:
         """Look up the present pages."""

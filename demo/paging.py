@@ -1,4 +1,4 @@
-"""KV cache of a transformer as blocks: location and name of each page.
+"""KV cache of a transformer as blocks: the location of each page.
 
 A block is a page: `page_tokens` consecutive tokens, all layers. Its parts are, layer by layer, the keys and
 then the values of these tokens, as views of the cache itself. Views work in both directions: a put reads the
@@ -17,9 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
-
-NO_PARENT = bytes(32)
-"""Parent of a chain's first page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +133,3 @@ def block_digest(block: Sequence[torch.Tensor]) -> bytes:
     for part in block:
         digest.update(part.contiguous().view(torch.uint8).numpy().data)
     return digest.digest()
-
-
-def engine_hashes(tokens: Sequence[int], page_tokens: int) -> list[bytes]:
-    """Name every full page by 32 bytes.
-
-    The bytes commit to the tokens of the page and, through the parent, to all earlier tokens.
-
-    vLLM names blocks in the same way, with SHA-256. A partial last page has no name.
-    """
-    hashes: list[bytes] = []
-    parent = NO_PARENT
-    for end in range(page_tokens, len(tokens) + 1, page_tokens):
-        page = tokens[end - page_tokens : end]
-        parent = hashlib.sha256(parent + b"".join(token.to_bytes(4, "little") for token in page)).digest()
-        hashes.append(parent)
-    return hashes

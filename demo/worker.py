@@ -65,7 +65,7 @@ class Worker:
         self._tokens = document(task.tokens)
         self._model: LlamaForCausalLM = build_model(task.model)
         self._shape = kv_shape(self._model)
-        self._document = SharedDocument(client, self._tokens, self._shape)
+        self._document = SharedDocument(client, self._tokens, self._model)
         self._loaded: list[CacheDigest] = []
         self._recomputed: list[CacheDigest] = []
         # A first call costs more than later ones: threads start, code is loaded. It is no fair measure.

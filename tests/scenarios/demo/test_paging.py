@@ -1,6 +1,5 @@
 """Arithmetic of the demo: paging only moves bytes, and recomputing gives equal bits."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from demo.document import PAGE_TOKENS, QUESTIONS, ModelSize, document
 from demo.model import CHUNK_TOKENS, build_model, continue_from, fix_arithmetic, kv_shape, prefill
-from demo.paging import KvCache, block_digest, engine_hashes
+from demo.paging import KvCache, block_digest
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
@@ -160,10 +159,3 @@ def test_a_page_beyond_the_filled_tokens_is_refused(model: LlamaForCausalLM) -> 
 def test_a_cache_refuses_more_tokens_than_it_has_room_for(model: LlamaForCausalLM) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         empty(model).resize(len(TOKENS) + 257)
-
-
-def test_engine_hashes_commit_to_all_tokens_before_them() -> None:
-    first = hashlib.sha256(bytes(32) + b"\x01\0\0\0\x02\0\0\0").digest()
-    second = hashlib.sha256(first + b"\x03\0\0\0\x04\0\0\0").digest()
-    assert engine_hashes([1, 2, 3, 4, 5], 2) == [first, second]
-    assert engine_hashes([0, 2, 3, 4, 5], 2)[1] != second
