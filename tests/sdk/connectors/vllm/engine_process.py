@@ -53,7 +53,7 @@ class EngineProcess:
         """Start an engine.
 
         *tier* is the tier's entry in ``secondary_tiers``; None for an engine without offloading. *options*
-        are the engine's own.
+        are the engine's own, and *kv_events* among them is the address of a ZMQ publisher of KV events.
         """
         model = write_model(directory / str(model_config["model_type"]), model_config)
         self.log = directory / f"{name}.log"
@@ -170,14 +170,16 @@ def _run(
 
 def _engine(model: str, tier: dict[str, Any] | None, options: dict[str, Any]) -> Any:
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     offloading = {
         "spec_name": "CpuTieringSpec",
         "spec_module_path": "tests.sdk.connectors.vllm.cpu_copy",
         "cpu_bytes_to_use": HOST_ROWS * ROW_BYTES,
         "secondary_tiers": [tier],
+        "self_describing_kv_events": True,
     }
+    endpoint = options.pop("kv_events", None)
     transfer = KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
@@ -197,6 +199,7 @@ def _engine(model: str, tier: dict[str, Any] | None, options: dict[str, Any]) ->
         "disable_hybrid_kv_cache_manager": False,
         "disable_log_stats": False,
         "kv_transfer_config": transfer if tier else None,
+        "kv_events_config": endpoint and KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint),
     }
     return LLM(**usual | options)
 

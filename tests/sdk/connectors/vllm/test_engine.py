@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.sdk.connectors.vllm.engine_process import CHUNK_TOKENS, MIB, ROW_BYTES, EngineProcess
 from tests.sdk.connectors.vllm.tiny_model import HYBRID_MODEL, write_adapter
@@ -352,6 +353,54 @@ def test_a_reset_waits_for_jobs_and_blocks_are_loaded_afterwards(
         assert engine.generate(PROMPTS, within_s=ROUND_S).tokens == expected
         assert engine.reset()
         until_loaded(engine, expected)
+
+
+def test_after_a_hot_swap_of_weights_no_chunk_is_found(
+    host: FabricProcess, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    manifest = tmp_path / "manifest"
+    manifest.write_text("step 1")
+    with EngineProcess(tmp_path, "engine", tier(host.address, weights_file=str(manifest))) as engine:
+        assert engine.generate(PROMPTS, within_s=ROUND_S).tokens == expected
+        until_loaded(engine, expected)
+        manifest.write_text("step 2")
+        assert engine.reset()
+        until_usable(engine)
+        before = engine.metrics()
+        assert engine.generate(PROMPTS[:1], within_s=ROUND_S).tokens == expected[:1]
+        after = engine.metrics()
+        assert after["load_chunks{hit}"] == before["load_chunks{hit}"]
+        assert after["lookup_chunks{not_found}"] > before["lookup_chunks{not_found}"]
+
+
+def test_a_router_hears_of_stored_chunks_with_their_tokens(host: FabricProcess, tmp_path: Path) -> None:
+    zmq = pytest.importorskip("zmq")
+    endpoint = f"ipc://{tmp_path}/events"
+    heard: list[dict[str, Any]] = []
+    prompt = PROMPTS[0]
+    chunks = {tuple(prompt[n : n + CHUNK_TOKENS]) for n in range(0, PROMPT_TOKENS, CHUNK_TOKENS)}
+    with zmq.Context() as context, context.socket(zmq.SUB) as router:
+        router.subscribe(b"")
+        router.connect(endpoint)
+        settings = tier(host.address, enable_kv_events=True)
+        with EngineProcess(tmp_path, "engine", settings, kv_events=endpoint) as engine:
+            until_usable(engine)
+            engine.generate([prompt], within_s=ROUND_S)
+            for _ in range(20):
+                until_usable(engine)  # some steps of the engine, in which the stores end
+                while router.poll(100):
+                    _, _, batch = router.recv_multipart()
+                    events = msgspec.msgpack.decode(batch)[1]
+                    heard += [event for event in events if event["medium"] == "STORAGE"]
+                if {tuple(event["token_ids"]) for event in heard} >= chunks:
+                    break
+    assert {tuple(event["token_ids"]) for event in heard} >= chunks
+    for event in heard:
+        assert (event["type"], event["ownership"], event.get("locality")) == (
+            "BlockStored",
+            "OstracaTier",
+            None,
+        )
 
 
 def test_blocks_cross_by_nixl_too(tmp_path: Path, expected: list[list[int]]) -> None:
