@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.kube.shelf import Shelf
 from tests.kube.stage import Stage
-from tests.support.pod.work import CHAINS
+
+_CHAINS = range(200)
+"""So many that some lie on each enclosure: chains are placed at random."""
 
 
 def from_values(stage: Stage) -> None:
@@ -23,8 +25,8 @@ def from_values(stage: Stage) -> None:
             stage.say(f"{attempt} registration of {shelf.name} is done")
         formatted = shelf.written_bytes()
         with stage.worker(release, stage.cluster.nodes[0]) as worker:
-            worker.put_all(CHAINS)
-            worker.wait_hits(CHAINS)
+            worker.put_all(_CHAINS)
+            worker.wait_hits(_CHAINS)
         written = shelf.written_bytes() - formatted
         assert written > 0, f"no block reached {shelf.name}"
         stage.say(f"{shelf.name} holds {written >> 10} KiB of blocks")
