@@ -22,7 +22,7 @@ class Rows(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row; 0 if rows differ, and the connector counts loaded bytes by itself."""
 
     def blocks(self, rows: Sequence[int]) -> Sequence[Block]:
         """Return the memory of rows, as views without a copy."""

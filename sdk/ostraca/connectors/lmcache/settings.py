@@ -1,0 +1,59 @@
+"""Settings of the plug-in: the keys of ``adapter_params`` in LMCache's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
+from ostraca.connectors.lmcache.objects import HASH_BYTES
+from ostraca.connectors.transfers.settings import ConnectorSettings
+from ostraca.settings import MIB
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.volume import BLOCK_BYTES_MAX, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class LmcacheSettings(ConnectorSettings):
+    """Settings of one L2 adapter, with every limit of the adapter."""
+
+    LOGGER: ClassVar[str] = "lmcache.ostraca"
+    WHERE: ClassVar[str] = "the Ostraca plug-in's adapter_params"
+
+    volume: str = "lmcache"
+    """First part of the volume's name; the rest is derived from revision and block size."""
+
+    block_bytes: int = 4 * MIB
+    """Largest block; larger objects are cut into blocks. Servers share objects only with an equal value."""
+
+    lookups_inflight_max: int = 64
+    """Lookups under way at once; the objects of further lookups are misses."""
+
+    layouts_max: int = 16384
+    """Remembered layouts of objects, one for each model, rank and group."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values. Raises UsageError."""
+        if not 0 < self.block_bytes <= BLOCK_BYTES_MAX:
+            raise UsageError(f"block_bytes is {self.block_bytes}: give a value from 1 to {BLOCK_BYTES_MAX}")
+        for name in ("break_even_tokens", "prefill_tokens_per_s"):
+            if getattr(self, name):
+                raise UsageError(f"{name} has no effect: LMCache tells no token counts, so leave it out")
+        ConnectorSettings.__post_init__(self)  # super() fails in dataclasses with slots
+
+    def layout(self) -> Layout:
+        """Return the layout of the volume; the hashes of blocks commit to model and layout of an object.
+
+        Raises UsageError if ``weights_file`` can't be read.
+        """
+        identity = KvIdentity(
+            model="lmcache",
+            dtype="bytes",
+            weights=self.weights(),
+            groups=(GroupIdentity(0, 1, ("object",)),),
+            block_bytes=self.block_bytes,
+            packing={"engine": "lmcache"},
+            hash_bytes=HASH_BYTES,
+            is_chained=False,
+        )
+        return identity.layout()

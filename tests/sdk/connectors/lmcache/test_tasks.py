@@ -1,0 +1,256 @@
+"""Tasks of the LMCache plug-in on a real fabric, driven as by LMCache's controllers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.sdk.connectors.lmcache.server_steps import (
+    BLOCK_BYTES,
+    LAYOUT,
+    OBJECT_BYTES,
+    ServerSteps,
+    names,
+    objects,
+    settings,
+)
+from tests.sdk.scripted_agent import AgentConnection, agent_at
+from tests.support.fabric.fabric_host import FabricThread, content, find_on_flash, overwrite
+
+from ostraca.connectors.lmcache.objects import block_hashes
+from ostraca.connectors.lmcache.settings import LmcacheSettings
+from ostraca.connectors.lmcache.tasks import TaskKind
+from ostraca.connectors.transfers.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, STORE_CHUNKS
+from ostraca_cli.testing import small_plan
+from ostraca_fabric.wire.messages import EndSession, Get, Lookup
+
+COUNT = 12
+BLOCKS = 3 * COUNT
+NAMES = names(COUNT)
+CALL_S = 0.5
+"""Longest call on a busy machine; a call with a wait takes seconds."""
+
+
+def pages() -> NDArray[np.uint8]:
+    return content(COUNT, block_bytes=OBJECT_BYTES)
+
+
+def blank() -> NDArray[np.uint8]:
+    return np.zeros((COUNT, OBJECT_BYTES), np.uint8)
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[FabricThread]:
+    with FabricThread(small_plan(tmp_path / "fabric")) as started:
+        yield started
+
+
+@pytest.fixture
+def server(fabric: FabricThread) -> Iterator[ServerSteps]:
+    with ServerSteps(settings(fabric.addresses[0])) as steps:
+        yield steps.wait_for_the_fabric()
+
+
+def test_what_one_server_stores_another_finds_and_loads(fabric: FabricThread, server: ServerSteps) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    with ServerSteps(settings(fabric.addresses[0])) as other:
+        other.wait_for_the_fabric()
+        absent = names(2, model_name="absent")
+        assert other.look_up([*NAMES, *absent]) == [True] * COUNT + [False] * 2
+        memory = blank()
+        assert other.load(NAMES, objects(memory)) == [True] * COUNT
+        assert np.array_equal(memory, pages())
+        assert other.count(LOAD_BYTES) == memory.nbytes
+        assert other.count(LOAD_CHUNKS, "hit") == BLOCKS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_name": "other"},
+        {"kv_rank": 7},
+        {"object_group_id": 1},
+        {"cache_salt": "other"},
+        {"chunk_hash": b"other"},
+    ],
+)
+def test_another_name_finds_and_loads_nothing(server: ServerSteps, changes: dict[str, object]) -> None:
+    server.store_and_find(NAMES[:1], objects(pages()[:1]))
+    other, memory = names(1, **changes), blank()[:1]
+    assert server.look_up(other, {0: LAYOUT, 1: LAYOUT}) == [False]
+    assert server.load(other, objects(memory)) == [False]
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("size_bytes", [OBJECT_BYTES, OBJECT_BYTES - 1, BLOCK_BYTES])
+def test_another_layout_or_size_is_a_miss(server: ServerSteps, size_bytes: int) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    layout, memory = LAYOUT._replace(size_bytes=size_bytes, form="other"), blank()[:, :size_bytes].copy()
+    assert server.load(NAMES, objects(memory, layout)) == [False] * COUNT
+    assert not memory.any()
+
+
+def test_another_revision_of_the_weights_finds_nothing(fabric: FabricThread, server: ServerSteps) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    with ServerSteps(settings(fabric.addresses[0], revision="2")) as other:
+        assert other.wait_for_the_fabric().look_up(NAMES) == [False] * COUNT
+
+
+def test_the_layout_of_stored_objects_wins_over_the_described_one(server: ServerSteps) -> None:
+    assert server.look_up(NAMES, {}) == [False] * COUNT
+    assert server.count(LOOKUP_CHUNKS, "unknown_layout") == COUNT
+    server.store_and_find(NAMES, objects(pages()))
+    assert server.look_up(NAMES, {0: LAYOUT._replace(size_bytes=1)}) == [True] * COUNT
+
+
+def test_an_object_with_a_damaged_block_is_a_miss_and_held_off(
+    fabric: FabricThread, server: ServerSteps
+) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    overwrite(*find_on_flash(fabric.plan, pages()[3][BLOCK_BYTES : 2 * BLOCK_BYTES]), b"\x00" * 64)
+    memory = blank()
+    expected = [number != 3 for number in range(COUNT)]
+    assert server.load(NAMES, objects(memory)) == expected
+    assert np.array_equal(memory[expected], pages()[expected])
+    assert not memory[3][BLOCK_BYTES : 2 * BLOCK_BYTES].any(), "the failed block is not touched"
+    assert server.look_up(NAMES) == expected
+    assert server.count(LOOKUP_CHUNKS, "failed_load") == 3
+
+
+def test_objects_without_memory_or_named_twice_fail_alone(server: ServerSteps) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    memory = blank()
+    given = [None, *objects(memory)[1:]]
+    assert server.load([*NAMES[:2], NAMES[1]], given[:3]) == [False, True, False]
+    assert np.array_equal(memory[1], pages()[1])
+    assert not memory[2].any(), "the second mention is not filled"
+    assert server.store([], []) == server.load([], []) == server.look_up([]) == []
+    assert server.load(NAMES[:1], [None]) == [False]
+
+
+def test_work_beyond_the_limits_is_refused_at_once_and_counted(fabric: FabricThread) -> None:
+    limits = {"stores_inflight_chunks_max": 3, "loads_inflight_chunks_max": 3}
+    with ServerSteps(settings(fabric.addresses[0], **limits)) as server:
+        server.wait_for_the_fabric()
+        assert server.store(NAMES[:2], objects(pages()[:2])) == [True, False]
+        assert server.count(STORE_CHUNKS, "too_many") == 3
+        assert server.load(NAMES[:2], objects(blank()[:2])) == [False, False]
+        assert server.count(LOAD_CHUNKS, "too_many") == 6
+
+
+def test_lookups_beyond_the_limit_are_misses(tmp_path: Path) -> None:
+    with (
+        agent_at(tmp_path / "agent.sock") as agent,
+        ServerSteps(settings(agent.address, lookups_inflight_max=1, lookup_deadline_s=0.5)) as server,
+    ):
+        agent.script[Lookup] = lambda *_: None
+        first = server.wait_for_the_fabric().tasks.look_up(NAMES, {0: LAYOUT})
+        assert server.tasks.take(TaskKind.LOOKUP, first) is None
+        assert server.look_up(NAMES) == [False] * COUNT
+        assert server.count(LOOKUP_CHUNKS, "too_many") == BLOCKS
+        assert server.wait(TaskKind.LOOKUP, first) == [False] * COUNT, "ended by its deadline"
+
+
+def test_deleted_objects_are_named_to_the_fabric_with_their_size(tmp_path: Path) -> None:
+    with agent_at(tmp_path / "agent.sock") as agent, ServerSteps(settings(agent.address)) as server:
+        server.wait_for_the_fabric().store(NAMES, objects(pages()))
+        unknown = names(1, model_name="unknown")
+        assert server.tasks.delete([*NAMES, *unknown]) == [OBJECT_BYTES] * COUNT + [0]
+        server.until(lambda: bool(agent.seen_of(EndSession)))
+        (end,) = agent.seen_of(EndSession)
+        named = [each for name in NAMES for each in block_hashes(name, LAYOUT, BLOCK_BYTES)]
+        assert b"".join(span.hashes for span in end.spans) == b"".join(named)
+
+
+def test_a_server_starts_without_a_fabric_and_uses_it_once_it_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric"))
+    with (
+        caplog.at_level(logging.INFO, LmcacheSettings.LOGGER),
+        ServerSteps(settings(f"unix://{tmp_path}/fabric/agent-0.sock")) as server,
+    ):
+        server.until(lambda: "no fabric yet" in caplog.text)
+        for _ in range(20):
+            assert server.store(NAMES, objects(pages())) == [False] * COUNT
+            assert server.look_up(NAMES) == server.load(NAMES, objects(blank())) == [False] * COUNT
+        for metric in (STORE_CHUNKS, LOOKUP_CHUNKS, LOAD_CHUNKS):
+            assert server.count(metric, "no_fabric") == 20 * BLOCKS
+        assert server.slowest_call_s < CALL_S
+        with host:
+            server.wait_for_the_fabric().store_and_find(NAMES, objects(pages()))
+    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(warnings) == 1, [each.getMessage() for each in warnings]
+
+
+def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(tmp_path: Path) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric")).start()
+    with ServerSteps(settings(host.addresses[0])) as server:
+        server.wait_for_the_fabric().store_and_find(NAMES, objects(pages()))
+        host.stop()
+        sent, server.slowest_call_s = server.requests_sent(), 0.0
+        for _ in range(200):
+            assert not any(server.look_up(NAMES))
+            assert not any(server.store(NAMES, objects(pages())))
+        assert server.requests_sent() - sent < 40, "a storm of requests to a fabric that is gone"
+        assert server.slowest_call_s < CALL_S
+        with host:
+            server.until(lambda: all(server.look_up(NAMES)))
+            memory = blank()
+            assert server.load(NAMES, objects(memory)) == [True] * COUNT
+            assert np.array_equal(memory, pages())
+
+
+def test_tasks_of_two_threads_end_each_with_its_own_result(server: ServerSteps) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    wrong: list[str] = []
+
+    def store() -> None:
+        for turn in range(30):
+            of = names(4, model_name=f"model {turn}")
+            if server.store(of, objects(pages()[:4])) != [True] * 4:
+                wrong.append(f"store {turn}")
+
+    storing = threading.Thread(target=store)
+    storing.start()
+    for turn in range(30):
+        memory = blank()
+        first = server.tasks.look_up(NAMES, {0: LAYOUT})
+        second = server.tasks.look_up([*NAMES[5:], *names(1, model_name="absent")], {0: LAYOUT})
+        assert server.load(NAMES, objects(memory)) == [True] * COUNT
+        assert np.array_equal(memory, pages())
+        assert server.wait(TaskKind.LOOKUP, first) == [True] * COUNT, turn
+        assert server.wait(TaskKind.LOOKUP, second) == [True] * (COUNT - 5) + [False], turn
+    storing.join()
+    assert not wrong
+
+
+def test_tasks_under_way_fail_at_the_close_and_later_ones_at_once(tmp_path: Path) -> None:
+    def keep(connection: AgentConnection, message: Get) -> None:
+        """Leave the get without an answer."""
+
+    with agent_at(tmp_path / "agent.sock") as agent, ServerSteps(settings(agent.address)) as server:
+        agent.script[Get] = keep
+        memory = blank()
+        under_way = server.wait_for_the_fabric().tasks.load(NAMES, objects(memory))
+        server.until(lambda: bool(agent.seen_of(Get)))
+        descriptors = list(server.tasks.descriptors.values())
+        assert len(set(descriptors)) == 3
+        server.tasks.close()
+        server.tasks.close()
+        assert server.tasks.take(TaskKind.LOAD, under_way) == [False] * COUNT
+        for descriptor in descriptors:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.eventfd_write(descriptor, 1)
+        later = server.tasks.look_up(NAMES, {0: LAYOUT})
+        assert server.tasks.take(TaskKind.LOOKUP, later) == [False] * COUNT
+        later = server.tasks.store(NAMES, objects(memory))
+        assert server.tasks.take_all(TaskKind.STORE) == {later: [False] * COUNT}
+        assert server.tasks.delete(NAMES) == [OBJECT_BYTES] * COUNT
+        assert not memory.any()
