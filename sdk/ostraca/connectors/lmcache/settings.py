@@ -20,11 +20,16 @@ class LmcacheSettings(ConnectorSettings):
     LOGGER: ClassVar[str] = "lmcache.ostraca"
     WHERE: ClassVar[str] = "the Ostraca plug-in's adapter_params"
 
+    MAY_BE_ZERO: ClassVar[frozenset[str]] = ConnectorSettings.MAY_BE_ZERO | {"start_wait_s"}
+
     volume: str = "lmcache"
     """First part of the volume's name; the rest is derived from revision and block size."""
 
     block_bytes: int = 4 * MIB
     """Largest block; larger objects are cut into blocks. Servers share objects only with an equal value."""
+
+    start_wait_s: float = 0.0
+    """Longest wait of the start for the fabric. LMCache's benchmark stores at once, and needs a wait."""
 
     lookups_inflight_max: int = 64
     """Lookups under way at once; the objects of further lookups are misses."""
@@ -47,7 +52,7 @@ class LmcacheSettings(ConnectorSettings):
         Raises UsageError if ``weights_file`` can't be read.
         """
         identity = KvIdentity(
-            model="lmcache",
+            model="objects",
             dtype="bytes",
             weights=self.weights(),
             groups=(GroupIdentity(0, 1, ("object",)),),

@@ -35,6 +35,8 @@ from ostraca.connectors.transfers.jobs import RowJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
 from ostraca_fabric.runtime.threads import show_name
 
+_START_POLL_S = 0.01
+
 
 class TaskKind(Enum):
     """Kind of a task; each has its own event descriptor."""
@@ -96,7 +98,10 @@ class L2Tasks:
     """Tasks of one LMCache server. Thread-safe. ``close`` must be called."""
 
     def __init__(self, settings: LmcacheSettings, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Connect in the background. Raises UsageError for a ``weights_file`` that can't be read."""
+        """Connect in the background, after ``start_wait_s`` at most.
+
+        Raises UsageError for a ``weights_file`` that can't be read.
+        """
         layout = settings.layout()
         self._block_bytes = settings.block_bytes
         self._clock_s = clock_s
@@ -120,6 +125,9 @@ class L2Tasks:
         )
         self._thread = threading.Thread(target=self._receive, name="ostraca-l2", daemon=True)
         self._thread.start()
+        until_s = clock_s() + settings.start_wait_s
+        while self.read_refusal and clock_s() < until_s:
+            threading.Event().wait(_START_POLL_S)
 
     @property
     def counters(self) -> ConnectorCounters:

@@ -235,7 +235,7 @@ def test_lmcaches_benchmark_verifies_every_byte(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *(sys.executable, "-c", "from lmcache.cli.main import main; main()", "bench", "l2"),
-                *("--l2-adapter", json.dumps(entry(host.address, block_bytes=MIB))),
+                *("--l2-adapter", json.dumps(entry(host.address, block_bytes=MIB, start_wait_s=20))),
                 *("--num-keys", "8", "--in-flight", "2", "--data-size-kb", "2560", "--rounds", "2"),
                 *("--lookup-max-hit-rate", "0.5", "--no-skip-verify"),
                 *("--format", "json", "--output", str(report), "--quiet"),

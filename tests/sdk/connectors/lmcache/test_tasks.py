@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.sdk.connectors.lmcache.server_steps import (
 )
 from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricThread, content, find_on_flash, overwrite
+from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.lmcache.objects import block_hashes
 from ostraca.connectors.lmcache.settings import LmcacheSettings
@@ -187,6 +189,18 @@ def test_a_server_starts_without_a_fabric_and_uses_it_once_it_is_there(
             server.wait_for_the_fabric().store_and_find(NAMES, objects(pages()))
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1, [each.getMessage() for each in warnings]
+
+
+def test_the_start_waits_for_the_fabric_on_demand_alone(fabric: FabricThread) -> None:
+    with ServerSteps(settings(fabric.addresses[0], start_wait_s=20.0)) as server:
+        assert server.store(NAMES, objects(pages())) == [True] * COUNT
+    began_s = time.monotonic()
+    with ServerSteps(settings("unix:///nobody.sock", start_wait_s=0.2)) as server:
+        assert time.monotonic() - began_s >= 0.2
+        assert server.store(NAMES, objects(pages())) == [False] * COUNT
+    watch = Stopwatch()
+    with ServerSteps(settings("unix:///nobody.sock")):
+        assert watch.took_s < CALL_S
 
 
 def test_a_fabric_that_goes_away_and_comes_back_costs_little_and_is_used_again(tmp_path: Path) -> None:
