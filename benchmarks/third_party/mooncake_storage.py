@@ -38,7 +38,7 @@ COMMIT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
 """Of https://github.com/kvcache-ai/Mooncake, the commit of the recorded figures."""
 
 _JUDGE = "benchmarks/storage_benchmark_v1"
-_TRACE = "FAST25-release/traces/synthetic_trace.jsonl"
+_TRACE = "FAST25-release/traces/conversation_trace.jsonl"
 _SEAM = "DiskHashTable"
 """Name of the judge's store."""
 
