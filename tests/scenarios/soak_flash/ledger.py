@@ -155,8 +155,13 @@ class Ledger:
             self._rewritten[number] = self.is_calm
         self.counts["committed"] += 1
 
+    def found(self, number: int) -> None:
+        """Note that a get or a look-up found a block: it is committed, or a put of it is staged."""
+        if number not in self._tried or number in self._committed or number in self._seen.places:
+            self.existed(number)
+
     def existed(self, number: int) -> None:
-        """Note that a put was answered EXISTS, or a look-up HIT: the block is committed."""
+        """Note that a put was answered EXISTS: the block is committed."""
         if number not in self._tried:
             self.violations.append(f"block {number} was never put, and was found")
         if number in self.damaged:

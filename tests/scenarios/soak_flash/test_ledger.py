@@ -75,6 +75,19 @@ def test_what_exists_is_as_good_as_committed() -> None:
     assert lost(ledger)
 
 
+def test_what_is_found_may_only_be_staged_unless_it_was_committed() -> None:
+    for is_committed in (False, True):
+        ledger = ledger_of({1: 1})
+        ledger.trying([7])
+        if is_committed:
+            ledger.committed(7)
+        ledger.found(7)
+        ledger.see(seen({1: 1}))
+        assert lost(ledger) == is_committed
+    ledger.found(8)
+    assert ledger.violations[-1] == "block 8 was never put, and was found"
+
+
 def test_where_the_ring_went_round_since_nobody_can_tell_and_it_is_counted() -> None:
     ledger = ledger_of({})
     ledger.trying([7])

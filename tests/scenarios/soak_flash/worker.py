@@ -240,7 +240,7 @@ class Worker:
         with self._lock:
             for number, state, reason in zip(numbers, result.states, result.reasons, strict=True):
                 if state == BlockState.HIT:
-                    self._ledger.existed(number)
+                    self._ledger.found(number)
                 elif reason == Reason.NOT_FOUND:
                     self._ledger.missed(number, reason.name, before=before)
                 elif reason == Reason.DAMAGED:
