@@ -90,8 +90,11 @@ async def test_who_is_cancelled_gives_back_whatever_owners_have_pinned_or_pin_la
     assert set(owners.pinned.values()) == {0 if is_cancelled else 1}
 
 
-class RecoveringOwners:
-    """The port ``Owners``: each has read a part of its shards, with the first of the asked blocks."""
+class PartialOwners:
+    """The port ``Owners``: each knows the first of the asked blocks, out of a whole shard or a part."""
+
+    def __init__(self, *, is_recovering: bool) -> None:
+        self._is_recovering = is_recovering
 
     async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         assert isinstance(request, Resolve)
@@ -99,7 +102,9 @@ class RecoveringOwners:
         return Resolved(
             request.request,
             tuple(
-                ShardExtents(part.shard, is_owner=True, owner_epoch=1, found=each, is_recovering=True)
+                ShardExtents(
+                    part.shard, is_owner=True, owner_epoch=1, found=each, is_recovering=self._is_recovering
+                )
                 for part, each in zip(request.shards, found, strict=True)
             ),
         )
@@ -114,12 +119,14 @@ class SuspectDrive(MemoryDrive):
     refuses_reads = True
 
 
+@pytest.mark.parametrize("is_recovering", [False, True])
 @pytest.mark.parametrize("is_suspect", [False, True])
-async def test_an_open_circuit_breaker_hides_no_recovery(is_suspect: bool) -> None:
+async def test_an_open_circuit_breaker_hides_no_recovery(is_suspect: bool, is_recovering: bool) -> None:
+    unknown = Reason.RECOVERING if is_recovering else Reason.NOT_FOUND
     kind = SuspectDrive if is_suspect else MemoryDrive
     drives = {shard.drive: kind(shard.drive, MIB) for shard in E.shards}
     spans = chain_of(range(64))
-    locations = await Locator(OWN, RecoveringOwners(), drives).locate(
+    locations = await Locator(OWN, PartialOwners(is_recovering=is_recovering), drives).locate(
         Routes(fabric_map(E)),
         replace(VOLUME, placement_secret=SECRET),
         spans,
@@ -133,7 +140,7 @@ async def test_an_open_circuit_breaker_hides_no_recovery(is_suspect: bool) -> No
     absent = Counter(map(Reason, locations.reasons[~locations.is_found]))
     if is_suspect:
         assert not found
-        assert absent == {Reason.RECOVERING: 61, Reason.DRIVE_SUSPECT: 3}
+        assert absent == {unknown: 61, Reason.DRIVE_SUSPECT: 3}
     else:
         assert len(found) == 3
-        assert absent == {Reason.RECOVERING: 61}
+        assert absent == {unknown: 61}
