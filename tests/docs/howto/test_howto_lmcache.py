@@ -11,7 +11,7 @@ from ostraca.connectors import lmcache
 from ostraca.connectors.lmcache.settings import LmcacheSettings
 from ostraca.settings import MIB
 
-PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "lmcache.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "engines" / "lmcache.md").read_text()
 
 
 def test_the_configuration_on_the_page_is_one_that_the_plugin_takes() -> None:

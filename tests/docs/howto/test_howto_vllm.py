@@ -12,7 +12,7 @@ from ostraca.connectors.vllm.plugin import TIER_TYPE
 from ostraca.connectors.vllm.settings import METRIC_PREFIX, TierSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "howto" / "vllm.md").read_text()
+PAGE = (DOCS / "howto" / "engines" / "vllm.md").read_text()
 REFERENCE = (DOCS / "reference" / "vllm.md").read_text()
 
 

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 REPOSITORY = Path(__file__).parents[4]
-PAGE = (REPOSITORY / "docs" / "howto" / "vllm.md").read_text()
+PAGE = (REPOSITORY / "docs" / "howto" / "engines" / "vllm.md").read_text()
 START_S = 300.0
 ELSEWHERE = ("pip install", "scripts/setup-vllm", "source ", "vllm serve")
 """Commands with a GPU, or run before the test."""
