@@ -136,7 +136,7 @@ class AuditView(ApiView):
 
     id: str
     at: datetime | None
-    who: str
+    actor: str
     role: str
     action: str
     subject: str
@@ -150,7 +150,7 @@ class PathView(ApiView):
     enclosure: str
     live_paths: int
     paths: int
-    trouble: str
+    error: str
     reservations: str
     """State of NVMe reservations; empty if disabled."""
 
@@ -168,10 +168,10 @@ class AgentView(ApiView):
     version: str
     """Empty if the agent is silent."""
 
-    sentence: str
+    message: str
     """Latest decision of the controller, with the reason."""
 
-    trouble: str
+    error: str
     """Reason of silence; empty if the agent answers."""
 
     paths: tuple[PathView, ...]
@@ -234,12 +234,12 @@ class CapacityView(ApiView):
 
 
 @dataclass(frozen=True, slots=True)
-class TroubleView(ApiView):
+class DriveProblemView(ApiView):
     """Problem of a drive, as seen by an agent."""
 
     agent: str
     health: Health
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class DriveView(ApiView):
     """Worst health reported by an agent. Held off: the circuit breaker refuses reads or writes, except for
     trials. Unknown: no responding agent has a path to the drive."""
 
-    troubles: tuple[TroubleView, ...]
+    problems: tuple[DriveProblemView, ...]
     wear: DriveWear | None
     """Latest report of the enclosure daemon; null without a report."""
 
@@ -373,7 +373,7 @@ def operation_view(operation: Operation) -> OperationView:
 
 def audit_view(entry: AuditEntry) -> AuditView:
     """Return the view of an audit entry."""
-    return view_of(AuditView, entry, at=_when(entry.unix_s))
+    return view_of(AuditView, entry, at=_when(entry.unix_s), actor=entry.who)
 
 
 def enclosure_view(

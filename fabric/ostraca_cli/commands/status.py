@@ -140,7 +140,7 @@ def as_json(status: FabricStatus) -> str:
     """Return JSON with ``agents`` as received, and the ``silent`` agents."""
     import msgspec
 
-    silent = [{"agent": agent, "address": where, "why": why} for agent, where, why in status.silent]
+    silent = [{"agent": agent, "address": where, "reason": why} for agent, where, why in status.silent]
     return msgspec.json.format(msgspec.json.encode({"agents": status.agents, "silent": silent})).decode()
 
 

@@ -41,7 +41,7 @@ def test_settings_are_set_all_at_once_with_an_audit_entry(service: AdminService)
     late = service.ask("PUT", PATH, {}, headers={"If-Match": '"0"'})
     assert (late.status, kept(service)) == (412, set_now)
     (entry,) = service.ask("GET", "/v1/audit").body["items"]
-    assert (entry["who"], entry["action"], entry["subject"]) == ("alice", f"PUT {PATH}", "settings")
+    assert (entry["actor"], entry["action"], entry["subject"]) == ("alice", f"PUT {PATH}", "settings")
     assert '"requests_max":64' in entry["detail"]
     assert service.ask("PUT", PATH, {}).body == UNSET
     assert kept(service) == LiveSettings()

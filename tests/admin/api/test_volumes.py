@@ -33,7 +33,7 @@ def kept(service: AdminService) -> tuple[Switch | None, int]:
 
 def audited(service: AdminService) -> list[tuple[str, str, str]]:
     entries = service.ask("GET", "/v1/audit").body["items"]
-    return [(entry["who"], entry["action"], entry["subject"]) for entry in entries]
+    return [(entry["actor"], entry["action"], entry["subject"]) for entry in entries]
 
 
 def test_a_switch_is_written_with_its_audit_entry_and_the_same_again_changes_nothing(

@@ -300,7 +300,7 @@ def test_a_view_that_is_not_on_a_terminal_has_no_control_characters() -> None:
 def test_the_json_holds_all_that_the_agents_said() -> None:
     decoded = msgspec.json.decode(as_json(STATUS))
     assert msgspec.convert(decoded["agents"], tuple[AgentStatus, ...]) == STATUS.agents
-    assert decoded["silent"] == [{"agent": "agent-1", "address": "unix:///b", "why": "it is stopped"}]
+    assert decoded["silent"] == [{"agent": "agent-1", "address": "unix:///b", "reason": "it is stopped"}]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from ostraca_admin.api.forms import ListPage
 from ostraca_admin.api.views import (
     AgentView,
     CapacityView,
+    DriveProblemView,
     DriveView,
     Health,
     MapView,
     PathView,
     ShardView,
-    TroubleView,
     view_of,
 )
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
@@ -109,11 +109,15 @@ def _agent(fabric_map: FabricMap, agent: AgentId, answer: AgentStatus | str) -> 
         is_leaving=record.is_leaving,
         shards=owned,
         version=status.version if status else "",
-        sentence=status.sentence if status else "",
-        trouble="" if isinstance(answer, AgentStatus) else answer,
+        message=status.sentence if status else "",
+        error="" if isinstance(answer, AgentStatus) else answer,
         paths=tuple(
             view_of(
-                PathView, each, live_paths=sum(path.is_live for path in each.paths), paths=len(each.paths)
+                PathView,
+                each,
+                live_paths=sum(path.is_live for path in each.paths),
+                paths=len(each.paths),
+                error=each.trouble,
             )
             for each in (status.paths if status else ())
         ),
@@ -169,8 +173,8 @@ def _drive(
         state=enclosure.state.value,
         hits=sum(each.hits for each in held.values()),
         health=max(map(_health, held.values()), key=_HEALTHS.index, default="unknown"),
-        troubles=tuple(
-            TroubleView(agent, _health(each), each.why) for agent, each in held.items() if each.why
+        problems=tuple(
+            DriveProblemView(agent, _health(each), each.why) for agent, each in held.items() if each.why
         ),
         wear=report.wear if report else None,
     )

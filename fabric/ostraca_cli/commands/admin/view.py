@@ -80,7 +80,7 @@ def operation_view(operation: OperationView, *, is_live: bool = False) -> Group:
 
 def audit_text(entry: AuditView) -> str:
     """Return an entry of the audit log as a line."""
-    text = f"{time_text(entry.at)}  {entry.who} ({entry.role})  {entry.action}  {entry.detail}"
+    text = f"{time_text(entry.at)}  {entry.actor} ({entry.role})  {entry.action}  {entry.detail}"
     return printable(text.rstrip())
 
 
@@ -105,11 +105,11 @@ def _enclosure_facts(enclosure: EnclosureView) -> Sequence[tuple[str, str]]:
 
 def _agent_notes(agent: AgentView) -> Iterator[Text]:
     """Yield the last decision of an agent or the reason of silence, and lost paths."""
-    if agent.trouble or agent.sentence:
-        yield _text(f"{agent.id}: {agent.trouble or agent.sentence}", "red" * bool(agent.trouble))
+    if agent.error or agent.message:
+        yield _text(f"{agent.id}: {agent.error or agent.message}", "red" * bool(agent.error))
     for path in agent.paths:
-        if path.trouble:
-            yield _text(f"{agent.id}: enclosure {path.enclosure}: {path.trouble}", "yellow")
+        if path.error:
+            yield _text(f"{agent.id}: enclosure {path.enclosure}: {path.error}", "yellow")
 
 
 def _reached(agent: AgentView) -> str:
@@ -240,8 +240,8 @@ _LISTS: dict[str, tuple[type[Any], *tuple[_Column, ...]]] = {
 _NOTES: dict[str, Callable[[Any], Iterable[Text]]] = {
     "agents": _agent_notes,
     "drives": lambda drive: (
-        _text(f"{drive.id}: {problem.agent}: {problem.health}: {problem.why}", "yellow")
-        for problem in drive.troubles
+        _text(f"{drive.id}: {problem.agent}: {problem.health}: {problem.reason}", "yellow")
+        for problem in drive.problems
     ),
 }
 """Lines about an item after the table."""

@@ -60,7 +60,7 @@ def _superblock_rows(pages: bytes, offset: int) -> Iterator[Row]:
         found = copy.superblock
         if found is None:
             begin = pages[number * PAGE_BYTES :][:32].hex()
-            yield {**row, "why": copy.why, "begins_with": begin}
+            yield {**row, "reason": copy.why, "begins_with": begin}
             continue
         geometry = found.geometry
         yield {
