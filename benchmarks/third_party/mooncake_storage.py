@@ -15,27 +15,26 @@ import contextlib
 import hashlib
 import importlib
 import io
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 import ostraca
+from benchmarks.third_party import comparison
 from ostraca_cli.tools.bench.fabric import running_fabric
 from ostraca_fabric.errors import UsageError
 
 COMMIT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
-"""Of https://github.com/kvcache-ai/Mooncake, the commit of the recorded figures."""
+"""Commit of the recorded figures."""
+
+_URL = "https://github.com/kvcache-ai/Mooncake"
 
 _JUDGE = "benchmarks/storage_benchmark_v1"
 _TRACE = "FAST25-release/traces/conversation_trace.jsonl"
@@ -44,7 +43,6 @@ _SEAM = "DiskHashTable"
 
 _MODEL = "kimi-k2.6"
 _DEADLINE_S = 10.0
-_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +155,8 @@ class FabricStore:
 
 def load_judge(source: Path) -> ModuleType:
     """Import the judge from a checkout. Raises UsageError for another folder."""
-    folder = source / _JUDGE
-    if not (folder / "benchmark.py").is_file():
-        raise UsageError(
-            f"{folder} has no benchmark.py: clone https://github.com/kvcache-ai/Mooncake, check {COMMIT} "
-            "out, and give the clone as --source"
-        )
-    sys.path.insert(0, str(folder))
+    comparison.check_source(source, f"{_JUDGE}/benchmark.py", url=_URL, commit=COMMIT)
+    sys.path.insert(0, str(source / _JUDGE))
     return importlib.import_module("benchmark")
 
 
@@ -183,43 +176,21 @@ def replay(judge: ModuleType, options: argparse.Namespace, directory: Path) -> S
 
 def compare(judge: ModuleType, options: argparse.Namespace) -> dict[str, list[Score]]:
     """Replay with both stores in turns, each time an empty one."""
-    scores: dict[str, list[Score]] = {"plain file": [], "fabric": []}
     own_store = getattr(judge, _SEAM)
-    for turn in range(options.runs):
-        with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-            scores["plain file"].append(replay(judge, options, Path(folder) / "file"))
-        with (
-            tempfile.TemporaryDirectory(dir=options.directory) as folder,
-            running_fabric(Path(folder), "--capacity", options.capacity, "--dram", options.dram) as fabric,
-            ostraca.connect(fabric.address) as client,
-        ):
+
+    def with_file(folder: Path, _: int) -> Score:
+        return replay(judge, options, folder / "file")
+
+    def with_fabric(folder: Path, _: int) -> Score:
+        shape = ("--capacity", options.capacity, "--dram", options.dram)
+        with running_fabric(folder, *shape) as fabric, ostraca.connect(fabric.address) as client:
             judge.__dict__[_SEAM] = partial(FabricStore, client, judge.latency_stats)
             try:
-                scores["fabric"].append(replay(judge, options, Path(folder)))
+                return replay(judge, options, folder)
             finally:
                 judge.__dict__[_SEAM] = own_store
-        print(f"run {turn + 1} of {options.runs}", file=sys.stderr)
-    return scores
 
-
-def table(scores: dict[str, list[Score]]) -> str:
-    """Format the medians, and the ratio to the judge's own store."""
-    names = list(Score.__slots__)
-    rows = [["", *names]]
-    for store, each in scores.items():
-        rows.append([store, *(f"{median(getattr(score, name) for score in each):.4g}" for name in names)])
-    ratios = [
-        median(
-            getattr(ours, name) / max(getattr(theirs, name), 1e-9)
-            for theirs, ours in zip(*scores.values(), strict=True)
-        )
-        for name in names
-    ]
-    rows.append(["ratio", *(f"{ratio:.2f}" for ratio in ratios)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    )
+    return comparison.compare({"plain file": with_file, "fabric": with_fabric}, options)
 
 
 def main() -> int:
@@ -230,29 +201,13 @@ def main() -> int:
     parser.add_argument(
         "--page-tokens", type=int, default=16, help="tokens of a page; 16: 1.1 MB (default: %(default)s)"
     )
-    parser.add_argument("--runs", type=int, default=_RUNS, help="of each store (default: %(default)s)")
-    parser.add_argument("--capacity", default="6GiB", help="of the fabric's flash (default: %(default)s)")
-    parser.add_argument("--dram", default="0", help="of the fabric's cache (default: %(default)s)")
-    parser.add_argument("--directory", type=Path, help="for files and drives (default: the system's)")
-    parser.add_argument("--json", type=Path, help="write every score there")
+    comparison.add_options(parser, runs=3, capacity="6GiB")
     options = parser.parse_args()
     try:
         judge = load_judge(options.source)
     except UsageError as error:
         parser.error(str(error))
-    told = subprocess.run(
-        ["git", "-C", str(options.source), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    if told.stdout.strip() != COMMIT:
-        print(f"the checkout is {told.stdout.strip() or 'no commit'}, not {COMMIT}", file=sys.stderr)
-    scores = compare(judge, options)
-    print(table(scores))
-    if options.json:
-        listed = {
-            store: [{name: getattr(score, name) for name in Score.__slots__} for score in each]
-            for store, each in scores.items()
-        }
-        options.json.write_text(json.dumps(listed, indent=2) + "\n")
+    comparison.report(compare(judge, options), options)
     return 0
 
 
