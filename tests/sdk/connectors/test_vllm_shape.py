@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ostraca.connectors.vllm.shape import VARIABLE, hash_seed_problem
+from ostraca.connectors.transfers.hash_seed import VARIABLE
+from ostraca.connectors.vllm.shape import common_seed, hash_seed_problem
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,12 @@ def test_a_random_seed_is_told_where_hashes_depend_on_it(
     if differs:
         assert f"{VARIABLE} is {repr(seed) if seed else 'not set'}" in why
         assert f"Set {VARIABLE} to the same number" in why
+
+
+@pytest.mark.parametrize(
+    ("hash_bytes", "seed", "common"), [(16, "7", "7"), (16, "random", ""), (16, None, ""), (32, "7", "")]
+)
+def test_engines_must_agree_on_a_fixed_seed_of_seeded_hashes(
+    hash_bytes: int, seed: str | None, common: str
+) -> None:
+    assert common_seed(hash_bytes, {} if seed is None else {VARIABLE: seed}) == common

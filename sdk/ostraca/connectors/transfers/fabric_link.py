@@ -6,6 +6,7 @@ handles failover and reconnects.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from itertools import chain, repeat
@@ -13,6 +14,7 @@ from itertools import chain, repeat
 import ostraca
 from ostraca.client import Client
 from ostraca.connectors.kv_identity.identity import volume_name
+from ostraca.connectors.transfers.hash_seed import other_seed_problem
 from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
@@ -34,6 +36,7 @@ class FabricLink:
         self._block_bytes = block_bytes
         self._changing = threading.Lock()  # held while layout, volume, client or end change
         self._layout = layout
+        self._hash_seed = ""
         self._volume: Volume | None = None
         self.client: Client | None = None
         """The client once connected: its operations outlive a change of volumes."""
@@ -56,13 +59,13 @@ class FabricLink:
             self._start()
         return self._volume
 
-    def switch_layout(self, layout: Layout | None) -> None:
+    def switch_layout(self, layout: Layout | None, *, hash_seed: str = "") -> None:
         """Open this layout's volume in place of the previous volume; None leaves all volumes closed.
 
-        Does not wait.
+        Does not wait. A *hash_seed* is compared with the other engines' seed, and a difference is logged.
         """
         with self._changing:
-            self._layout, self._volume = layout, None
+            self._layout, self._volume, self._hash_seed = layout, None, hash_seed
         self._start()
 
     def close(self) -> None:
@@ -99,6 +102,14 @@ class FabricLink:
                 if is_current and not self._task.is_closed:
                     self._volume = volume
             self._log_once(f"uses {volume!r} by {self.client!r}", logging.INFO)
+            if is_current and self._hash_seed:
+                self._compare_hash_seed(volume)
+
+    def _compare_hash_seed(self, volume: Volume) -> None:
+        with contextlib.suppress(OstracaError):
+            problem = other_seed_problem(volume, self._hash_seed)
+            if problem:
+                self._log.warning("Ostraca: %s", problem)
 
     def _open(self, layout: Layout) -> Volume:
         """Open the layout's volume, connecting first if necessary.

@@ -24,6 +24,7 @@ from ostraca.connectors.transfers.counters import (
     ConnectorMetric,
     MetricSample,
 )
+from ostraca.connectors.transfers.explain_command import explain_command
 from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.transfers.health import FabricHealth
@@ -79,8 +80,8 @@ class FabricOperations:
         self._tokens_per_chunk = tokens_per_chunk
         self._clock_s = clock_s
         self._log = logging.getLogger(settings.LOGGER)
-        self._pending_lookups: dict[Hashable, tuple[bytes, ...]] = {}
-        """Submitted lookups: the chunks of each, chain after chain."""
+        self._pending_lookups: dict[Hashable, Sequence[Run]] = {}
+        """Submitted lookups: the runs of each."""
         self._prefetches: dict[Hashable, int] = {}
         """Submitted prefetches, and their chunks."""
         self._transfers = Transfers()
@@ -110,7 +111,7 @@ class FabricOperations:
         )
         if ticket is None:
             return False
-        self._pending_lookups[ticket] = tuple(key for run in runs for key in run.keys)
+        self._pending_lookups[ticket] = runs
         return True
 
     def load(self, job: RowJob, runs: Sequence[Run], unplaced: Sequence[bytes]) -> None:
@@ -222,8 +223,7 @@ class FabricOperations:
             self._refuse(job, run.keys, metric, "not_submitted")
             return
         self._transfers.add(job.job_id, ticket, run.keys)
-        if self._log.isEnabledFor(logging.DEBUG) and (volume := self._link.volume()) is not None:
-            self._log_explain_command(volume, run.chain)
+        self._log_explain_command(run.chain, f"{len(run.keys)} chunks under way")
 
     # Ended operations.
 
@@ -240,9 +240,9 @@ class FabricOperations:
                 self._log.warning("Ostraca: a request ended with an error: %s", done.error)
             if self._prefetches.pop(done.ticket, None) is not None:
                 continue
-            keys = self._pending_lookups.pop(done.ticket, None)
-            if keys is not None:
-                self._ended.answers.extend(self._answers(keys, done.result))
+            runs = self._pending_lookups.pop(done.ticket, None)
+            if runs is not None:
+                self._ended.answers.extend(self._answers(runs, done.result))
             else:
                 self._ended.jobs.extend(self._ended_transfer(done.ticket, done.result))
 
@@ -274,7 +274,8 @@ class FabricOperations:
             MetricSample(IS_USABLE, "", int(not self.health.read_refusal)),
         ]
 
-    def _answers(self, keys: tuple[bytes, ...], result: object) -> list[Answer]:
+    def _answers(self, runs: Sequence[Run], result: object) -> list[Answer]:
+        keys = [key for run in runs for key in run.keys]
         if not isinstance(result, LookupResult):
             self.counters.add(LOOKUP_CHUNKS, "error", len(keys))
             return [(key, False) for key in keys]
@@ -282,6 +283,8 @@ class FabricOperations:
         reasons = b"".join(chain.reason_codes for chain in result.chains)
         self.counters.add_outcomes(LOOKUP_CHUNKS, BlockState, codes, reasons)
         self.health.record_read(reasons)
+        if BlockState.HIT not in codes:
+            self._log_explain_command(runs[0].chain, f"none of {len(keys)} chunks is found")
         return [(key, code == BlockState.HIT) for key, code in zip(keys, codes, strict=True)]
 
     def _ended_transfer(self, ticket: Hashable, result: object) -> list[TransferJob]:
@@ -324,16 +327,8 @@ class FabricOperations:
         tokens = len(run.keys) * self._tokens_per_chunk[run.chain.group]
         return tokens / self._settings.prefill_tokens_per_s
 
-    def _log_explain_command(self, volume: Volume, chain: Chain) -> None:
+    def _log_explain_command(self, chain: Chain, news: str) -> None:
         """Log the command that explains the first of these chunks."""
-        span = chain[:1].span()
-        self._log.debug(
-            "Ostraca: %d chunks under way; explain the first with: "
-            "ostraca explain %s --root %s --group %d --volume %s --tenant %s",
-            len(chain),
-            span.hashes.hex(),
-            span.units.hex(),
-            span.group,
-            volume.name,
-            volume.tenant,
-        )
+        volume = self._link.volume()
+        if volume is not None and self._log.isEnabledFor(logging.DEBUG):
+            self._log.debug("Ostraca: %s; explain the first with: %s", news, explain_command(volume, chain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -9,10 +10,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ostraca.client import Client
+from ostraca.connectors.transfers.explain_command import explain_command
 from ostraca.connectors.transformers.pages import ModelPages
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.outcome import Ack
+
+log = logging.getLogger("ostraca.transformers")
 
 
 class PrefixCache:
@@ -48,6 +52,11 @@ class PrefixCache:
         chain = pages.chain(tokens[:-1])
         found = pages.volume.lookup(chain, deadline_s=self._deadline_s).prefix
         if not found:
+            if len(chain):
+                log.debug(
+                    "Ostraca: no page is found; explain the first with: %s",
+                    explain_command(pages.volume, chain),
+                )
             return cache
         shape = (2 * pages.layers, 1, pages.kv_heads, found * pages.page_tokens, pages.head_dim)
         states = torch.empty(shape, dtype=pages.dtype, device=self._device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ostraca.connectors.transfers.hash_seed import VARIABLE
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import BLOCK_BYTES_MAX
 
@@ -22,7 +23,6 @@ def check_chunk_bytes(chunk_bytes: int) -> None:
         )
 
 
-VARIABLE = "PYTHONHASHSEED"
 _ALIKE_SINCE = (0, 29)
 _XXHASH_BYTES = 16
 _RANDOM = ("", "random")
@@ -50,3 +50,9 @@ def _release(version: str) -> tuple[int, ...]:
     """Read the first two numbers of a version; without numbers, count as new."""
     numbers = version.split(".")[:2]
     return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else _ALIKE_SINCE
+
+
+def common_seed(hash_bytes: int, environment: Mapping[str, str]) -> str:
+    """Return the seed that all engines must share; empty if hashes have none, or a random one."""
+    seed = environment.get(VARIABLE, "")
+    return seed if hash_bytes == _XXHASH_BYTES and seed not in _RANDOM else ""

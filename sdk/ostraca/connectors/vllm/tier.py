@@ -32,7 +32,7 @@ from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
-from ostraca.connectors.vllm.shape import check_chunk_bytes, hash_seed_problem
+from ostraca.connectors.vllm.shape import check_chunk_bytes, common_seed, hash_seed_problem
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import Layout
 
@@ -280,7 +280,7 @@ class Tier:
         if weights != self._weights:
             self._weights = weights
             self._identity = replace(self._identity, weights=weights or "")
-            self._link.switch_layout(self._layout())
+            self._switch_layout()
 
     def _adopt_hash_bytes(self, hash_bytes: int) -> None:
         """Move to the volume of another hash length, as shown by a key."""
@@ -289,7 +289,10 @@ class Tier:
         if why:
             log.warning("Ostraca: %s", why)
         self._identity = replace(self._identity, hash_bytes=hash_bytes)
-        self._link.switch_layout(self._layout())
+        self._switch_layout()
+
+    def _switch_layout(self) -> None:
+        self._link.switch_layout(self._layout(), hash_seed=common_seed(self._identity.hash_bytes, os.environ))
 
     def _layout(self) -> Layout | None:
         """Return the layout of the volume to use, None while no volume is to be used."""
