@@ -19,7 +19,7 @@ from ostraca.connectors.conformance.ports import (
     ConnectorUnderTest,
     EngineOptions,
     FabricUnderTest,
-    Loaded,
+    LoadedPages,
     Pages,
 )
 from ostraca.connectors.conformance.scenarios import SCENARIOS, run
@@ -31,7 +31,7 @@ __all__ = [
     "ConnectorUnderTest",
     "EngineOptions",
     "FabricUnderTest",
-    "Loaded",
+    "LoadedPages",
     "Pages",
     "markdown_table",
     "run",

@@ -1,4 +1,4 @@
-"""Bench: steps that scenarios have in common."""
+"""ConformanceBench: steps that scenarios have in common."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ConformanceBench:
     """Connector and fabric of one scenario."""
 
     connector: Connector

@@ -33,7 +33,7 @@ class EngineOptions:
     """Deadline of each lookup, load and store."""
 
 
-class Loaded(NamedTuple):
+class LoadedPages(NamedTuple):
     """Result of a load."""
 
     are_good: Sequence[bool]
@@ -44,7 +44,7 @@ class Loaded(NamedTuple):
 
 
 class ConnectorUnderTest(Protocol):
-    """Connector of one engine. One thread calls at a time; every method waits for the result.
+    """Connector of one engine. Calls come one at a time, and wait for the result.
 
     A prompt's name and a position name a page. Engines give equal hashes to equal names, except for hash
     algorithms that depend on the seed.
@@ -62,7 +62,7 @@ class ConnectorUnderTest(Protocol):
     def lookup(self, prompt: str, count: int) -> Sequence[bool]:
         """Tell which of the first pages can be loaded; a page behind a missing page may be missing, too."""
 
-    def load(self, prompt: str, count: int) -> Loaded:
+    def load(self, prompt: str, count: int) -> LoadedPages:
         """Load the first pages of a prompt into the engine's memory."""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from ostraca.connectors.conformance.bench import (
     PAGES,
     PROMPT,
     SHORT_S,
-    Bench,
+    ConformanceBench,
     content,
     find,
     load,
@@ -43,14 +43,14 @@ _DIALS_MAX = 20
 
 def run(scenario: str, connector: Connector, fabric: FabricUnderTest) -> None:
     """Run a scenario by name on a fabric not yet started. Raises AssertionError on failure."""
-    SCENARIOS[scenario](Bench(connector, fabric))
+    SCENARIOS[scenario](ConformanceBench(connector, fabric))
 
 
-def _flipped(bench: Bench) -> None:
+def _flipped(bench: ConformanceBench) -> None:
     _damaged(bench, lambda pages: np.append(pages[_DAMAGED, :99], pages[_DAMAGED, 99] ^ np.uint8(1)))
 
 
-def _truncated(bench: Bench) -> None:
+def _truncated(bench: ConformanceBench) -> None:
     def cut(pages: Pages) -> Pages:
         half = pages.shape[1] // 2
         return np.concatenate([pages[_DAMAGED, :half], np.zeros(half, np.uint8)])
@@ -58,11 +58,11 @@ def _truncated(bench: Bench) -> None:
     _damaged(bench, cut)
 
 
-def _swapped(bench: Bench) -> None:
+def _swapped(bench: ConformanceBench) -> None:
     _damaged(bench, lambda pages: pages[_DAMAGED + 1])
 
 
-def _stale(bench: Bench) -> None:
+def _stale(bench: ConformanceBench) -> None:
     """Put the bytes that an earlier layout had for the same page in the page's place."""
     bench.fabric.start()
     with bench.engine("earlier") as engine:
@@ -72,7 +72,7 @@ def _stale(bench: Bench) -> None:
     _damaged(bench, lambda _: earlier[_DAMAGED])
 
 
-def _damaged(bench: Bench, damage: Callable[[Pages], Pages]) -> None:
+def _damaged(bench: ConformanceBench, damage: Callable[[Pages], Pages]) -> None:
     """Damage a stored page on flash: the page is missing, and pages before it are not.
 
     *damage* returns new bytes for the beginning of the damaged page's first block.
@@ -93,7 +93,7 @@ def _damaged(bench: Bench, damage: Callable[[Pages], Pages]) -> None:
         until(lambda: not engine.lookup(PROMPT, PAGES)[_DAMAGED], "a damaged page is found for ever")
 
 
-def _late(bench: Bench) -> None:
+def _late(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine(deadline_s=SHORT_S) as engine:
         pages = content(engine)
@@ -108,7 +108,7 @@ def _late(bench: Bench) -> None:
         assert np.array_equal(memory, before), "bytes landed after the end of the load"
 
 
-def _stuck(bench: Bench) -> None:
+def _stuck(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine(deadline_s=SHORT_S) as engine:
         pages = content(engine)
@@ -121,7 +121,7 @@ def _stuck(bench: Bench) -> None:
         load_all(engine, pages)
 
 
-def _storm(bench: Bench) -> None:
+def _storm(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine() as engine:
         pages = content(engine)
@@ -134,7 +134,7 @@ def _storm(bench: Bench) -> None:
         assert 0 < len(calls) <= _DIALS_MAX, f"{len(calls)} calls in {_STORM_S} s to an agent that hangs up"
 
 
-def _absent(bench: Bench) -> None:
+def _absent(bench: ConformanceBench) -> None:
     with bench.engine() as engine:
         pages = content(engine)
         for _ in range(_TURNS):
@@ -145,7 +145,7 @@ def _absent(bench: Bench) -> None:
         load_all(engine, pages)
 
 
-def _gone_and_back(bench: Bench) -> None:
+def _gone_and_back(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine() as engine:
         pages = content(engine)
@@ -158,7 +158,7 @@ def _gone_and_back(bench: Bench) -> None:
         load_all(engine, pages)
 
 
-def _killed(bench: Bench) -> None:
+def _killed(bench: ConformanceBench) -> None:
     """Kill the agent during loads and stores."""
     bench.fabric.start()
     with bench.engine() as engine:
@@ -180,7 +180,7 @@ def _killed(bench: Bench) -> None:
         load_all(engine, pages)
 
 
-def _two_engines(bench: Bench) -> None:
+def _two_engines(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine() as one, bench.engine() as other:
         pages = content(one)
@@ -198,7 +198,7 @@ def _two_engines(bench: Bench) -> None:
             load_all(engine, pages)
 
 
-def _restart(bench: Bench) -> None:
+def _restart(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine() as engine:
         pages = content(engine)
@@ -211,7 +211,7 @@ def _restart(bench: Bench) -> None:
         bench.fabric.start()
 
 
-def _wrong_layout(bench: Bench) -> None:
+def _wrong_layout(bench: ConformanceBench) -> None:
     bench.fabric.start()
     with bench.engine() as engine, bench.engine("other") as other:
         pages, others = content(engine), content(other, seed=1)
@@ -223,7 +223,7 @@ def _wrong_layout(bench: Bench) -> None:
         load_all(engine, pages)
 
 
-def _seeds(bench: Bench) -> None:
+def _seeds(bench: ConformanceBench) -> None:
     """Two engines with different seeds share pages, or a log line names the variable to set."""
     bench.fabric.start()
     for seeds in (("1", "2"), (RANDOM_SEED, RANDOM_SEED)):
@@ -238,7 +238,7 @@ def _seeds(bench: Bench) -> None:
             )
 
 
-def _explained(bench: Bench) -> None:
+def _explained(bench: ConformanceBench) -> None:
     """Find the command in the log of an engine without hits, and run the command."""
     bench.fabric.start()
     with bench.log() as lines, bench.engine() as engine:

@@ -10,7 +10,7 @@ from tests.sdk.connectors.conformance.options import deadlines
 from tests.sdk.connectors.lmcache import server_steps
 from tests.sdk.connectors.lmcache.server_steps import ServerSteps
 
-from ostraca.connectors.conformance import Connector, EngineOptions, Loaded, Pages
+from ostraca.connectors.conformance import Connector, EngineOptions, LoadedPages, Pages
 from ostraca.connectors.lmcache.objects import L2Object, ObjectName
 from ostraca.connectors.lmcache.settings import LmcacheSettings
 
@@ -41,9 +41,9 @@ class LmcacheServer:
     def lookup(self, prompt: str, count: int) -> Sequence[bool]:
         return self._steps.look_up(self._names(prompt, count), {0: self._layout})
 
-    def load(self, prompt: str, count: int) -> Loaded:
+    def load(self, prompt: str, count: int) -> LoadedPages:
         memory = np.zeros((count, self.page_bytes), np.uint8)
-        return Loaded(self._steps.load(self._names(prompt, count), self._objects(memory)), memory)
+        return LoadedPages(self._steps.load(self._names(prompt, count), self._objects(memory)), memory)
 
     def close(self) -> None:
         self._steps.tasks.close()

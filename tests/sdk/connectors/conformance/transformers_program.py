@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 import ostraca
-from ostraca.connectors.conformance import Connector, EngineOptions, Loaded, Pages
+from ostraca.connectors.conformance import Connector, EngineOptions, LoadedPages, Pages
 from ostraca.connectors.transformers import PrefixCache
 from ostraca.connectors.transformers.prefix_cache import states_of
 
@@ -85,11 +85,11 @@ class TransformersProgram:
     def lookup(self, prompt: str, count: int) -> Sequence[bool]:
         return self.load(prompt, count).are_good
 
-    def load(self, prompt: str, count: int) -> Loaded:
+    def load(self, prompt: str, count: int) -> LoadedPages:
         memory = np.zeros((count, self.page_bytes), np.uint8)
         cache = self._cache()
         if cache is None:
-            return Loaded([False] * count, memory)
+            return LoadedPages([False] * count, memory)
         loaded = cache.load(self._tokens(prompt, count))
         found = loaded.get_seq_length() // PAGE_TOKENS
         if found:
@@ -97,7 +97,7 @@ class TransformersProgram:
             for page in range(found):
                 part = states[:, :, :, page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS].contiguous()
                 memory[page] = part.view(-1).view(torch.uint8).numpy()
-        return Loaded([number < found for number in range(count)], memory)
+        return LoadedPages([number < found for number in range(count)], memory)
 
     def close(self) -> None:
         if self._client is not None:

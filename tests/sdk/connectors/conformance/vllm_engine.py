@@ -11,7 +11,7 @@ from tests.sdk.connectors import engine_steps
 from tests.sdk.connectors.conformance.options import deadlines
 from tests.sdk.connectors.engine_steps import EngineSteps
 
-from ostraca.connectors.conformance import Connector, EngineOptions, Loaded, Pages
+from ostraca.connectors.conformance import Connector, EngineOptions, LoadedPages, Pages
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.settings import LOGGER
 
@@ -61,12 +61,12 @@ class VllmEngine:
         self._steps.tier.end_request(request)
         return [state is ChunkState.PRESENT for state in states]
 
-    def load(self, prompt: str, count: int) -> Loaded:
+    def load(self, prompt: str, count: int) -> LoadedPages:
         request, keys = self._begin(prompt, count)
         rows = self._rows(count)
         loaded = self._steps.load(request, keys, rows.start).succeeded
         self._steps.tier.end_request(request)
-        return Loaded([key in loaded for key in keys], self._steps.rows[rows])
+        return LoadedPages([key in loaded for key in keys], self._steps.rows[rows])
 
     def close(self) -> None:
         self._steps.tier.close()
