@@ -94,11 +94,8 @@ class OstracaL2Adapter(L2AdapterInterface):
 
     def report_status(self) -> dict[str, Any]:
         """Return counts and state. A missing fabric is no ill health of LMCache's server."""
-        counts = {
-            f"{metric.name}_{label}" if label else metric.name: count
-            for (metric, label), count in dict(self._tasks.counters.total).items()
-        }
-        return {"is_healthy": True, "refusal": self._tasks.read_refusal, "counters": counts}
+        counters = self._tasks.counters.by_name()
+        return {"is_healthy": True, "refusal": self._tasks.read_refusal, "counters": counters}
 
     def close(self) -> None:
         """End the connection, and close the descriptors."""

@@ -68,6 +68,15 @@ class ConnectorCounters:
                 self.total[metric, label] += count
                 self._new[metric, label] += count
 
+    def by_name(self) -> dict[str, int]:
+        """Return the totals; a label follows the metric's name."""
+        with self._counting:
+            totals = dict(self.total)
+        return {
+            f"{metric.name}_{label}" if label else metric.name: count
+            for (metric, label), count in totals.items()
+        }
+
     def take(self) -> list[MetricSample]:
         """Return the increases since the last call."""
         with self._counting:
