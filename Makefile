@@ -22,6 +22,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PYTEST_JOBS) --dist load --ma
 READY := .venv/.ready
 READY_VLLM := .venv-vllm/.ready
 READY_LMCACHE := .venv-lmcache/.ready
+READY_SGLANG := .venv-sglang/.ready
 CODE := fabric dpu_agent enclosure sdk
 NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch])
 
@@ -51,6 +52,10 @@ test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment
 .PHONY: test-lmcache
 test-lmcache: $(READY_LMCACHE) ## Run LMCache's storage manager and benchmark on a CPU, in an environment of its own (1.7 GB)
 	@LMCACHE_TRACK_USAGE=false .venv-lmcache/bin/python -m pytest tests/sdk/connectors/lmcache/test_adapter.py $(PYTEST_ARGS)
+
+.PHONY: test-sglang
+test-sglang: $(READY_SGLANG) ## Run SGLang's host pools and HiCache controller on a CPU, in an environment of its own (3 GB)
+	@.venv-sglang/bin/python -m pytest tests/sdk/connectors/sglang/test_adapter.py $(PYTEST_ARGS)
 
 .PHONY: structure
 structure: $(READY) ## Measure structure and prose against their goals (STRUCTURE_ARGS: --check, --static, --get-path, --offenders)
@@ -161,7 +166,7 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .venv-vllm .venv-lmcache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
+	rm -rf .venv .venv-vllm .venv-lmcache .venv-sglang .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
 	find $(CODE) tests benchmarks demo scripts __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
@@ -169,6 +174,9 @@ $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.t
 
 $(READY_VLLM): scripts/setup-vllm pyproject.toml
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-vllm
+
+$(READY_SGLANG): scripts/setup-sglang pyproject.toml
+	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-sglang
 
 $(READY_LMCACHE): scripts/setup-lmcache pyproject.toml
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-lmcache
