@@ -109,15 +109,26 @@ def _late(bench: ConformanceBench) -> None:
 
 
 def _stuck(bench: ConformanceBench) -> None:
+    _away(bench, bench.fabric.freeze, bench.fabric.thaw, deadline_s=SHORT_S)
+
+
+def _gone_and_back(bench: ConformanceBench) -> None:
+    _away(bench, bench.fabric.stop, bench.fabric.start, deadline_s=5.0)
+
+
+def _away(
+    bench: ConformanceBench, begin: Callable[[], None], end: Callable[[], object], *, deadline_s: float
+) -> None:
+    """Ask and store during an outage: each request ends, and the engine goes on afterwards."""
     bench.fabric.start()
-    with bench.engine(deadline_s=SHORT_S) as engine:
+    with bench.engine(deadline_s=deadline_s) as engine:
         pages = content(engine)
         store(engine, pages)
-        bench.fabric.freeze()
+        begin()
         for _ in range(_TURNS):
             miss(engine, pages)
             refuse(engine, pages)
-        bench.fabric.thaw()
+        end()
         load_all(engine, pages)
 
 
@@ -142,19 +153,6 @@ def _absent(bench: ConformanceBench) -> None:
             refuse(engine, pages)
         bench.fabric.start()
         store(engine, pages)
-        load_all(engine, pages)
-
-
-def _gone_and_back(bench: ConformanceBench) -> None:
-    bench.fabric.start()
-    with bench.engine() as engine:
-        pages = content(engine)
-        store(engine, pages)
-        bench.fabric.stop()
-        for _ in range(_TURNS):
-            miss(engine, pages)
-            refuse(engine, pages)
-        bench.fabric.start()
         load_all(engine, pages)
 
 

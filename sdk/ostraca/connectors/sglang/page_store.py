@@ -24,6 +24,7 @@ from ostraca.connectors.transfers.counters import (
     ConnectorCounters,
     ConnectorMetric,
 )
+from ostraca.connectors.transfers.explain_command import explain_command
 from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.transfers.health import FabricHealth
@@ -86,6 +87,12 @@ class PageStore:
         (chain,) = result.chains
         self.counters.add_outcomes(LOOKUP_CHUNKS, BlockState, chain.state_codes, chain.reason_codes)
         self.health.record_read(chain.reason_codes)
+        volume = self._link.volume()
+        if BlockState.HIT not in chain.state_codes and volume is not None:
+            command = explain_command(volume, run.chain)
+            self._log.debug(
+                "Ostraca: none of %d pages is found; explain the first with: %s", len(keys), command
+            )
         now_s = self._clock_s()
         with self._holding:
             held = [self._failed_loads.holds(key, now_s) for key in run.keys]

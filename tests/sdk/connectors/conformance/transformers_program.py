@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.sdk.connectors.transformers.test_prefix_cache import PAGE_TOKENS, tiny
 from transformers.cache_utils import DynamicCache
 
 import ostraca
@@ -15,23 +15,12 @@ from ostraca.connectors.conformance import Connector, EngineOptions, LoadedPages
 from ostraca.connectors.transformers import PrefixCache
 from ostraca.connectors.transformers.prefix_cache import states_of
 
-PAGE_TOKENS = 8
-
 
 class TransformersProgram:
     """A program with transformers' caches. Without a fabric, it computes and connects again later."""
 
     def __init__(self, options: EngineOptions) -> None:
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=128,
-        )
-        self._model = LlamaForCausalLM(config)
+        self._model = tiny()
         self._options = options
         self._client: ostraca.Client | None = None
         self._prefixes: PrefixCache | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.sdk.connectors import engine_steps
-from tests.sdk.connectors.conformance.options import deadlines
+from tests.sdk.connectors.conformance.options import RowCursor, deadlines
 from tests.sdk.connectors.engine_steps import EngineSteps
 
 from ostraca.connectors.conformance import Connector, EngineOptions, LoadedPages, Pages
@@ -32,7 +32,7 @@ class VllmEngine:
         settings = engine_steps.settings(options.address, **deadlines(options), connect_retry_s=0.5)
         self._steps = EngineSteps(settings, rows=ROWS, identity=identity)
         self._requests = itertools.count()
-        self._row = 0
+        self._rows = RowCursor(ROWS)
 
     def _begin(self, prompt: str, count: int) -> tuple[str, list[bytes]]:
         request = f"request {next(self._requests)}"
@@ -42,14 +42,9 @@ class VllmEngine:
             self._steps.ask(request, keys)
         return request, keys
 
-    def _rows(self, count: int) -> slice:
-        first = self._row if self._row + count <= ROWS else 0
-        self._row = first + count
-        return slice(first, self._row)
-
     def store(self, prompt: str, pages: Pages) -> Sequence[bool]:
         request, keys = self._begin(prompt, len(pages))
-        rows = self._rows(len(pages))
+        rows = self._rows.take(len(pages))
         self._steps.rows[rows] = pages
         stored = self._steps.store(request, keys, rows.start).succeeded
         self._steps.tier.end_request(request)
@@ -63,7 +58,7 @@ class VllmEngine:
 
     def load(self, prompt: str, count: int) -> LoadedPages:
         request, keys = self._begin(prompt, count)
-        rows = self._rows(count)
+        rows = self._rows.take(count)
         loaded = self._steps.load(request, keys, rows.start).succeeded
         self._steps.tier.end_request(request)
         return LoadedPages([key in loaded for key in keys], self._steps.rows[rows])
