@@ -73,8 +73,8 @@ class LmcacheClasses:
         os.eventfd_read(descriptor)
 
     def store(self, prompt: str, pages: Pages) -> Sequence[bool]:
-        keys = self._keys(prompt, len(pages))
-        number = self._adapter.submit_store_task(keys, self._objects(pages.copy()))
+        memory = pages.copy()  # LMCache's objects do not keep their memory: keep it until the end of the task
+        number = self._adapter.submit_store_task(self._keys(prompt, len(pages)), self._objects(memory))
         self._wait(self._adapter.get_store_event_fd())
         ended = self._adapter.pop_completed_store_tasks()
         return [ended[number].is_successful()] * len(pages)
