@@ -24,7 +24,7 @@ READY_VLLM := .venv-vllm/.ready
 READY_LMCACHE := .venv-lmcache/.ready
 READY_SGLANG := .venv-sglang/.ready
 CODE := fabric dpu_agent enclosure sdk
-NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch])
+NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch] fabric/ostraca_fabric/native/io/*.[ch])
 
 # Keeps the list of fonts that matplotlib makes in .venv, and out of the home directory.
 export MPLCONFIGDIR ?= $(CURDIR)/.venv/matplotlib

@@ -46,7 +46,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # its conf
         """Compile, and say that the wheel is for this kind of machine."""
         folder = Path(self.root, FOLDER)
         made = folder / "libostraca.so"
-        sources = sorted(folder.glob("*.c"))
+        sources = sorted(folder.rglob("*.c"))
         fresh = made.with_suffix(f".{os.getpid()}")
         command = [*_compiler(), *FLAGS, "-o", str(fresh), *map(str, sources)]
         with tempfile.TemporaryDirectory() as cache:  # zig's would be in the home directory

@@ -26,7 +26,7 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.digests import are_good
+from ostraca_fabric.tables.tag_check import TagCheck
 
 DriveQueue = tuple["DriveId", "deque[NDArray[np.intp]]"]
 """Pending waves of a request from or to a drive."""
@@ -123,7 +123,7 @@ class Loader:
         this running and keep the lease.
         """
         reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-        reads = WaveIO()
+        reads, checks = WaveIO(), list[TagCheck]()
         try:
             for drive_id, rows, drive_offsets in _by_drive(locations, positions):
                 drive = self._drives.get(drive_id)
@@ -134,17 +134,21 @@ class Loader:
                     offsets = lease.offsets[rows]
                     pieces = Pieces(self._staging.array, offsets, drive_offsets, whole_pages(lengths))
                     chosen = positions[rows]
-                    check = _make_check(pieces, lengths, seeds[chosen], locations.tags[chosen], rows, reasons)
+                    check = TagCheck(pieces, lengths, seeds[chosen], locations.tags[chosen])
+                    checks.append(check)
                     read = reads.add(rows, drive.submit_read(pieces, check), drive.reads_given_up)
                     self._measure(read, self._estimator.drives[drive_id], int(lengths.sum()))
             await reads.wait()
         except BaseException:  # on any error, the lease must outlive every started read
             await reads.wait_until_ended()
             raise
-        if reads.abandoned:
-            reasons = reasons.copy()  # reads still running may change the original
-            for left in reads.abandoned:
-                reasons[left.rows] = Reason.DRIVE_SUSPECT
+        for read, check in zip(reads.ios, checks, strict=True):
+            if read.is_abandoned:
+                reasons[read.rows] = Reason.DRIVE_SUSPECT
+            else:
+                is_damaged = check.was_read & ~read.ends.result()
+                reasons[read.rows[read.ends.result()]] = Reason.NONE
+                reasons[read.rows[is_damaged]] = Reason.DAMAGED
         return reasons, reads
 
     def _measure(self, read: DriveIO, queue: LoadQueue, read_bytes: int) -> None:
@@ -176,27 +180,6 @@ def _by_drive(
         if begin < end:
             rows = order[begin:end]
             yield drive, rows, offsets[rows]
-
-
-def _make_check(
-    pieces: Pieces,
-    lengths: NDArray[np.uint32],
-    seeds: NDArray[np.uint64],
-    tags: NDArray[np.uint8],
-    rows: NDArray[np.intp],
-    reasons: NDArray[np.uint8],
-) -> Callable[[slice], NDArray[np.bool_]]:
-    """Make the check of read blocks, for the drive's threads.
-
-    *rows*: the blocks' indexes in *reasons*.
-    """
-
-    def check(some: slice) -> NDArray[np.bool_]:
-        good = are_good(pieces.memory, pieces.memory_offsets[some], lengths[some], seeds[some], tags[some])
-        reasons[rows[some]] = np.where(good, Reason.NONE, Reason.DAMAGED)
-        return good
-
-    return check
 
 
 def cut_into_waves(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:

@@ -24,7 +24,7 @@ from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.digests import are_good
+from ostraca_fabric.tables.tag_check import TagCheck
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +144,7 @@ class Reinserter:
         places = np.cumsum(stored, dtype=np.int64) - stored
         tags, seeds = batch.tags[rows], seeds[rows]
         source = Pieces(memory, places, base + batch.offsets[rows].astype(np.int64), stored)
-        is_good = await self._drive.submit_read(
-            source, lambda some: are_good(memory, places[some], lengths[some], seeds[some], tags[some])
-        )
+        is_good = await self._drive.submit_read(source, TagCheck(source, lengths, seeds, tags))
         good = np.flatnonzero(is_good)
         until_s = self._clock() + self._hold_s
         allocations = await self._shard.reserve_copies(

@@ -16,7 +16,6 @@ from contextlib import closing
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ostraca_dpu_agent.settings import ScrubSettings
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
@@ -29,7 +28,8 @@ from ostraca_fabric.model.extent import Generation, Pieces, rounded_up, whole_pa
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.digests import are_good, matches
+from ostraca_fabric.tables.digests import matches
+from ostraca_fabric.tables.tag_check import TagCheck
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.messages import Damage
@@ -163,19 +163,13 @@ class ShardScrubber:
         seeds, offsets = entries["seed"].astype(np.uint64), offsets_of(entries)
         sizes = whole_pages(lengths)
         ends = np.cumsum(sizes, dtype=np.int64)
-        is_wrong = np.zeros(len(entries), np.bool_)
         with closing(HugeMemory(int(ends[-1]), prefault=False)) as memory:
             drive_offsets = self._record.offset + offsets.astype(np.int64)
             pieces = Pieces(memory.array, ends - sizes, drive_offsets, sizes)
 
-            def check(rows: slice) -> NDArray[np.bool_]:
-                good = are_good(
-                    pieces.memory, pieces.memory_offsets[rows], lengths[rows], seeds[rows], tags[rows]
-                )
-                is_wrong[rows] = ~good
-                return good
-
-            await self._drive.submit_read(pieces, check)
+            check = TagCheck(pieces, lengths, seeds, tags)
+            is_good = await self._drive.submit_read(pieces, check)
+        is_wrong = check.was_read & ~is_good
         self.progress.spend(self._clock(), int(ends[-1]), blocks=len(entries))
         for row in np.flatnonzero(is_wrong).tolist():
             self._shard.check_damage(

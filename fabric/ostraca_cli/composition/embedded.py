@@ -21,7 +21,7 @@ from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_enclosure.files import NOTHING_RECORDED, FileEnclosure
-from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
@@ -117,6 +117,7 @@ class EmbeddedFabric:
         self._wrap_drive = wrap_drive
         self._state: FabricState | None = None
         self._transports: dict[str, Transport] = {}
+        self._opener = DeviceOpener()
         self._drives = OpenDrives(self._open_drive)
         self._agents: list[Agent] = []
 
@@ -170,6 +171,7 @@ class EmbeddedFabric:
         has_ended = await self._drives.are_idle() and all(drained) and all(left)
         if has_ended:
             self._drives.close_all()
+            self._opener.close()
         for transport in self._transports.values():
             await transport.close()
         self._transports.clear()
@@ -242,8 +244,7 @@ class EmbeddedFabric:
         return Access(own_uid=os.getuid(), tenant_tokens=tokens)
 
     def _open_drive(self, record: DriveRecord) -> Drive:
-        settings = DriveSettings(has_volatile_cache=True if self._plan.flushes else None)
-        drive: Drive = FileDrive.open(record.id, record.path, settings)
+        drive: Drive = self._opener.open(record.id, record.path, flushes=self._plan.flushes)
         return drive if self._wrap_drive is None else self._wrap_drive(drive)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
+from ostraca_fabric.drives.io_engine import EngineSettings, IoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -20,9 +21,23 @@ class DeviceOpener:
 
     initiator = "kernel"
 
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        """Start no engine before the first drive."""
+        self._settings = settings or EngineSettings()
+        self._engine: IoEngine | None = None
+
     def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> FileDrive:
-        """Open a drive as the port defines."""
-        return FileDrive.open(drive, device, DriveSettings(has_volatile_cache=True if flushes else None))
+        """Open a drive as the port defines, on the one engine of the process."""
+        if self._engine is None:
+            self._engine = IoEngine(self._settings)
+        settings = DriveSettings(has_volatile_cache=True if flushes else None)
+        return FileDrive.open(drive, device, settings, engine=self._engine)
+
+    def close(self) -> None:
+        """Stop the engine, with all drives closed."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     @contextmanager
     def open_raw(self, namespace: Namespace, *, is_writable: bool = False) -> Iterator[_RawDevice]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.drives.drive_health import DriveCondition, DriveHealth, HealthSettings, IoKind
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.tables.tag_check import TagCheck
 from ostraca_fabric.telemetry.status import DriveStatus
 
 log = logging.getLogger(__name__)
@@ -84,23 +85,16 @@ class GuardedDrive:
         """Future that is done once the drive leaves current writes or flushes unanswered."""
         return self._when_given_up(IoKind.WRITE)
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
-        """Read every piece, as defined by the port; fails while reads are held off."""
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
+        """Read every piece, as defined by the port; fails while reads are held off.
+
+        A damaged block is no failure of the drive until the shard owner confirms the damage.
+        """
         pieces.check()
         number = self._begin(IoKind.READ, pieces)
         if number is None:
             return _refused(np.zeros(len(pieces), np.bool_))
-        if then is None:
-            return self._watched(number, self._drive.submit_read(pieces), pieces, None)
-        was_read = np.zeros(len(pieces), np.bool_)
-
-        def check(rows: slice) -> NDArray[np.bool_]:
-            # A damaged block is no failure of the drive until the shard owner confirms the damage.
-            was_read[rows] = True
-            return then(rows)
-
+        was_read = None if check is None else check.was_read
         return self._watched(number, self._drive.submit_read(pieces, check), pieces, was_read)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:

@@ -12,7 +12,18 @@ addresses, so callers keep the memory alive during a call.
 from __future__ import annotations
 
 import ctypes
-from ctypes import addressof, c_char, c_double, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    addressof,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 7
+INTERFACE = 8
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -44,9 +55,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
     # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks
     "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
-    # descriptor, is_write, drive's size, memory, its size, drive offsets, memory offsets, lengths,
-    # is_moved, trouble, pieces
-    "ostraca_move": (_count, [c_int, c_int, _bytes, _at, _bytes, _at, _at, _at, _at, _at, _count]),
+    # no io_uring, bytes under way of a drive and in all, checkers, errno; the engine
+    "ostraca_io_open": (_at, [c_int, _bytes, _bytes, c_int, _at]),
+    "ostraca_io_close": (None, [_at]),
+    "ostraca_io_event": (c_int, [_at]),
+    "ostraca_io_mode": (c_char_p, [_at]),
+    # the engine, descriptor, drive's size; the drive
+    "ostraca_io_attach": (_at, [_at, c_int, _bytes]),
+    "ostraca_io_detach": (None, [_at]),
+    # the drive, operation, columns, ticket
+    "ostraca_io_submit": (_count, [_at, c_int, _at, c_uint64]),
+    # the engine, ends, room for how many
+    "ostraca_io_take": (_count, [_at, _at, _count]),
     # descriptor, head, its bytes, passage, bytes passed, most bytes of blocks to move
     "ostraca_send": (_count, [c_int, _at, _bytes, _at, _bytes, _bytes]),
     # descriptor, passage, bytes passed, most bytes of blocks to move, tail, its bytes, descriptor that ends

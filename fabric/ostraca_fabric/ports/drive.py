@@ -8,7 +8,6 @@ caller's deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.tables.tag_check import TagCheck
 
 
 class Drive(Protocol):
@@ -32,17 +32,15 @@ class Drive(Protocol):
     def is_file(self) -> bool:
         """Whether the drive is a file, subject to delays by other use of the same disk."""
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
-        """Read every piece, and call *then* in the drive's thread on pieces in memory.
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
+        """Read every piece, and check the tags of pieces in memory, outside of the event loop.
 
-        *then* gets consecutive pieces as a slice, and must be a check that releases the GIL. *then* sees each
-        piece read exactly once, and no other piece.
+        *check* is made from the same *pieces*. The drive checks each piece read exactly once, and no other
+        piece.
 
-        The future gives per piece whether the read was complete and *then* accepted the piece. The future
-        never raises. An I/O error, a short read, an offset beyond the drive's end or a full queue gives
-        False. The result applies to all pieces of the I/O.
+        The future gives per piece whether the read was complete and the tag fits. The future never raises. An
+        I/O error, a short read, an offset beyond the drive's end or a full queue gives False for all pieces
+        of the I/O; ``check.was_read`` tells these pieces from damaged blocks.
         """
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:

@@ -38,3 +38,6 @@ class NamespaceOpener(Protocol):
         self, namespace: Namespace, *, is_writable: bool = False
     ) -> AbstractContextManager[RawDrive]:
         """Open a drive for an inspection, until the end of the context. Raises DriveError."""
+
+    def close(self) -> None:
+        """Stop threads of the opener, with all drives closed."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
-import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import uvloop
-from numpy.typing import NDArray
 from tests.contract.drives.drive_contract import (
     DRIVE_BYTES,
     PIECES_QUEUED_MAX,
@@ -24,6 +21,7 @@ from tests.contract.drives.drive_contract import (
     pages,
     pieces,
     read,
+    tag_check,
     written,
 )
 from tests.support.invariants import check_health
@@ -37,8 +35,9 @@ from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
+from ostraca_fabric.drives.io_engine import EngineSettings, IoEngine
 from ostraca_fabric.errors import DriveError
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.target import Target
 
@@ -76,14 +75,24 @@ class TestFileDrive(DriveContract):
         made.close()
 
 
+class TestFileDriveWithoutIoUring(DriveContract):
+    @pytest.fixture
+    async def drive(self, path: Path) -> AsyncIterator[FileDrive]:
+        engine = IoEngine(EngineSettings(uses_io_uring=False))
+        settings = DriveSettings(pieces_queued_max=PIECES_QUEUED_MAX)
+        made = FileDrive.open(DRIVE, str(path), settings, engine=engine)
+        yield made
+        made.close()
+        engine.close()
+
+
 class TestTcpDrive(DriveContract):
     @pytest.fixture
     async def drive(self, tmp_path: Path) -> AsyncIterator[TcpDrive]:
         target = TcpTarget(tmp_path, NQN, {NGUID: DRIVE_BYTES})
         paths = TcpPaths(HOST, str(uuid.uuid4()))
         await paths.connect(Target(NQN, (target.controller,)), "")
-        settings = DriveSettings(pieces_queued_max=PIECES_QUEUED_MAX)
-        made = TcpDrive(DRIVE, paths.path_to(NQN, NGUID), settings)
+        made = TcpDrive(DRIVE, paths.path_to(NQN, NGUID), pieces_queued_max=PIECES_QUEUED_MAX)
         yield made
         made.close()
         paths.close()
@@ -161,7 +170,6 @@ async def test_closing_waits_for_what_is_under_way(path: Path) -> None:
     future = drive.submit_write(at_page(pages(256, b"x"), 0))
     drive.close()
     assert (await future).tolist() == [True]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"ostraca-{DRIVE}")]
 
 
 async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
@@ -176,8 +184,10 @@ async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
     )
 
 
-async def test_a_batch_is_cut_into_shares_that_neither_lose_nor_repeat_a_piece(path: Path) -> None:
-    drive = FileDrive.open(DRIVE, str(path), DriveSettings(share_bytes_max=5 * PAGE_BYTES, threads=3))
+@pytest.mark.parametrize("uses_io_uring", [True, False])
+async def test_batches_of_many_sizes_lose_and_repeat_no_piece(path: Path, *, uses_io_uring: bool) -> None:
+    engine = IoEngine(EngineSettings(uses_io_uring=uses_io_uring, drive_bytes_max=64 << 10))
+    drive = FileDrive.open(DRIVE, str(path), engine=engine)
     rng = np.random.default_rng(7)
     for count in (1, 2, 3, 4, 7, 64, 300):
         lengths = rng.integers(1, 4, count)
@@ -185,29 +195,14 @@ async def test_a_batch_is_cut_into_shares_that_neither_lose_nor_repeat_a_piece(p
         ends = np.cumsum(lengths + gaps)
         on, at = (ends - lengths).tolist(), (np.cumsum(lengths) - lengths).tolist()
         source, target = pages(int(lengths.sum()), bytes([count % 256])), pages(int(lengths.sum()))
-        asked = np.zeros(count, np.int64)
-
-        def then(rows: slice, asked: NDArray[np.int64] = asked) -> NDArray[np.bool_]:
-            asked[rows] += 1
-            return np.ones(rows.stop - rows.start, np.bool_)
-
+        wanted = pieces(target, at, on, lengths.tolist())
+        check = tag_check(wanted, source)
         assert all(await written(drive, pieces(source, at, on, lengths.tolist())))
-        assert (await drive.submit_read(pieces(target, at, on, lengths.tolist()), then)).all()
+        assert (await drive.submit_read(wanted, check)).all()
+        assert check.was_read.all()
         assert np.array_equal(target, source)
-        assert asked.tolist() == [1] * count
     drive.close()
-
-
-async def test_a_check_that_crashes_fails_its_pieces_and_no_thread(
-    file_drive: FileDrive, caplog: pytest.LogCaptureFixture
-) -> None:
-    def then(_: slice) -> NDArray[np.bool_]:
-        raise ZeroDivisionError
-
-    ends = await file_drive.submit_read(pieces(pages(2), [0, 1], [0, 4]), then)
-    assert ends.tolist() == [False, False]
-    assert "A bug in a drive's thread" in caplog.text
-    assert await read(file_drive, at_page(pages(1), 0)) == [True]
+    engine.close()
 
 
 @pytest.mark.parametrize("at", [-1, 2, 1 << 40])
@@ -255,33 +250,6 @@ async def test_a_file_that_is_moved_while_it_is_watched_is_told_once_and_goes_on
     await drive.look()
     assert drive.status().why == ""
     drive.close()
-
-
-async def test_short_batches_pass_by_a_long_one_in_turns_with_its_shares(path: Path) -> None:
-    drive = FileDrive.open(DRIVE, str(path), DriveSettings(threads=1, share_bytes_max=256 << 10))
-    has_begun, all_wait, order = threading.Event(), threading.Event(), list[str]()
-
-    def told(name: str) -> Callable[[slice], NDArray[np.bool_]]:
-        def then(rows: slice) -> NDArray[np.bool_]:
-            has_begun.set()
-            assert all_wait.wait(timeout=10)
-            order.append(name)
-            return np.ones(rows.stop - rows.start, np.bool_)
-
-        return then
-
-    def long(shares: int, name: str) -> asyncio.Future[NDArray[np.bool_]]:
-        places = np.arange(shares, dtype=np.int64) * (256 << 10)
-        each = Pieces(pages(64 * shares), places, places, np.full(shares, 256 << 10, np.uint32))
-        return drive.submit_read(each, told(name))
-
-    under_way = [long(4, "long"), long(2, "longer")]
-    assert has_begun.wait(timeout=10)
-    under_way += [drive.submit_read(at_page(pages(1), number), told(f"short {number}")) for number in (0, 1)]
-    all_wait.set()
-    assert np.concatenate(await asyncio.gather(*under_way)).all()
-    drive.close()
-    assert order == ["long", "short 0", "long", "short 1", "long", "long", "longer", "longer"]
 
 
 async def test_a_drive_that_keeps_failing_does_not_fill_the_log(

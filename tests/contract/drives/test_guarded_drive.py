@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tests.contract.drives.drive_contract import at_page, pages, pieces, read, written
+from tests.contract.drives.drive_contract import at_page, pages, pieces, read, tag_check, written
 from tests.support.agent.assembly import HeldDrive, until
 from tests.support.invariants import check_health
 
@@ -131,16 +129,15 @@ async def test_a_bad_page_that_is_tried_first_does_not_hold_a_drive_off_for_ever
 async def test_damage_that_a_check_finds_is_no_failure_of_the_drive(
     drive: GuardedDrive, held: HeldDrive
 ) -> None:
-    def never(rows: slice) -> NDArray[np.bool_]:
-        return np.zeros(rows.stop - rows.start, np.bool_)
-
     for _ in range(9):
-        assert not (await drive.submit_read(at_page(pages(1), 0), never)).any()
+        wanted = at_page(pages(1), 0)
+        assert not (await drive.submit_read(wanted, tag_check(wanted, pages(1, b"other")))).any()
     assert drive.health.counted["reads"] == 0
     drive.note_damage(0)
     assert drive.health.counted["damaged"] == 1
     held.fail_reads(5 * PAGE_BYTES, PAGE_BYTES)
-    ends = await drive.submit_read(pieces(pages(2), [0, 1], [3, 5]), never)
+    wanted = pieces(pages(2), [0, 1], [3, 5])
+    ends = await drive.submit_read(wanted, tag_check(wanted, pages(2, b"other")))
     assert ends.tolist() == [False, False]
     assert drive.health.counted["reads"] == 1
 

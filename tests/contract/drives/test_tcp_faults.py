@@ -26,7 +26,6 @@ from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import TcpDrive
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_enclosure.adapters.nvme_tcp.served_file import ServedFile
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import boot_s
-from ostraca_fabric.drives.file_drive import DriveSettings
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.target import Target
 from ostraca_fabric.ports.paths import PathError
@@ -333,7 +332,7 @@ async def test_data_held_back_by_a_partition_do_not_land_once_it_is_mended(
     between = Partition(target)
     paths = TcpPaths(HOST, str(HOST_ID), QUICK)
     await paths.connect(Target(NQN, (between.controller,)), "")
-    drive = TcpDrive(DriveId("e/d"), paths.path_to(NQN, NGUID), DriveSettings())
+    drive = TcpDrive(DriveId("e/d"), paths.path_to(NQN, NGUID))
     under_way = drive.submit_write(at_page(pages(1, b"l"), 0))
     assert await asyncio.to_thread(between.holds.wait, 10), "the data are on their way"
     assert (await under_way).tolist() == [False], "the host gives the write up"
@@ -352,7 +351,7 @@ class _Host:
     def __init__(self, target: TcpTarget, paths: TcpPaths) -> None:
         self.target = Target(NQN, (target.controller,))
         self.paths = paths
-        self.drive = TcpDrive(DriveId("e/d"), paths.path_to(NQN, NGUID), DriveSettings())
+        self.drive = TcpDrive(DriveId("e/d"), paths.path_to(NQN, NGUID))
 
 
 async def connected(target: TcpTarget, limits: TcpPathSettings = QUICK) -> _Host:

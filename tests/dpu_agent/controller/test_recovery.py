@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from contextlib import aclosing
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.support.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, HeldDrive
 from tests.support.agent.owned_shard import OwnedShard as OwnedCore
 from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
@@ -40,15 +38,9 @@ class FailingLate(HeldDrive):
 
     fails_late = range(0)
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
-        is_late = [offset in self.fails_late for offset in pieces.drive_offsets.tolist()]
-
-        def landed(rows: slice) -> NDArray[np.bool_]:
-            return ~np.array(is_late[rows])
-
-        return super().submit_read(pieces, then or landed)
+    def _read(self, pieces: Pieces, rows: slice) -> bool:
+        is_late = any(offset in self.fails_late for offset in pieces.drive_offsets[rows].tolist())
+        return super()._read(pieces, rows) and not is_late
 
 
 async def recovered_core(drive: Drive) -> ShardCore:

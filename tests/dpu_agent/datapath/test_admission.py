@@ -6,7 +6,6 @@ It follows what was measured, and never errs on the side of declining without ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.tables.digests import derive_keys
+from ostraca_fabric.tables.tag_check import TagCheck
 from ostraca_fabric.telemetry.status import EstimateCounters
 from ostraca_fabric.wire.messages import GetDone
 
@@ -226,11 +226,9 @@ class SlowDrive(HeldDrive):
         self.block_s = 0.0
         self._free_at_s = 0.0
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         loop = asyncio.get_running_loop()
-        read, slow = super().submit_read(pieces, then), loop.create_future()
+        read, slow = super().submit_read(pieces, check), loop.create_future()
         self._free_at_s = max(self._free_at_s, loop.time()) + self.block_s * len(pieces)
         loop.call_at(
             self._free_at_s, lambda: read.add_done_callback(lambda _: slow.set_result(read.result()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -42,6 +41,7 @@ from ostraca_fabric.model.extent import Generation, Geometry, Pieces, generation
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, OwnerEpoch
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.tables.tag_check import TagCheck
 
 SEGMENTS = 6
 
@@ -54,12 +54,10 @@ class HeldSummaries(HeldDrive):
         self.bytes[:] = other.bytes
         self.holds_reads = True
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         if not pieces.drive_offsets.any():  # the superblock's
-            return MemoryDrive.submit_read(self, pieces, then)
-        return super().submit_read(pieces, then)
+            return MemoryDrive.submit_read(self, pieces, check)
+        return super().submit_read(pieces, check)
 
 
 def listing(shard: OwnedShard, segment: int, made: Generation, numbers: list[int]) -> None:

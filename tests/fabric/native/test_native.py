@@ -14,14 +14,14 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (7, "b5490b6d64fd4dda")
+KNOWN = (8, "3600b3aa6e3f3bef")
 """The interface's number, and what its functions and structures looked like under it."""
 
 
 def looks() -> str:
     """Return a digest of the interface without comments: functions, structures, signatures of ctypes."""
     seen = [repr(sorted(native._SIGNATURES.items()))]
-    for path in sorted(FOLDER.glob("*.[ch]")):
+    for path in sorted(FOLDER.rglob("*.[ch]")):
         source = re.sub(r"\s*/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
         seen += re.findall(r"^PUBLIC [^{]*", source, re.MULTILINE)
         seen += re.findall(r"^struct \w+ \{.*?^\};", source, re.MULTILINE | re.DOTALL)

@@ -58,6 +58,7 @@ from ostraca_fabric.policies.circuit_breaker import BreakerSettings
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
 from ostraca_fabric.tables.slots import Wave
+from ostraca_fabric.tables.tag_check import TagCheck
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
@@ -120,11 +121,9 @@ class HeldDrive(MemoryDrive):
             self.enclosure, tuple(DriveRecord(each.id, "memory") for each in drives), tuple(shards)
         )
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         act = super().submit_read
-        return self._perhaps(self.holds_reads, lambda: act(pieces, then))
+        return self._perhaps(self.holds_reads, lambda: act(pieces, check))
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         act = super().submit_write

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.tables.tag_check import TagCheck
 
 Ends = NDArray[np.bool_]
 Result = TypeVar("Result")
@@ -58,20 +59,23 @@ class FaultyDrive:
 
     @property
     def queued(self) -> int:
-        return self._drive.queued
+        return self._drive.queued + len(self._held)
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], Ends] | None = None
-    ) -> asyncio.Future[Ends]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[Ends]:
         if self.fault is Fault.READ_FAILS:
             return soon(np.zeros(len(pieces), np.bool_))
         if self.fault is Fault.READ_HANGS:
-            return self._hold(lambda: self._drive.submit_read(pieces, then))
+            return self._hold(lambda: self._drive.submit_read(pieces, check))
         if self.fault is Fault.READ_IS_SHORT:
-            half = len(pieces) // 2
-            ends = np.zeros(len(pieces), np.bool_)
-            return extended(self._drive.submit_read(pieces.some(slice(0, half)), then), ends)
-        return self._drive.submit_read(pieces, then)
+            half = slice(0, len(pieces) // 2)
+            some, ends = pieces.some(half), np.zeros(len(pieces), np.bool_)
+            if check is None:
+                return extended(self._drive.submit_read(some), ends)
+            part = TagCheck(some, check.lengths[half], check.seeds[half], check.tags[half])
+            read = self._drive.submit_read(some, part)
+            read.add_done_callback(lambda _: check.was_read.__setitem__(half, part.was_read))
+            return extended(read, ends)
+        return self._drive.submit_read(pieces, check)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[Ends]:
         if self.fault is Fault.WRITE_FAILS:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.connection.network import Accept, Listening, Network
     from ostraca_fabric.model.extent import Pieces
     from ostraca_fabric.model.ids import DriveId
+    from ostraca_fabric.tables.tag_check import TagCheck
     from ostraca_fabric.wire.address import Address
 
     _Ends = NDArray[np.bool_]
@@ -84,11 +85,9 @@ class HostedDrive:
         """As in the port."""
         return None
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], _Ends] | None = None
-    ) -> asyncio.Future[_Ends]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[_Ends]:
         """As in the port."""
-        return self._submit(len(pieces), partial(self.path.submit_read, pieces, then))
+        return self._submit(len(pieces), partial(self.path.submit_read, pieces, check))
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[_Ends]:
         """As in the port."""

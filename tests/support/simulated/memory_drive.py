@@ -12,6 +12,7 @@ from tests.support.simulated.joined import io_of, ios, resolve
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.tables.tag_check import TagCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,11 @@ class MemoryDrive:
         """Pieces submitted and not ended."""
         return self._queued
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         """Read every piece, as the port says."""
 
         def read(rows: slice) -> NDArray[np.bool_] | bool:
-            return self._read(pieces, rows) and (then is None or then(rows))
+            return self._read(pieces, rows) and (check is None or check.run(rows))
 
         return self._submit(pieces, read)
 

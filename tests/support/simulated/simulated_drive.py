@@ -19,6 +19,7 @@ from tests.support.simulated.simulated_flash import SimulatedFlash, WriteUnderWa
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.tables.tag_check import TagCheck
 
 _Ends = NDArray[np.bool_]
 
@@ -71,13 +72,11 @@ class SimulatedDrive:
         """Pieces submitted and not ended."""
         return self._queued
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], _Ends] | None = None
-    ) -> asyncio.Future[_Ends]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[_Ends]:
         """Read every piece, as the port says."""
         batch, rows_of_ios = self._begin(pieces)
         for rows in rows_of_ios:
-            self._read(batch, pieces, rows, then)
+            self._read(batch, pieces, rows, check)
         return batch.future
 
     def submit_write(self, pieces: Pieces, *, decided: int | None = None) -> asyncio.Future[_Ends]:
@@ -161,9 +160,7 @@ class SimulatedDrive:
         faults = self.flash.faults
         return self.flash.dice.uniform(faults.late_from_s, faults.late_s)
 
-    def _read(
-        self, batch: _Batch, pieces: Pieces, rows: slice, then: Callable[[slice], _Ends] | None
-    ) -> None:
+    def _read(self, batch: _Batch, pieces: Pieces, rows: slice, check: TagCheck | None) -> None:
         begin, end, parts = io_of(pieces, rows)
         cuts = self.flash.cuts
 
@@ -176,7 +173,7 @@ class SimulatedDrive:
             elif end > self.size_bytes or not self.flash.read(begin, end, parts):
                 batch.end(rows, says=False)
             else:
-                batch.end(rows, then(rows) if then is not None else True)
+                batch.end(rows, check.run(rows) if check is not None else True)
 
         asyncio.get_running_loop().call_later(self._delay_s(), done)
 

@@ -7,7 +7,7 @@ operations fail at once, so no write waits for a path's return.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.adapters.nvme_tcp.association import LOST, Association, FoundNamespace
+from ostraca_dpu_agent.adapters.nvme_tcp.drive_threads import DriveThreads, good_stretches
 from ostraca_dpu_agent.adapters.nvme_tcp.queue_pair import Transfer, cut
-from ostraca_fabric.drives.file_drive import DriveSettings, DriveThreads, good_stretches
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.sockets.nvme_tcp.commands import IoOpcode, NvmeCommand, block_command
+from ostraca_fabric.tables.tag_check import TagCheck
 
 
 class DrivePath(Protocol):
@@ -50,36 +51,29 @@ class TcpDrive:
     refuses_writes = False
     reads_given_up = writes_given_up = None
 
-    def __init__(self, drive: DriveId, path: DrivePath, settings: DriveSettings) -> None:
+    def __init__(self, drive: DriveId, path: DrivePath, *, pieces_queued_max: int = 1 << 16) -> None:
         """Open the drive at *path*. Raises DriveError without a path."""
         association, namespace = path.current()
         self.id = drive
         self.size_bytes = namespace.size_bytes
         self.has_volatile_cache = association.identity.has_volatile_cache
         self._path = path
-        self._threads = DriveThreads(
-            drive,
-            threads=settings.threads,
-            share_bytes_max=settings.share_bytes_max,
-            pieces_queued_max=settings.pieces_queued_max,
-        )
+        self._threads = DriveThreads(drive, pieces_queued_max=pieces_queued_max)
 
     @property
     def queued(self) -> int:
         """Pieces submitted and not ended."""
         return self._threads.queued
 
-    def submit_read(
-        self, pieces: Pieces, then: Callable[[slice], NDArray[np.bool_]] | None = None
-    ) -> asyncio.Future[NDArray[np.bool_]]:
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         """Read every piece, as defined by the port."""
         pieces.check()
 
         def read(rows: slice) -> NDArray[np.bool_]:
             is_good = self._move(pieces, rows, IoOpcode.READ)
-            if then is not None:
+            if check is not None:
                 for begin, end in good_stretches(is_good):
-                    is_good[begin:end] = then(slice(rows.start + begin, rows.start + end))
+                    is_good[begin:end] = check.run(slice(rows.start + begin, rows.start + end))
             return is_good
 
         return self._threads.submit_pieces(pieces, read)

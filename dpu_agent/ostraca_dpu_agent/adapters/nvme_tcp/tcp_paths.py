@@ -19,7 +19,6 @@ from ostraca_dpu_agent.adapters.nvme_tcp.association import LOST, Association, F
 from ostraca_dpu_agent.adapters.nvme_tcp.queue_pair import ConnectRefusedError
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import DrivePath, TcpDrive, flush_drive, move_whole
 from ostraca_fabric.drives.device_opener import DeviceOpener
-from ostraca_fabric.drives.file_drive import DriveSettings
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -220,7 +219,7 @@ class TcpOpener:
         path = self._path(device)
         if path is None:
             return self._devices.open(drive, device, flushes=flushes)
-        return TcpDrive(drive, path, DriveSettings())
+        return TcpDrive(drive, path)
 
     @contextmanager
     def open_raw(self, namespace: Namespace, *, is_writable: bool = False) -> Iterator[RawDrive]:
@@ -231,6 +230,10 @@ class TcpOpener:
                 yield drive
         else:
             yield _RawTcpDrive(path)
+
+    def close(self) -> None:
+        """Stop threads as the port defines."""
+        self._devices.close()
 
     def _path(self, device: str) -> DrivePath | None:
         if not device.startswith(_SCHEME):

@@ -205,6 +205,7 @@ class AgentDaemon:
         has_ended = await self._drives.are_idle() and has_ended
         if has_ended:
             self._drives.close_all()
+            self._opener.close()
         if self._tcp_paths is not None:
             self._tcp_paths.close()
         for transport in self._transports.values():

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.fabric.faulty_drive import Fault, FaultyDrive
 from tests.support.stalls import Stopwatch
 
 from ostraca_cli.composition.embedded import EmbeddedFabric
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.drives.file_drive import FileDrive
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.runtime.memory import HugeMemory
 
 
 @pytest.mark.parametrize("does_end", [True, False])
 async def test_what_a_drive_was_asked_for_last_is_waited_for_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, does_end: bool
+    tmp_path: Path, *, does_end: bool
 ) -> None:
-    goes_on, moved = threading.Event(), FileDrive._moved
-
-    def hanging(drive: FileDrive, *given: Any) -> Any:
-        assert goes_on.wait(60.0)
-        return moved(drive, *given)
-
-    fabric = EmbeddedFabric(small_plan(tmp_path))
+    fabric = EmbeddedFabric(small_plan(tmp_path), wrap_drive=FaultyDrive)
     await fabric.start()
     drive, *_ = drives = fabric._drives.drives
-    monkeypatch.setattr(FileDrive, "_moved", hanging)
+    assert isinstance(drive, FaultyDrive)
+    drive.fault = Fault.READ_HANGS
     memory = HugeMemory(PAGE_BYTES, prefault=False)
     reading = drive.submit_read(Pieces.one(memory.array[:PAGE_BYTES], drive_offset=0))
     watch = Stopwatch()
     if does_end:
-        threading.Timer(0.2, goes_on.set).start()
+        asyncio.get_running_loop().call_later(0.2, drive.mend)
     assert await fabric.stop() == does_end
     assert watch.took_s < 30.0
-    goes_on.set()
-    assert (await reading).all()
+    drive.mend()
     if not does_end:
+        assert (await reading).all()
         assert await fabric._drives.are_idle()
         for each in drives:
             each.close()
+        fabric._opener.close()
+    assert reading.result().all()
     memory.close()

@@ -1,0 +1,202 @@
+"""Flash I/O engine: one for all drives of a process, in C (``native/io``).
+
+The engine carries reads, writes and flushes out by io_uring, with one ring and one thread. Where the kernel
+refuses io_uring, as seccomp profiles of containers do, a bounded pool of threads takes its place. Drives have
+turns. The bytes under way are limited per drive and in all. Batches up to 256 KiB overtake longer ones of
+their drive. Tags are checked right behind each read, in threads of the engine.
+
+Ended batches wake the event loop through one eventfd, however many they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.errors import DriveError
+from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.native import at, library
+from ostraca_fabric.tables.tag_check import TagCheck
+
+log = logging.getLogger(__name__)
+
+_END = np.dtype([("ticket", np.uint64), ("failed", np.int64), ("offset", np.int64), ("error", np.int64)])
+"""``struct io_end`` of ``native/io/io.h``."""
+
+_ENDS_MAX = 256
+"""Ended batches taken in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Limits of the engine."""
+
+    uses_io_uring: bool = True
+    """Whether to try io_uring."""
+
+    drive_bytes_max: int = 4 << 20
+    """Bytes under way on one drive. Four reads of 1 MiB give a drive's full rate; more of them delay the next
+    short read by their own duration."""
+
+    bytes_max: int = 256 << 20
+    """Bytes under way in all. A drive without I/O under way may always begin one."""
+
+    checkers: int = 2
+    """Threads that check tags beside io_uring, 1 to 8."""
+
+
+class Operation(IntEnum):
+    """Kinds of a batch, as in ``native/io/io.h``."""
+
+    READ = 0
+    WRITE = 1
+    FLUSH = 2
+
+
+class IoEnd(NamedTuple):
+    """Result of a batch."""
+
+    failed: int
+    """Failed I/Os."""
+
+    offset: int
+    """Place of the last failure on the drive."""
+
+    error: int
+    """errno of the last failure, or 0 for the end of the drive."""
+
+
+class _Columns(ctypes.Structure):
+    """``struct io_columns`` of ``native/io/io.h``."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("memory_bytes", ctypes.c_uint64),
+        ("drive_offsets", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("pieces", ctypes.c_int64),
+        ("block_lengths", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
+        ("tags", ctypes.c_void_p),
+        ("is_moved", ctypes.c_void_p),
+        ("is_good", ctypes.c_void_p),
+    )
+
+
+class _Batch(NamedTuple):
+    """Arrays used by the engine until the batch has ended, and the receiver of its end."""
+
+    pieces: Pieces | None
+    check: TagCheck | None
+    is_good: NDArray[np.bool_] | None
+    end: Callable[[IoEnd], None]
+
+
+class IoEngine:
+    """I/O of all drives of a process, for one event loop at a time. Close it after its drives."""
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        """Start the engine's threads. Raises DriveError if the process can start no thread."""
+        chosen = settings or EngineSettings()
+        error = np.zeros(1, np.int64)
+        self._engine = library.ostraca_io_open(
+            not chosen.uses_io_uring, chosen.drive_bytes_max, chosen.bytes_max, chosen.checkers, at(error)
+        )
+        if not self._engine:
+            raise DriveError(f"the flash I/O engine can't start: {os.strerror(int(error[0]))}")
+        self.mode: str = library.ostraca_io_mode(self._engine).decode()
+        """``io_uring`` or ``threads``."""
+
+        self._event: int = library.ostraca_io_event(self._engine)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tickets = itertools.count(1)
+        self._batches: dict[int, _Batch] = {}
+        self._ends = np.zeros(_ENDS_MAX, _END)
+
+    def attach(self, descriptor: int, size_bytes: int) -> int:
+        """Add a drive of *size_bytes* at an open *descriptor*; return a handle. The caller closes both."""
+        drive: int | None = library.ostraca_io_attach(self._engine, descriptor, size_bytes)
+        if drive is None:
+            raise MemoryError
+        return drive
+
+    @staticmethod
+    def detach(drive: int) -> None:
+        """Wait for the I/O of a drive, then remove the drive. May be called in any thread."""
+        library.ostraca_io_detach(drive)
+
+    def submit(
+        self,
+        drive: int,
+        operation: Operation,
+        pieces: Pieces | None,
+        check: TagCheck | None,
+        is_good: NDArray[np.bool_] | None,
+        end: Callable[[IoEnd], None],
+    ) -> bool:
+        """Submit a batch on an event loop, which calls *end* later.
+
+        False, with nothing submitted, if a piece lies outside of its memory or no memory is left.
+
+        *is_good* then has for each piece whether its I/O was complete, and with *check* whether the bytes
+        match their tag.
+        """
+        self._bind()
+        columns = _Columns()
+        if pieces is not None and is_good is not None:
+            columns.memory, columns.memory_bytes = at(pieces.memory), pieces.memory.nbytes
+            columns.drive_offsets, columns.offsets = at(pieces.drive_offsets), at(pieces.memory_offsets)
+            columns.lengths, columns.pieces = at(pieces.lengths), len(pieces)
+            columns.is_moved = at(is_good)
+        if check is not None and is_good is not None:
+            columns.block_lengths, columns.seeds = at(check.lengths), at(check.seeds)
+            columns.tags = at(check.tags)
+            columns.is_moved, columns.is_good = at(check.was_read), at(is_good)
+        ticket = next(self._tickets)
+        self._batches[ticket] = _Batch(pieces, check, is_good, end)
+        submitted = library.ostraca_io_submit(drive, operation, ctypes.byref(columns), ticket)
+        if submitted == columns.pieces:
+            return True
+        del self._batches[ticket]
+        if submitted < 0:
+            log.warning("No memory for I/O: the operation counts as failed")
+        else:
+            log.error("Piece %d lies outside of its memory: a bug; the operation counts as failed", submitted)
+        return False
+
+    def close(self) -> None:
+        """Wait for all I/O and stop the threads. Call on the event loop, or after its end."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._event)
+        self._take()
+        library.ostraca_io_close(self._engine)
+
+    def _bind(self) -> None:
+        """Have the running loop take ends, in place of an earlier loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._event)
+        self._loop = loop
+        loop.add_reader(self._event, self._take)
+
+    def _take(self) -> None:
+        count = _ENDS_MAX
+        while count == _ENDS_MAX:
+            count = library.ostraca_io_take(self._engine, at(self._ends), _ENDS_MAX)
+            for ticket, failed, offset, error in self._ends[:count].tolist():
+                with contextlib.suppress(RuntimeError):  # the submitter's loop has ended: no caller waits
+                    self._batches.pop(ticket).end(IoEnd(failed, offset, error))
