@@ -1,0 +1,163 @@
+/* Exercises the flash I/O engine without Python, for the sanitizers of the compiler: `driver MODE FOLDER`.
+ *
+ * Two threads submit writes, checked reads and flushes to three files; a third takes the ends. Tags use a hash of this
+ * file's, since the xxhash package belongs to Python. */
+
+#include "io/io.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define DRIVES 3
+#define DRIVE_PAGES 512
+#define BATCHES 400
+#define PIECES 24
+
+typedef struct { uint64_t low, high; } hash;
+
+struct io_engine *ostraca_io_open(int, uint64_t, uint64_t, int, int64_t *);
+void ostraca_io_close(struct io_engine *);
+int ostraca_io_event(struct io_engine *);
+const char *ostraca_io_mode(struct io_engine *);
+struct io_drive *ostraca_io_attach(struct io_engine *, int, uint64_t);
+void ostraca_io_detach(struct io_drive *);
+int64_t ostraca_io_submit(struct io_drive *, int, const struct io_columns *, uint64_t);
+int64_t ostraca_io_take(struct io_engine *, struct io_end *, int64_t);
+void ostraca_use_xxh3(hash (*)(const void *, size_t, uint64_t), void *, void *, void *, void *, void *);
+
+static hash fnv(const void *bytes, size_t length, uint64_t seed)
+{
+    hash made = {seed ^ 14695981039346656037u, length};
+    for (size_t each = 0; each < length; each++)
+        made.low = (made.low ^ ((const uint8_t *)bytes)[each]) * 1099511628211u;
+    return made;
+}
+
+struct batch {
+    int64_t drive_offsets[PIECES], offsets[PIECES];
+    uint32_t lengths[PIECES], block_lengths[PIECES];
+    uint64_t seeds[PIECES];
+    uint8_t tags[PIECES][TAG_BYTES], is_moved[PIECES], is_good[PIECES];
+    uint8_t *memory;
+    atomic_int is_over;
+    struct io_end end;
+};
+
+static struct io_engine *engine;
+static struct io_drive *drives[DRIVES];
+static atomic_long left;
+
+static void *take(void *given)
+{
+    (void)given;
+    struct io_end ends[16];
+    while (atomic_load(&left)) {
+        struct pollfd event = {ostraca_io_event(engine), POLLIN, 0};
+        poll(&event, 1, 100);
+        int64_t count = ostraca_io_take(engine, ends, 16);
+        for (int64_t each = 0; each < count; each++) {
+            struct batch *batch = (struct batch *)(uintptr_t)ends[each].ticket;
+            batch->end = ends[each];
+            atomic_store(&batch->is_over, 1);
+            atomic_fetch_sub(&left, 1);
+        }
+    }
+    return NULL;
+}
+
+static void run(struct batch *batch, struct io_drive *drive, int operation, int has_check)
+{
+    struct io_columns on = {.memory = batch->memory, .memory_bytes = PIECES * PAGE};
+    if (operation != IO_FLUSH) {
+        on.drive_offsets = batch->drive_offsets;
+        on.offsets = batch->offsets;
+        on.lengths = batch->lengths;
+        on.pieces = PIECES;
+        on.is_moved = batch->is_moved;
+    }
+    if (has_check) {
+        on.block_lengths = batch->block_lengths;
+        on.seeds = batch->seeds;
+        on.tags = batch->tags[0];
+        on.is_good = batch->is_good;
+    }
+    atomic_store(&batch->is_over, 0);
+    int64_t submitted = ostraca_io_submit(drive, operation, &on, (uintptr_t)batch);
+    assert(submitted == on.pieces);
+    while (!atomic_load(&batch->is_over))
+        usleep(50);
+}
+
+/* Writes, flushes and reads back its own half of each drive; the last piece lies beyond the drive's end. */
+static void *submit(void *given)
+{
+    int half = (int)(intptr_t)given;
+    unsigned dice = 7 + (unsigned)half;
+    struct batch *batch = calloc(1, sizeof *batch);
+    batch->memory = aligned_alloc(PAGE, PIECES * PAGE);
+    for (int number = 0; number < BATCHES; number++) {
+        struct io_drive *drive = drives[rand_r(&dice) % DRIVES];
+        int page = half * DRIVE_PAGES / 2;
+        for (int piece = 0; piece < PIECES; piece++) {
+            page += rand_r(&dice) % 2;
+            batch->drive_offsets[piece] = (int64_t)(piece == PIECES - 1 ? DRIVE_PAGES : page++) * PAGE;
+            batch->offsets[piece] = (int64_t)(PIECES - 1 - piece) * PAGE;
+            batch->lengths[piece] = PAGE;
+            batch->block_lengths[piece] = PAGE - 5;
+            batch->seeds[piece] = (uint64_t)number;
+            uint8_t *at = batch->memory + batch->offsets[piece];
+            memset(at, rand_r(&dice), PAGE);
+            tag_of(at, PAGE - 5, batch->seeds[piece], batch->tags[piece]);
+        }
+        batch->tags[3][0] ^= 1;
+        run(batch, drive, IO_WRITE, 0);
+        assert(batch->end.failed == 1 && batch->is_moved[0] && !batch->is_moved[PIECES - 1]);
+        memset(batch->memory, 0, PIECES * PAGE);
+        run(batch, drive, IO_FLUSH, 0);
+        assert(!batch->end.failed);
+        run(batch, drive, IO_READ, 1);
+        for (int piece = 0; piece < PIECES - 1; piece++)
+            assert(batch->is_moved[piece] && batch->is_good[piece] == (piece != 3));
+    }
+    free(batch->memory);
+    free(batch);
+    return NULL;
+}
+
+int main(int count, char **words)
+{
+    assert(count == 3);
+    int64_t error;
+    ostraca_use_xxh3(fnv, NULL, NULL, NULL, NULL, NULL);
+    engine = ostraca_io_open(!strcmp(words[1], "threads"), 16 * PAGE, 32 * PAGE, 2, &error);
+    assert(engine);
+    printf("%s\n", ostraca_io_mode(engine));
+    int files[DRIVES];
+    for (int each = 0; each < DRIVES; each++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/drive-%d", words[2], each);
+        files[each] = open(path, O_RDWR | O_CREAT, 0600);
+        assert(files[each] >= 0 && !ftruncate(files[each], DRIVE_PAGES * PAGE));
+        drives[each] = ostraca_io_attach(engine, files[each], DRIVE_PAGES * PAGE);
+    }
+    pthread_t taker, submitters[2];
+    atomic_store(&left, 2L * BATCHES * 3);
+    pthread_create(&taker, NULL, take, NULL);
+    for (intptr_t half = 0; half < 2; half++)
+        pthread_create(&submitters[half], NULL, submit, (void *)half);
+    for (int half = 0; half < 2; half++)
+        pthread_join(submitters[half], NULL);
+    pthread_join(taker, NULL);
+    for (int each = 0; each < DRIVES; each++) {
+        ostraca_io_detach(drives[each]);
+        close(files[each]);
+    }
+    ostraca_io_close(engine);
+    return 0;
+}

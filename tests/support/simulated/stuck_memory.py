@@ -1,0 +1,51 @@
+"""Memory that whoever touches waits for: a stand-in for a device that does not answer a blocking call."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import struct
+from typing import Self
+
+import numpy as np
+import pytest
+
+_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_API = 0xC018AA3F
+_REGISTER = 0xC020AA00
+_MODE_MISSING = 1
+_VERSION = 0xAA
+
+
+class StuckMemory:
+    """Pages without contents until ``release``: a thread that touches them sleeps in userfaultfd(2)."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Map the memory. Skips the test where the kernel refuses userfaultfd."""
+        number = _USERFAULTFD.get(platform.machine(), -1)
+        self._descriptor = ctypes.CDLL(None, use_errno=True).syscall(number, os.O_CLOEXEC)
+        if self._descriptor < 0:
+            pytest.skip(f"userfaultfd: {os.strerror(ctypes.get_errno())}")
+        self._memory = mmap.mmap(-1, size_bytes)
+        self.array = np.frombuffer(self._memory, np.uint8)
+        fcntl.ioctl(self._descriptor, _API, struct.pack("QQQ", _VERSION, 0, 0))
+        fcntl.ioctl(
+            self._descriptor,
+            _REGISTER,
+            struct.pack("QQQQ", self.array.ctypes.data, size_bytes, _MODE_MISSING, 0),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let all sleepers go on, with memory of zeroes."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
