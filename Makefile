@@ -72,6 +72,10 @@ check: $(READY) ## Everything CI asks for: format, lint, types, layers, structur
 	$(BIN)/python -m scripts.structure --get-path --offenders 0
 	$(PYTEST) $(PYTEST_ARGS)
 
+.PHONY: check-native
+check-native: $(READY) ## The flash I/O engine under AddressSanitizer and ThreadSanitizer, by a C program; a minute
+	$(PYTEST) tests/fabric/native
+
 # What no shorter run needs comes with the first long one: atheris, 130 MB, for x86-64 alone. One heap for all
 # threads: what several keep for themselves would look like memory that grows.
 .PHONY: fuzz

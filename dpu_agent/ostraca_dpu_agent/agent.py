@@ -72,6 +72,7 @@ class Agent:
         open_drive: Callable[[DriveRecord], Drive],
         clock: Callable[[], float],
         close_drive: Callable[[DriveId], None] = lambda _: None,
+        flash_io: Callable[[], str] = str,
         path_manager: PathManager | None = None,
         network: Network = SOCKETS,
         reached_at: Sequence[str] | None = None,
@@ -80,7 +81,7 @@ class Agent:
         """Make the parts and map memory; ``start`` makes the agent reachable.
 
         *open_drive* opens a drive with a path of *path_manager*, or a drive with a path of its own. It raises
-        OstracaError. *close_drive* closes a drive and returns at once.
+        OstracaError. *close_drive* closes a drive and returns at once. *flash_io* names the way of flash I/O.
 
         *transports* are in order of preference. *clock* is monotonic, in seconds. *network* provides the
         listening sockets. *reached_at* is announced to other agents, by default *addresses*. *life* is
@@ -101,6 +102,7 @@ class Agent:
         self._clock = clock
         self._life = Lifecycle(clock) if life is None else life
         self._open_drive = open_drive
+        self._flash_io = flash_io
         self._drives: dict[DriveId, GuardedDrive] = {}
         self._events = EventRing(agent, settings.events_max, clock)
         self._owner = OwnerService(clock, self._events, self._claim_of)
@@ -328,6 +330,7 @@ class Agent:
             uptime_s=self._life.uptime_s,
             transports=tuple(self._transports),
             sentence=self._controller.sentence,
+            flash_io=self._flash_io(),
             workers=self._dispatcher.workers,
             staging_bytes=memory.staging_bytes,
             staging_used_bytes=self._staging.held_bytes,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ostraca_fabric.connection import ConnectionSettings
 from ostraca_fabric.drives.drive_health import HealthSettings
+from ostraca_fabric.drives.io_engine import FlashIoSettings
 from ostraca_fabric.errors import UsageError, shown
 from ostraca_fabric.flash.index import BLOCKS_MAX
 from ostraca_fabric.model.extent import rounded_up
@@ -333,6 +334,7 @@ class AgentSettings:
     health: HealthSettings = field(default_factory=HealthSettings)
     """Health limits of each drive."""
 
+    flash_io: FlashIoSettings = field(default_factory=FlashIoSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     nvme: NvmeSettings = field(default_factory=NvmeSettings)
 

@@ -44,6 +44,9 @@ def fabric_view(status: FabricStatus) -> RenderableType:
     sentences += [Text(f"{agent.agent}: {_index_text(agent)}") for agent in agents if agent.shards]
     sentences += [Text(f"{agent.agent}: {_initiator_text(agent)}") for agent in agents if _initiators(agent)]
     sentences += [
+        Text(f"{agent.agent}: flash I/O by {agent.flash_io}.") for agent in agents if agent.flash_io
+    ]
+    sentences += [
         Text(f"{agent.agent}: drive {drive.drive} {drive.why}.", style=_STYLES[drive.condition])
         for agent in agents
         for drive in agent.drives

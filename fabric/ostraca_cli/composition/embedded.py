@@ -117,7 +117,7 @@ class EmbeddedFabric:
         self._wrap_drive = wrap_drive
         self._state: FabricState | None = None
         self._transports: dict[str, Transport] = {}
-        self._opener = DeviceOpener()
+        self._opener = DeviceOpener(plan.agent_settings().flash_io)
         self._drives = OpenDrives(self._open_drive)
         self._agents: list[Agent] = []
 
@@ -216,6 +216,7 @@ class EmbeddedFabric:
                 transports=self._transports,
                 open_drive=self._drives.open,
                 close_drive=self._drives.close,
+                flash_io=lambda: self._opener.flash_io,
                 clock=time.monotonic,
             )
             self._agents.append(agent)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
-from ostraca_fabric.drives.io_engine import EngineSettings, IoEngine
+from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -21,9 +21,9 @@ class DeviceOpener:
 
     initiator = "kernel"
 
-    def __init__(self, settings: EngineSettings | None = None) -> None:
+    def __init__(self, settings: FlashIoSettings | None = None) -> None:
         """Start no engine before the first drive."""
-        self._settings = settings or EngineSettings()
+        self._settings = settings or FlashIoSettings()
         self._engine: IoEngine | None = None
 
     def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> FileDrive:
@@ -32,6 +32,11 @@ class DeviceOpener:
             self._engine = IoEngine(self._settings)
         settings = DriveSettings(has_volatile_cache=True if flushes else None)
         return FileDrive.open(drive, device, settings, engine=self._engine)
+
+    @property
+    def flash_io(self) -> str:
+        """Return the way of flash I/O; empty before the first drive."""
+        return "" if self._engine is None else self._engine.mode
 
     def close(self) -> None:
         """Stop the engine, with all drives closed."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.drives.flash_files import FlashFileError, displacement, goes_direct, open_flash
-from ostraca_fabric.drives.io_engine import IoEnd, IoEngine, Operation
+from ostraca_fabric.drives.io_engine import IoEnd, IoEngine, IoOperation
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -145,11 +145,11 @@ class FileDrive:
 
     def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         """Read every piece, as defined by the port."""
-        return self._submit(Operation.READ, pieces, check)
+        return self._submit(IoOperation.READ, pieces, check)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         """Write every piece, as defined by the port."""
-        return self._submit(Operation.WRITE, pieces, None)
+        return self._submit(IoOperation.WRITE, pieces, None)
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make all earlier writes durable."""
@@ -160,11 +160,11 @@ class FileDrive:
         def end(ended: IoEnd) -> None:
             self._queued -= 1
             with labelled(label):
-                self._count_failures(Operation.FLUSH, ended)
+                self._count_failures(IoOperation.FLUSH, ended)
             if not flushed.done():
                 flushed.set_result(not ended.failed)
 
-        if not self._engine.submit(self._handle, Operation.FLUSH, None, None, None, end):
+        if not self._engine.submit(self._handle, IoOperation.FLUSH, None, None, None, end):
             self._queued -= 1
             flushed.set_result(False)
         return flushed
@@ -191,7 +191,7 @@ class FileDrive:
         os.close(self._descriptor)
 
     def _submit(
-        self, operation: Operation, pieces: Pieces, check: TagCheck | None
+        self, operation: IoOperation, pieces: Pieces, check: TagCheck | None
     ) -> asyncio.Future[NDArray[np.bool_]]:
         pieces.check()
         future: asyncio.Future[NDArray[np.bool_]] = asyncio.get_running_loop().create_future()
@@ -214,13 +214,13 @@ class FileDrive:
             future.set_result(is_good)
         return future
 
-    def _count_failures(self, operation: Operation, ended: IoEnd) -> None:
+    def _count_failures(self, operation: IoOperation, ended: IoEnd) -> None:
         if not ended.failed:
             return
         why = os.strerror(ended.error) if ended.error else self._describe_end()
-        place = "" if operation is Operation.FLUSH else f" at {ended.offset}"
+        place = "" if operation is IoOperation.FLUSH else f" at {ended.offset}"
         self.last_error = f"{operation.name.lower()}{place}: {why}"
-        if operation is Operation.WRITE:
+        if operation is IoOperation.WRITE:
             self._write_trouble = time.monotonic(), ended.error
         before, self.failures = self.failures, self.failures + ended.failed
         # Warn only the 1st, 2nd, 4th, 8th ... time: a broken drive fails thousands of times.

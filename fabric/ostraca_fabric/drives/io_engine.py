@@ -1,11 +1,11 @@
-"""Flash I/O engine: one for all drives of a process, in C (``native/io``).
+"""Flash I/O engine of all drives of a process, in C (``native/io``).
 
 The engine carries reads, writes and flushes out by io_uring, with one ring and one thread. Where the kernel
-refuses io_uring, as seccomp profiles of containers do, a bounded pool of threads takes its place. Drives have
-turns. The bytes under way are limited per drive and in all. Batches up to 256 KiB overtake longer ones of
-their drive. Tags are checked right behind each read, in threads of the engine.
+refuses io_uring, as seccomp profiles of containers do, a bounded pool of threads replaces the ring. Drives
+take turns. The bytes under way are limited per drive and in total. Batches up to 256 KiB overtake longer
+batches of the same drive. Threads of the engine check tags right behind each read.
 
-Ended batches wake the event loop through one eventfd, however many they are.
+All ended batches wake the event loop through one eventfd.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.errors import DriveError
+from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.model.limits import check_one_at_least
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tables.tag_check import TagCheck
 
@@ -37,26 +38,35 @@ _END = np.dtype([("ticket", np.uint64), ("failed", np.int64), ("offset", np.int6
 _ENDS_MAX = 256
 """Ended batches taken in one call."""
 
+CHECKERS_MAX = 8
+
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Limits of the engine."""
+class FlashIoSettings:
+    """Limits of flash I/O, of all drives of an agent together."""
 
-    uses_io_uring: bool = True
-    """Whether to try io_uring."""
+    io_uring: bool = True
+    """Whether to use io_uring where the kernel permits. Otherwise a pool of threads does the same I/O, with
+    more processor time."""
 
     drive_bytes_max: int = 4 << 20
-    """Bytes under way on one drive. Four reads of 1 MiB give a drive's full rate; more of them delay the next
-    short read by their own duration."""
+    """Bytes under way on one drive. Four reads of 1 MiB reach the full rate of most drives; more bytes only
+    delay the next read. Raise the limit for drives that need deeper queues."""
 
     bytes_max: int = 256 << 20
-    """Bytes under way in all. A drive without I/O under way may always begin one."""
+    """Bytes under way on all drives. A drive without I/O under way may always begin an I/O."""
 
     checkers: int = 2
-    """Threads that check tags beside io_uring, 1 to 8."""
+    """Threads for tag checks of reads through io_uring, 1 to 8. A thread checks about 10 GB/s."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible limits."""
+        check_one_at_least(self, "drive_bytes_max", "bytes_max", "checkers")
+        if self.checkers > CHECKERS_MAX:
+            raise UsageError(f"checkers is at most {CHECKERS_MAX}, not {self.checkers}")
 
 
-class Operation(IntEnum):
+class IoOperation(IntEnum):
     """Kinds of a batch, as in ``native/io/io.h``."""
 
     READ = 0
@@ -96,7 +106,7 @@ class _Columns(ctypes.Structure):
 
 
 class _Batch(NamedTuple):
-    """Arrays used by the engine until the batch has ended, and the receiver of its end."""
+    """Arrays in use until the batch has ended, and the receiver of the end."""
 
     pieces: Pieces | None
     check: TagCheck | None
@@ -107,17 +117,20 @@ class _Batch(NamedTuple):
 class IoEngine:
     """I/O of all drives of a process, for one event loop at a time. Close it after its drives."""
 
-    def __init__(self, settings: EngineSettings | None = None) -> None:
+    def __init__(self, settings: FlashIoSettings | None = None) -> None:
         """Start the engine's threads. Raises DriveError if the process can start no thread."""
-        chosen = settings or EngineSettings()
+        chosen = settings or FlashIoSettings()
         error = np.zeros(1, np.int64)
         self._engine = library.ostraca_io_open(
-            not chosen.uses_io_uring, chosen.drive_bytes_max, chosen.bytes_max, chosen.checkers, at(error)
+            not chosen.io_uring, chosen.drive_bytes_max, chosen.bytes_max, chosen.checkers, at(error)
         )
         if not self._engine:
             raise DriveError(f"the flash I/O engine can't start: {os.strerror(int(error[0]))}")
         self.mode: str = library.ostraca_io_mode(self._engine).decode()
         """``io_uring`` or ``threads``."""
+
+        if chosen.io_uring and self.mode != "io_uring":
+            log.warning("The kernel refuses io_uring: threads do the flash I/O, with more processor time")
 
         self._event: int = library.ostraca_io_event(self._engine)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,7 +153,7 @@ class IoEngine:
     def submit(
         self,
         drive: int,
-        operation: Operation,
+        operation: IoOperation,
         pieces: Pieces | None,
         check: TagCheck | None,
         is_good: NDArray[np.bool_] | None,

@@ -39,8 +39,9 @@ class Drive(Protocol):
         piece.
 
         The future gives per piece whether the read was complete and the tag fits. The future never raises. An
-        I/O error, a short read, an offset beyond the drive's end or a full queue gives False for all pieces
-        of the I/O; ``check.was_read`` tells these pieces from damaged blocks.
+        I/O error, a short read, an offset beyond the drive's end or a full queue gives False. The result
+        applies to all pieces of the I/O. Only pieces read are True in ``check.was_read``, damaged blocks
+        included.
         """
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:

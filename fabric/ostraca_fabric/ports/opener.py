@@ -28,6 +28,10 @@ class NamespaceOpener(Protocol):
     initiator: str
     """Host side of NVMe-oF for these drives: ``kernel`` or ``userspace``."""
 
+    @property
+    def flash_io(self) -> str:
+        """Way of flash I/O: ``io_uring``, ``threads``, or empty for neither."""
+
     def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> Drive:
         """Open the drive at *device* as *drive*; with *flushes*, files are flushed too.
 

@@ -13,23 +13,22 @@ from ostraca_fabric.tables.digests import TAG_BYTES, are_good
 
 @dataclass(frozen=True, slots=True)
 class TagCheck:
-    """Tags of the blocks that a read brings, one block per piece: columns of shape (n,).
+    """Tags of the blocks of a read, one block per piece: columns of shape (n,).
 
-    A drive checks each piece right after its read, while the bytes are in the processor's cache. The columns
+    A drive checks each piece right after the read, while the bytes are in the processor's cache. The columns
     must not change until the read has ended.
     """
 
     pieces: Pieces
     lengths: NDArray[np.uint32]
-    """Bytes of the blocks, at most those of their pieces."""
+    """Bytes of each block, at most the bytes of the piece."""
 
     seeds: NDArray[np.uint64]
     tags: NDArray[np.uint8]
     """Tags of shape (n, 16)."""
 
     was_read: NDArray[np.bool_] = field(init=False)
-    """Pieces that the drive has read, filled by the end of the read: other pieces are failures of the drive,
-    and not damaged."""
+    """Pieces read by the drive, filled in by the end of the read. Other pieces are failures of the drive."""
 
     def __post_init__(self) -> None:
         """Assert columns of one length and of the types that C expects."""

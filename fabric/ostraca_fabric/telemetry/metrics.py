@@ -389,6 +389,14 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         },
     ),
     Metric(
+        "ostraca_agent_flash_io",
+        _G,
+        "",
+        ("mode",),
+        "1 for the way of flash I/O: io_uring or threads.",
+        lambda status: {(status.flash_io,): 1} if status.flash_io else {},
+    ),
+    Metric(
         "ostraca_agent_enclosure_initiator",
         _G,
         "",

@@ -431,6 +431,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
     lost_log_lines: int = 0
     """Log lines dropped because of a slow reader or a failed write."""
 
+    flash_io: str = ""
+    """Way of flash I/O: ``io_uring`` or ``threads``; empty before the first drive."""
+
 
 class EnclosureDaemonStatus(msgspec.Struct, frozen=True):
     """Status of an enclosure, from the enclosure's daemon."""

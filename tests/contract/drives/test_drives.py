@@ -35,7 +35,7 @@ from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
-from ostraca_fabric.drives.io_engine import EngineSettings, IoEngine
+from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -78,7 +78,7 @@ class TestFileDrive(DriveContract):
 class TestFileDriveWithoutIoUring(DriveContract):
     @pytest.fixture
     async def drive(self, path: Path) -> AsyncIterator[FileDrive]:
-        engine = IoEngine(EngineSettings(uses_io_uring=False))
+        engine = IoEngine(FlashIoSettings(io_uring=False))
         settings = DriveSettings(pieces_queued_max=PIECES_QUEUED_MAX)
         made = FileDrive.open(DRIVE, str(path), settings, engine=engine)
         yield made
@@ -184,9 +184,9 @@ async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
     )
 
 
-@pytest.mark.parametrize("uses_io_uring", [True, False])
-async def test_batches_of_many_sizes_lose_and_repeat_no_piece(path: Path, *, uses_io_uring: bool) -> None:
-    engine = IoEngine(EngineSettings(uses_io_uring=uses_io_uring, drive_bytes_max=64 << 10))
+@pytest.mark.parametrize("io_uring", [True, False])
+async def test_batches_of_many_sizes_lose_and_repeat_no_piece(path: Path, *, io_uring: bool) -> None:
+    engine = IoEngine(FlashIoSettings(io_uring=io_uring, drive_bytes_max=64 << 10))
     drive = FileDrive.open(DRIVE, str(path), engine=engine)
     rng = np.random.default_rng(7)
     for count in (1, 2, 3, 4, 7, 64, 300):

@@ -19,7 +19,7 @@ from tests.contract.drives.drive_contract import DRIVE_BYTES, at_page, pages, pi
 from tests.support.simulated.stuck_memory import StuckMemory
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
-from ostraca_fabric.drives.io_engine import EngineSettings, IoEngine
+from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
 
@@ -117,7 +117,7 @@ def test_where_a_filter_refuses_io_uring_threads_take_its_place(number: int) -> 
 
 def test_the_mode_can_be_chosen(engine: IoEngine) -> None:
     assert engine.mode == "io_uring"
-    other = IoEngine(EngineSettings(uses_io_uring=False))
+    other = IoEngine(FlashIoSettings(io_uring=False))
     assert other.mode == "threads"
     other.close()
 
@@ -139,7 +139,7 @@ async def test_thousands_of_ios_on_many_drives_all_end(tmp_path: Path, engine: I
 
 
 async def test_a_hung_drive_stops_no_other(tmp_path: Path) -> None:
-    engine = IoEngine(EngineSettings(bytes_max=1 << 20))  # all of them taken by the drive that hangs
+    engine = IoEngine(FlashIoSettings(bytes_max=1 << 20))  # all of them taken by the drive that hangs
     pipe, other = Pipe(tmp_path, engine), new_drive(tmp_path, engine)
     if engine.mode == "io_uring":
         hung = [pipe.drive.submit_read(at_page(pages(LONG_PAGES), 0)) for _ in range(16)]
@@ -155,7 +155,7 @@ async def test_a_hung_drive_stops_no_other(tmp_path: Path) -> None:
 
 
 async def test_hung_reads_take_few_threads_of_the_pool(tmp_path: Path) -> None:
-    engine = IoEngine(EngineSettings(uses_io_uring=False))
+    engine = IoEngine(FlashIoSettings(io_uring=False))
     drives = [new_drive(tmp_path, engine, f"drive-{number}") for number in range(4)]
     before = threads()
     with StuckMemory(64 * PAGE_BYTES) as memory:
@@ -177,7 +177,7 @@ async def test_hung_reads_take_few_threads_of_the_pool(tmp_path: Path) -> None:
 
 
 async def test_short_batches_overtake_long_ones_and_do_not_starve_them(tmp_path: Path) -> None:
-    engine = IoEngine(EngineSettings(drive_bytes_max=PAGE_BYTES))
+    engine = IoEngine(FlashIoSettings(drive_bytes_max=PAGE_BYTES))
     pipe, order = Pipe(tmp_path, engine), list[str]()
 
     def submit(name: str, page_count: int) -> asyncio.Future[np.ndarray[tuple[int], np.dtype[np.bool_]]]:

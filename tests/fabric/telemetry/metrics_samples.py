@@ -48,6 +48,7 @@ PREFETCHED = PrefetchCounters(8, 8 << 20, useful_blocks=5, useful_bytes=5 << 20)
 ESTIMATES = EstimateCounters(4, estimated_s=1.5, took_s=1.25, error_s=0.25)
 
 STATUS = AgentStatus(
+    flash_io="io_uring",
     agent="agent-0",
     start_id="0f" * 16,
     version="0.1.0",

@@ -19,6 +19,7 @@ from ostraca_dpu_agent.adapters.nvme_tcp.association import LOST, Association, F
 from ostraca_dpu_agent.adapters.nvme_tcp.queue_pair import ConnectRefusedError
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import DrivePath, TcpDrive, flush_drive, move_whole
 from ostraca_fabric.drives.device_opener import DeviceOpener
+from ostraca_fabric.drives.io_engine import FlashIoSettings
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -209,10 +210,15 @@ class TcpOpener:
 
     initiator = "userspace"
 
-    def __init__(self, paths: TcpPaths) -> None:
-        """Open drives over *paths*."""
+    def __init__(self, paths: TcpPaths, settings: FlashIoSettings | None = None) -> None:
+        """Open drives over *paths*, and devices and files with *settings*."""
         self._paths = paths
-        self._devices = DeviceOpener()
+        self._devices = DeviceOpener(settings)
+
+    @property
+    def flash_io(self) -> str:
+        """Return the way of flash I/O of devices and files."""
+        return self._devices.flash_io
 
     def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> Drive:
         """Open a drive as the port defines."""

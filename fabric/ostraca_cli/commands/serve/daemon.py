@@ -78,7 +78,11 @@ class AgentDaemon:
         nvme = settings.nvme
         host = nvme.host_nqn or f"{NQN_PREFIX}host:{self.id}"
         self._tcp_paths = _tcp_paths(settings, host) if nvme.initiator == USERSPACE else None
-        self._opener = DeviceOpener() if self._tcp_paths is None else TcpOpener(self._tcp_paths)
+        self._opener = (
+            DeviceOpener(settings.flash_io)
+            if self._tcp_paths is None
+            else TcpOpener(self._tcp_paths, settings.flash_io)
+        )
         self._path_manager = PathManager(
             TargetPaths(files=FilePaths(host), nvme=self._tcp_paths or _nvme_paths(settings, host)),
             self._opener,
@@ -165,6 +169,7 @@ class AgentDaemon:
             transports=self._transports,
             open_drive=self._drives.open,
             close_drive=self._drives.close,
+            flash_io=lambda: self._opener.flash_io,
             path_manager=self._path_manager,
             clock=time.monotonic,
             network=self._network,

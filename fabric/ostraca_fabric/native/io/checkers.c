@@ -7,7 +7,7 @@
 static void *check_reads(void *given)
 {
     struct io_engine *engine = given;
-    prctl(PR_SET_NAME, "io-check");
+    prctl(PR_SET_NAME, "check");
     pthread_mutex_lock(&engine->checkers.lock);
     for (;;) {
         struct io *io = engine->checkers.first;

@@ -72,7 +72,7 @@ static void *work(void *given)
     struct worker *self = given;
     struct io_engine *engine = self->engine;
     struct pool *pool = engine->backend_state;
-    prctl(PR_SET_NAME, "io-thread");
+    prctl(PR_SET_NAME, "drive");
     pthread_mutex_lock(&engine->lock);
     pool->idle--;
     for (;;) {
@@ -136,7 +136,7 @@ static void *keep(void *given)
 {
     struct io_engine *engine = given;
     struct pool *pool = engine->backend_state;
-    prctl(PR_SET_NAME, "io-keeper");
+    prctl(PR_SET_NAME, "drive");
     pthread_mutex_lock(&engine->lock);
     while (!engine->is_stopping) {
         if (!engine->ready || pool->idle) {

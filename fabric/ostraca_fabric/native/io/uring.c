@@ -237,7 +237,7 @@ static void *run(void *given)
 {
     struct io_engine *engine = given;
     struct ring *ring = engine->backend_state;
-    prctl(PR_SET_NAME, "io-ring");
+    prctl(PR_SET_NAME, "drive");
     int error = open_ring(ring); /* here: a ring for a single issuer belongs to the thread that opens the ring */
     pthread_mutex_lock(&ring->starting);
     ring->error = error;

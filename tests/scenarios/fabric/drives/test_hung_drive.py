@@ -23,6 +23,7 @@ async def test_what_a_drive_was_asked_for_last_is_waited_for_but_not_for_ever(
     await fabric.start()
     drive, *_ = drives = fabric._drives.drives
     assert isinstance(drive, FaultyDrive)
+    assert {each.flash_io for each in fabric.status()} <= {"io_uring", "threads"}
     drive.fault = Fault.READ_HANGS
     memory = HugeMemory(PAGE_BYTES, prefault=False)
     reading = drive.submit_read(Pieces.one(memory.array[:PAGE_BYTES], drive_offset=0))
