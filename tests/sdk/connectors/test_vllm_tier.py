@@ -17,14 +17,18 @@ from tests.sdk.conftest import no_thread_to_be_had
 from tests.sdk.connectors.engine_steps import IDENTITY, ROW_BYTES, EngineSteps, prompt, settings
 from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
+from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.transfers.counters import (
+    DROPPED_CHUNKS,
     LOAD_BYTES,
     LOAD_CHUNKS,
     LOOKUP_CHUNKS,
+    OFFERED_CHUNKS,
     REQUESTS,
     STORE_CHUNKS,
 )
+from ostraca.connectors.transfers.jobs import RowJob
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.core.prefix import engine_hash
@@ -218,7 +222,9 @@ def test_stores_beyond_the_limit_are_dropped_from_the_end_and_counted(fabric: Fa
     with EngineSteps(settings(fabric.addresses[0], stores_inflight_chunks_max=10)) as engine:
         stored = engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         assert set(stored.succeeded) == set(KEYS[:10])
-        assert engine.count(STORE_CHUNKS, "too_many") == 30
+        assert engine.count(OFFERED_CHUNKS) == 40
+        assert engine.count(STORE_CHUNKS, "too_many") == engine.count(DROPPED_CHUNKS, "too_many") == 30
+        assert engine.tier.counters.drops() == "30 of 40 chunks were not stored: 30 too_many"
 
 
 def test_loads_beyond_the_limit_are_computed(fabric: FabricThread) -> None:
@@ -260,6 +266,11 @@ def test_a_fabric_that_has_no_room_for_stores_is_left_alone_for_a_while(
         assert len(agent.seen_of(Put)) == engine.count(REQUESTS, "store") == 1
         assert engine.count(STORE_CHUNKS, reason.name.lower()) == 40
         assert engine.count(STORE_CHUNKS, "backoff") == 19 * 40
+        told = {metric: 0 for metric in (OFFERED_CHUNKS, DROPPED_CHUNKS)}
+        for sample in engine.tier.samples():
+            if sample.metric in told:
+                told[sample.metric] += int(sample.value)
+        assert told == {OFFERED_CHUNKS: 20 * 40, DROPPED_CHUNKS: 20 * 40}
         assert engine.ask("a", KEYS) == [ChunkState.MISSING] * 40
         assert engine.count(LOOKUP_CHUNKS, "not_found") == 40, "it is read from meanwhile"
 
@@ -286,6 +297,31 @@ def test_draining_leaves_nothing_under_way(engine: EngineSteps) -> None:
     engine.begin("b", KEYS)
     engine.tier.drain()
     assert not engine.tier.has_work
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_the_end_of_an_engine_waits_for_its_stores_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_answered: bool
+) -> None:
+    def answer(connection: AgentConnection, message: Put) -> None:
+        blocks = len(connection.block_ids(message))
+        # A tier without patience has hung up by then.
+        if is_answered and not connection.is_gone.wait(0.2):
+            connection.send(PutDone(message.request, bytes([PutState.STAGED] * blocks), bytes(blocks)))
+
+    with agent_at(tmp_path / "agent.sock") as agent, caplog.at_level(logging.INFO, LOGGER):
+        agent.script[Put] = answer
+        close_deadline_s = 20.0 if is_answered else 0.2
+        with EngineSteps(settings(agent.address, close_deadline_s=close_deadline_s)) as engine:
+            engine.wait_for_the_fabric().begin("a", KEYS)
+            engine.tier.store(RowJob(0, "a", tuple(KEYS), tuple(range(len(KEYS)))))
+            engine.until(lambda: bool(agent.seen_of(Put)))
+            watch = Stopwatch()
+        assert watch.took_s < settings(agent.address).store_deadline_s
+    assert engine.count(STORE_CHUNKS, "staged") == (40 if is_answered else 0)
+    assert engine.count(DROPPED_CHUNKS, "disconnected") == (0 if is_answered else 40)
+    said = "Ostraca: 40 of 40 chunks were not stored: 40 disconnected"
+    assert (said in caplog.messages) == (not is_answered)
 
 
 def test_an_engine_starts_without_a_fabric_and_uses_it_once_it_is_there(tmp_path: Path) -> None:

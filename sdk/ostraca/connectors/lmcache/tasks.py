@@ -196,17 +196,19 @@ class L2Tasks:
         return sizes_bytes
 
     def close(self) -> None:
-        """End the connection and release LMCache's memory. Tasks under way fail. Takes seconds at most."""
+        """End stores under way within ``close_deadline_s``, then the connection; other tasks fail.
+
+        Releases LMCache's memory.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
-        self._link.close()
         with self._lock:
+            self._operations.close()
             self._deliver(self._operations.poll())
-            self._operations.release_rows()
         for descriptor in (*self.descriptors.values(), self._wake):
             os.close(descriptor)
 

@@ -10,6 +10,10 @@ from typing import NamedTuple
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 _KNOWN_REASONS = frozenset(Reason)
+ACCEPTED = frozenset({PutState.STAGED, PutState.COMMITTED, PutState.EXISTS})
+"""States of a stored chunk; a chunk with another state is dropped."""
+
+_STORED = frozenset(state.name.lower() for state in ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +31,10 @@ class ConnectorMetric:
 LOOKUP_CHUNKS = ConnectorMetric("lookup_chunks", "counter", "Chunks looked up, by outcome.", "outcome")
 LOAD_CHUNKS = ConnectorMetric("load_chunks", "counter", "Chunks to load, by outcome.", "outcome")
 STORE_CHUNKS = ConnectorMetric("store_chunks", "counter", "Chunks to store, by outcome.", "outcome")
+OFFERED_CHUNKS = ConnectorMetric("offered_chunks", "counter", "Chunks that the engine gave to be stored.")
+DROPPED_CHUNKS = ConnectorMetric(
+    "dropped_chunks", "counter", "Offered chunks that were not stored, by reason.", "reason"
+)
 LOAD_BYTES = ConnectorMetric("load_bytes", "counter", "Bytes loaded and verified.")
 REQUESTS = ConnectorMetric("requests", "counter", "Requests to the fabric, by operation.", "operation")
 INFLIGHT_CHUNKS = ConnectorMetric(
@@ -38,6 +46,8 @@ METRICS = (
     LOOKUP_CHUNKS,
     LOAD_CHUNKS,
     STORE_CHUNKS,
+    OFFERED_CHUNKS,
+    DROPPED_CHUNKS,
     LOAD_BYTES,
     REQUESTS,
     INFLIGHT_CHUNKS,
@@ -62,7 +72,9 @@ class ConnectorCounters:
         self._counting = threading.Lock()
 
     def add(self, metric: ConnectorMetric, label: str = "", count: int = 1) -> None:
-        """Add to a metric."""
+        """Add to a metric. Chunks of a store that the fabric has not accepted count as dropped, too."""
+        if metric is STORE_CHUNKS and label not in _STORED:
+            self.add(DROPPED_CHUNKS, label, count)
         if count:
             with self._counting:
                 self.total[metric, label] += count
@@ -76,6 +88,16 @@ class ConnectorCounters:
             f"{metric.name}_{label}" if label else metric.name: count
             for (metric, label), count in totals.items()
         }
+
+    def drops(self) -> str:
+        """Return the share of dropped chunks in words, for a log; empty if nothing was dropped."""
+        dropped = {
+            reason: count for (metric, reason), count in self.total.items() if metric is DROPPED_CHUNKS
+        }
+        if not dropped:
+            return ""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        return f"{sum(dropped.values())} of {self.total[OFFERED_CHUNKS, '']} chunks were not stored: {reasons}"
 
     def take(self) -> list[MetricSample]:
         """Return the increases since the last call."""

@@ -13,11 +13,13 @@ from typing import NamedTuple, TypeVar
 
 from ostraca.connectors.kv_identity.chains import Run
 from ostraca.connectors.transfers.counters import (
+    ACCEPTED,
     INFLIGHT_CHUNKS,
     IS_USABLE,
     LOAD_BYTES,
     LOAD_CHUNKS,
     LOOKUP_CHUNKS,
+    OFFERED_CHUNKS,
     REQUESTS,
     STORE_CHUNKS,
     ConnectorCounters,
@@ -36,8 +38,6 @@ from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import BlockState, PutState
-
-_ACCEPTED = frozenset({PutState.STAGED, PutState.COMMITTED, PutState.EXISTS})
 
 _DRAIN_GRACE_S = 1.0
 """Extra wait of ``drain`` beyond the longest deadline, before an error is logged."""
@@ -146,6 +146,7 @@ class FabricOperations:
 
         The rows must not change until then. *ttl_s* is as in ``Volume.put``.
         """
+        self.counters.add(OFFERED_CHUNKS, count=len(job.keys))
         row_of = self._begin(job, STORE_CHUNKS, unplaced)
         refusal = self.health.write_refusal
         for run in runs:
@@ -249,21 +250,33 @@ class FabricOperations:
     def drain(self) -> None:
         """Wait until no job is under way, at most until the deadlines; ``poll`` returns the results."""
         longest_s = max(self._settings.load_deadline_s, self._settings.store_deadline_s)
-        until_s = self._clock_s() + longest_s + _DRAIN_GRACE_S
+        if not self._wait(lambda: not len(self._transfers), longest_s + _DRAIN_GRACE_S):
+            self._log.error("Ostraca: %d jobs are still under way after the deadline", len(self._transfers))
+
+    def close(self) -> None:
+        """End stores under way, at most until ``close_deadline_s``; then the connection and all other operations.
+
+        Lets go of the engine's memory, and logs the share of dropped chunks.
+        """
+        self._wait(lambda: not self._transfers.storing, self._settings.close_deadline_s)
+        self._link.close()
         self._take_completions()
-        while len(self._transfers):
+        drops = self.counters.drops()
+        if drops:
+            self._log.info("Ostraca: %s", drops)
+        self._rows = None
+
+    def _wait(self, is_over: Callable[[], bool], within_s: float) -> bool:
+        """Take completions until *is_over*; False if not over within the time."""
+        until_s = self._clock_s() + within_s
+        self._take_completions()
+        while not is_over():
             client, left_s = self._link.client, until_s - self._clock_s()
             if client is None or left_s <= 0:
-                self._log.error(
-                    "Ostraca: %d jobs are still under way after the deadline", len(self._transfers)
-                )
-                break
+                return False
             select.select([client.fileno()], [], [], left_s)
             self._take_completions()
-
-    def release_rows(self) -> None:
-        """Let go of the engine's memory, after the link is closed."""
-        self._rows = None
+        return True
 
     def samples(self) -> list[MetricSample]:
         """Return the counts since the last call, and the current state."""
@@ -310,7 +323,7 @@ class FabricOperations:
             case PutResult():
                 self.counters.add_outcomes(STORE_CHUNKS, PutState, result.state_codes, result.reason_codes)
                 self.health.record_write(result.reason_codes)
-                are_good = [code in _ACCEPTED for code in result.state_codes]
+                are_good = [code in ACCEPTED for code in result.state_codes]
             case _:
                 self.counters.add(LOAD_CHUNKS if job.is_load else STORE_CHUNKS, "error", len(keys))
         finished = self._transfers.end(ticket, are_good, self._clock_s())

@@ -219,9 +219,8 @@ class Tier:
         return self._operations.samples()
 
     def close(self) -> None:
-        """End the connection and release the rows. Takes seconds at most."""
-        self._link.close()
-        self._operations.release_rows()
+        """End stores under way within ``close_deadline_s``, then the connection, and release the rows."""
+        self._operations.close()
 
     def _submit_lookups(self, pending: Iterable[tuple[str, list[bytes]]]) -> None:
         runs: list[Run] = []

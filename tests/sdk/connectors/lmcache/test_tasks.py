@@ -30,7 +30,7 @@ from ostraca.connectors.lmcache.settings import LmcacheSettings
 from ostraca.connectors.lmcache.tasks import TaskKind
 from ostraca.connectors.transfers.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, STORE_CHUNKS
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.wire.messages import EndSession, Get, Lookup
+from ostraca_fabric.wire.messages import EndSession, Get, Lookup, Put
 
 COUNT = 12
 BLOCKS = 3 * COUNT
@@ -245,20 +245,26 @@ def test_tasks_of_two_threads_end_each_with_its_own_result(server: ServerSteps) 
     assert not wrong
 
 
-def test_tasks_under_way_fail_at_the_close_and_later_ones_at_once(tmp_path: Path) -> None:
+def test_stores_end_before_the_close_loads_fail_and_later_tasks_fail_at_once(tmp_path: Path) -> None:
     def keep(connection: AgentConnection, message: Get) -> None:
         """Leave the get without an answer."""
 
+    def answer(connection: AgentConnection, message: Put) -> None:
+        if not connection.is_gone.wait(0.2):  # without patience, the plug-in has hung up
+            type(agent).usual(connection, message)
+
     with agent_at(tmp_path / "agent.sock") as agent, ServerSteps(settings(agent.address)) as server:
-        agent.script[Get] = keep
+        agent.script |= {Get: keep, Put: answer}
         memory = blank()
         under_way = server.wait_for_the_fabric().tasks.load(NAMES, objects(memory))
-        server.until(lambda: bool(agent.seen_of(Get)))
+        storing = server.tasks.store(NAMES, objects(pages()))
+        server.until(lambda: bool(agent.seen_of(Get) and agent.seen_of(Put)))
         descriptors = list(server.tasks.descriptors.values())
         assert len(set(descriptors)) == 3
         server.tasks.close()
         server.tasks.close()
         assert server.tasks.take(TaskKind.LOAD, under_way) == [False] * COUNT
+        assert server.tasks.take(TaskKind.STORE, storing) == [True] * COUNT
         for descriptor in descriptors:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.eventfd_write(descriptor, 1)
