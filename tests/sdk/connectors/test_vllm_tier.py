@@ -266,7 +266,7 @@ def test_a_fabric_that_has_no_room_for_stores_is_left_alone_for_a_while(
         assert len(agent.seen_of(Put)) == engine.count(REQUESTS, "store") == 1
         assert engine.count(STORE_CHUNKS, reason.name.lower()) == 40
         assert engine.count(STORE_CHUNKS, "backoff") == 19 * 40
-        told = {metric: 0 for metric in (OFFERED_CHUNKS, DROPPED_CHUNKS)}
+        told = dict.fromkeys((OFFERED_CHUNKS, DROPPED_CHUNKS), 0)
         for sample in engine.tier.samples():
             if sample.metric in told:
                 told[sample.metric] += int(sample.value)

@@ -13,7 +13,8 @@ _KNOWN_REASONS = frozenset(Reason)
 ACCEPTED = frozenset({PutState.STAGED, PutState.COMMITTED, PutState.EXISTS})
 """States of a stored chunk; a chunk with another state is dropped."""
 
-_STORED = frozenset(state.name.lower() for state in ACCEPTED)
+_STORED = frozenset(state.name.lower() for state in ACCEPTED) | {Reason.IN_FLIGHT.name.lower()}
+"""Outcomes of chunks that are not dropped. A chunk in flight is stored by another writer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,13 +92,14 @@ class ConnectorCounters:
 
     def drops(self) -> str:
         """Return the share of dropped chunks in words, for a log; empty if nothing was dropped."""
-        dropped = {
-            reason: count for (metric, reason), count in self.total.items() if metric is DROPPED_CHUNKS
-        }
+        with self._counting:
+            totals = self.total.copy()
+        dropped = {reason: count for (metric, reason), count in totals.items() if metric is DROPPED_CHUNKS}
         if not dropped:
             return ""
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-        return f"{sum(dropped.values())} of {self.total[OFFERED_CHUNKS, '']} chunks were not stored: {reasons}"
+        offered = totals[OFFERED_CHUNKS, ""]
+        return f"{sum(dropped.values())} of {offered} chunks were not stored: {reasons}"
 
     def take(self) -> list[MetricSample]:
         """Return the increases since the last call."""

@@ -254,9 +254,9 @@ class FabricOperations:
             self._log.error("Ostraca: %d jobs are still under way after the deadline", len(self._transfers))
 
     def close(self) -> None:
-        """End stores under way, at most until ``close_deadline_s``; then the connection and all other operations.
+        """Wait for the stores under way, at most ``close_deadline_s``, and end the connection.
 
-        Lets go of the engine's memory, and logs the share of dropped chunks.
+        Lets go of the engine's memory, and logs the share of dropped chunks. ``poll`` returns the results.
         """
         self._wait(lambda: not self._transfers.storing, self._settings.close_deadline_s)
         self._link.close()

@@ -81,9 +81,7 @@ class ConnectorSettings:
     """Deadline of a store. A store pins rows of the engine's memory meanwhile."""
 
     close_deadline_s: float = 2.0
-    """Time for the stores under way when the engine ends; later ones are lost. vLLM kills an engine that takes
-    5 s to end.
-    """
+    """Wait of the engine's end for stores under way. vLLM kills an engine that takes 5 s to end."""
 
     prefill_tokens_per_s: float = 0.0
     """Speed of the engine at computing a prefix; 0 if unknown. If set, the fabric declines slower loads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ ROW_BYTES = 128 << 10
 HOST_ROWS = 80
 """Rows of vLLM's host memory, fewer than the prompts of the tests need, so that chunks are evicted."""
 DEVICE_BLOCKS = 80
-START_S = 300.0
+START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,19 @@ class EngineProcess:
         *,
         within_s: float,
         together: bool = False,
+        is_settled: bool = False,
         salt: str | None = None,
         adapter: Path | None = None,
     ) -> Generated:
         """Generate a few tokens for each prompt, one after another or all *together*.
 
-        *adapter* is the folder of a LoRA adapter, and gives it its name.
+        If *is_settled*, all transfers end before the next prompt. Otherwise vLLM drops whole stores while
+        transfers hold the host memory. *adapter* is the folder of a LoRA adapter, and gives it its name.
         """
         listed = [
             {"prompt_token_ids": list(prompt)} | ({"cache_salt": salt} if salt else {}) for prompt in prompts
         ]
-        self._pipe.send(("generate", listed, together, adapter))
+        self._pipe.send(("generate", listed, together, is_settled, adapter))
         return Generated(*self._answer(within_s))
 
     def metrics(self) -> dict[str, float]:
@@ -103,7 +106,7 @@ class EngineProcess:
     def stop(self) -> int | None:
         """Shut down in order; return the exit code."""
         self._pipe.send(("stop",))
-        self._process.join(60)
+        self._process.join(120)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -157,8 +160,8 @@ def _run(
     pipe.send("up")
     while True:
         match pipe.recv():
-            case ("generate", prompts, together, adapter):
-                pipe.send(_generate(engine, prompts, adapter, together=together))
+            case ("generate", prompts, together, is_settled, adapter):
+                pipe.send(_generate(engine, prompts, adapter, together=together, is_settled=is_settled))
             case ("metrics",):
                 pipe.send(_metrics(engine))
             case ("reset",):
@@ -205,7 +208,7 @@ def _engine(model: str, tier: dict[str, Any] | None, options: dict[str, Any]) ->
 
 
 def _generate(
-    engine: Any, prompts: list[dict[str, Any]], adapter: Path | None, *, together: bool
+    engine: Any, prompts: list[dict[str, Any]], adapter: Path | None, *, together: bool, is_settled: bool
 ) -> tuple[Any, ...]:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -214,13 +217,21 @@ def _generate(
     lora = adapter and LoRARequest(adapter.name, 1 + sum(adapter.name.encode()), str(adapter))
     begun_s = time.monotonic()
     batches = [prompts] if together else [[prompt] for prompt in prompts]
-    made = [
-        output
-        for batch in batches
-        for output in engine.generate(batch, sampling, use_tqdm=False, lora_request=lora)
-    ]
+    made = []
+    for batch in batches:
+        made += engine.generate(batch, sampling, use_tqdm=False, lora_request=lora)
+        if is_settled:
+            _settle(engine)
     tokens = [list(output.outputs[0].token_ids) for output in made]
     return tokens, [output.num_cached_tokens for output in made], time.monotonic() - begun_s
+
+
+def _settle(engine: Any) -> None:
+    """Step until no transfer is under way, as the process of a served engine does by itself."""
+    core = engine.llm_engine.engine_core.engine_core
+    while core.scheduler.has_requests():
+        engine.llm_engine.step()
+        threading.Event().wait(0.001)  # lets the threads of the tier run
 
 
 def _metrics(engine: Any) -> dict[str, float]:

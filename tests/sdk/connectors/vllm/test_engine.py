@@ -17,7 +17,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sdk.connectors.vllm.engine_process import CHUNK_TOKENS, MIB, ROW_BYTES, EngineProcess
+from tests.sdk.connectors.vllm.engine_process import (
+    CHUNK_TOKENS,
+    MIB,
+    ROW_BYTES,
+    EngineProcess,
+    Generated,
+)
 from tests.sdk.connectors.vllm.tiny_model import HYBRID_MODEL, write_adapter
 from tests.support.fabric.fabric_host import FabricProcess, drive_files
 
@@ -30,7 +36,7 @@ from ostraca_fabric.model.outcome import BlockState
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vLLM is not installed here; make test-vllm makes an environment that has it",
@@ -42,7 +48,9 @@ PROMPT_TOKENS = 1088
 """34 chunks: more than one stripe unit."""
 PROMPTS_COUNT = 8
 CHUNKS = PROMPTS_COUNT * PROMPT_TOKENS // CHUNK_TOKENS
-ROUND_S = 120.0
+DISTINCT_CHUNKS = 4 * 3 * PROMPT_TOKENS // (4 * CHUNK_TOKENS)
+"""Of the first four prompts: the second of a pair shares the first half with the first."""
+ROUND_S = 300.0
 """Longest round of all prompts, computed after all deadlines."""
 STORM = 12 * PROMPTS_COUNT
 """Limit of requests to the fabric in a round; a normal round needs about three for each prompt."""
@@ -199,17 +207,30 @@ def test_what_one_cache_salt_or_lora_adapter_has_stored_another_does_not_find(
     host: FabricProcess, tmp_path: Path
 ) -> None:
     here, there = write_adapter(tmp_path / "here", 1), write_adapter(tmp_path / "there", 2)
+
+    def ask(engine: EngineProcess, adapter: Path, salt: str) -> Generated:
+        return engine.generate(PROMPTS[:4], within_s=ROUND_S, is_settled=True, adapter=adapter, salt=salt)
+
     with EngineProcess(tmp_path, "first", tier(host.address), enable_lora=True) as first:
         until_usable(first)
-        stored = first.generate(PROMPTS[:4], within_s=ROUND_S, adapter=here, salt="red").tokens
+        before = first.metrics()
+        stored = ask(first, here, "red").tokens
+        metrics = first.metrics()
+        assert metrics["offered_chunks"] - before["offered_chunks"] == DISTINCT_CHUNKS, metrics
+        assert not dropped(metrics) - dropped(before), metrics
     with EngineProcess(tmp_path, "second", tier(host.address), enable_lora=True) as second:
         until_usable(second)
-        other = second.generate(PROMPTS[:4], within_s=ROUND_S, adapter=there, salt="red").tokens
+        before = second.metrics()
+        other = ask(second, there, "red").tokens
         assert other != stored, "an adapter that can be told from the other"
-        assert second.generate(PROMPTS[:4], within_s=ROUND_S, adapter=here, salt="blue").tokens == stored
-        assert "load_chunks{hit}" not in second.metrics()
-        assert second.generate(PROMPTS[:4], within_s=ROUND_S, adapter=here, salt="red").tokens == stored
-        assert second.metrics()["load_chunks{hit}"] > CHUNKS // 4
+        assert ask(second, here, "blue").tokens == stored
+        metrics = second.metrics()
+        assert metrics.get("load_chunks{hit}") == before.get("load_chunks{hit}")
+        again = ask(second, here, "red")
+        assert (again.tokens, again.cached) == (stored, [PROMPT_TOKENS] * 4)
+        metrics = second.metrics()
+        loaded = metrics["load_chunks{hit}"] - before.get("load_chunks{hit}", 0.0)
+        assert loaded == DISTINCT_CHUNKS, metrics
 
 
 def test_chunks_are_placed_by_the_stripe_units_of_their_prompt(host: FabricProcess, tmp_path: Path) -> None:
@@ -412,6 +433,10 @@ def test_blocks_cross_by_nixl_too(tmp_path: Path, expected: list[list[int]]) -> 
     ):
         assert engine.generate(PROMPTS, within_s=ROUND_S).tokens == expected
         until_loaded(engine, expected)
+
+
+def dropped(metrics: dict[str, float]) -> float:
+    return sum(value for name, value in metrics.items() if name.startswith("dropped_chunks{"))
 
 
 def until_usable(engine: EngineProcess) -> None:

@@ -20,7 +20,7 @@ import pytest
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vLLM is not installed here; make test-vllm makes an environment that has it",
@@ -29,7 +29,7 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).parents[4]
 PAGE = (REPOSITORY / "docs" / "howto" / "engines" / "vllm.md").read_text()
-START_S = 300.0
+START_S = 600.0
 ELSEWHERE = ("pip install", "scripts/setup-vllm", "source ", "vllm serve")
 """Commands with a GPU, or run before the test."""
 
@@ -79,7 +79,7 @@ class Follower:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
@@ -117,7 +117,7 @@ class Follower:
         """Press Ctrl-C, and wait."""
         started.send_signal(signal.SIGINT)
         try:
-            started.wait(60)
+            started.wait(120)
         finally:
             started.kill()
             started.wait()
