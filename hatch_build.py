@@ -30,6 +30,7 @@ FLAGS = [
     "-Wextra",
     "-fPIC",
     "-fvisibility=hidden",
+    "-pthread",
     "-shared",
     "-s",
 ]
