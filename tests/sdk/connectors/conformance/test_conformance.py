@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "reference" / "conformance.md"
 HERE = "tests.sdk.connectors.conformance"
 MODULES = {
     "vLLM tier": ("vllm_engine", "ostraca", ()),
+    "vLLM 0.32": ("vllm_classes", "vllm", (pytest.mark.vllm, pytest.mark.filterwarnings("ignore"))),
     "LMCache L2": ("lmcache_server", "ostraca", ()),
     "LMCache 0.5.6": (
         "lmcache_classes",

@@ -55,10 +55,10 @@ def known_fields(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def offloading_spec(*, publishes_events: bool = False) -> Any:
+def offloading_spec(*, publishes_events: bool = False, layer: str = "layer.0") -> Any:
     from vllm.v1.kv_offload import config as kinds
 
-    group = {"tokens_per_block": TOKENS, "layer_names": ("layer.0",), "group_id": 0}
+    group = {"tokens_per_block": TOKENS, "layer_names": (layer,), "group_id": 0}
     parallel = {
         "rank": 0,
         "world_size": 1,
@@ -89,7 +89,9 @@ def offloading_spec(*, publishes_events: bool = False) -> Any:
 class Manager:
     """Stand-in for vLLM's tiering manager."""
 
-    def __init__(self, address: str, *, publishes_events: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, address: str, *, publishes_events: bool = False, layer: str = "layer.0", **settings: Any
+    ) -> None:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
         self.rows = np.zeros((ROWS, ROW_BYTES), np.int8)
@@ -105,7 +107,7 @@ class Manager:
             "connect_retry_s": 0.05,
         } | settings
         self.view = self.rows.data
-        spec = offloading_spec(publishes_events=publishes_events)
+        spec = offloading_spec(publishes_events=publishes_events, layer=layer)
         self.tier = SecondaryTierFactory.create_secondary_tier(self.entry, self.view, spec)
         self._jobs = 0
 
