@@ -47,7 +47,7 @@ test: $(READY) ## Run the whole test suite
 
 .PHONY: test-vllm
 test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment of its own (3.5 GB)
-	@.venv-vllm/bin/python -m pytest tests/sdk/connectors/vllm $(PYTEST_ARGS)
+	@.venv-vllm/bin/python -m pytest -m "vllm or not slow" tests/sdk/connectors/vllm tests/sdk/connectors/conformance $(PYTEST_ARGS)
 
 .PHONY: test-lmcache
 test-lmcache: $(READY_LMCACHE) ## Run LMCache's storage manager and benchmark on a CPU, in an environment of its own (1.7 GB)

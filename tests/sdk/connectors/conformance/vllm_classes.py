@@ -21,14 +21,9 @@ class VllmClasses:
     page_bytes = block_bytes = ROW_BYTES
 
     def __init__(self, options: EngineOptions) -> None:
-        self._manager = Manager(
-            options.address,
-            layer=f"layer {options.layout}",
-            connect_retry_s=0.5,
-            backoff_s=0.1,
-            backoff_max_s=0.2,
-            **deadlines(options),
-        )
+        settings: dict[str, Any] = {"connect_retry_s": 0.5, "backoff_s": 0.1, "backoff_max_s": 0.2}
+        settings |= deadlines(options)
+        self._manager = Manager(options.address, layer=f"layer {options.layout}", **settings)
         self._requests = itertools.count()
         self._rows = RowCursor(ROWS)
 
