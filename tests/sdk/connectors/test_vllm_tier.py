@@ -6,7 +6,9 @@ import errno
 import itertools
 import logging
 import os
+import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.sdk.conftest import no_thread_to_be_had
-from tests.sdk.connectors.engine_steps import IDENTITY, ROW_BYTES, EngineSteps, prompt, settings
+from tests.sdk.connectors.engine_steps import IDENTITY, PATIENCE_S, ROW_BYTES, EngineSteps, prompt, settings
 from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
 from tests.support.stalls import Stopwatch
@@ -29,11 +31,11 @@ from ostraca.connectors.transfers.counters import (
     STORE_CHUNKS,
 )
 from ostraca.connectors.transfers.jobs import RowJob
+from ostraca.connectors.vllm.core.chunk_news import ChunkEvent, ChunkNews
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.core.prefix import engine_hash
 from ostraca.connectors.vllm.settings import LOGGER
-from ostraca.connectors.vllm.tier import ChunkEvent
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import PutState, Reason
@@ -163,6 +165,42 @@ def test_stored_and_vanished_chunks_are_announced_on_demand(fabric: FabricThread
         assert engine.tier.take_events() == [ChunkEvent((KEYS[4], KEYS[5]), is_removed=True)]
         silent.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
         assert silent.tier.take_events() == []
+
+
+def test_a_lookup_withdraws_announced_chunks_that_the_fabric_has_lost(tmp_path: Path) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric")).start()
+    with EngineSteps(settings(host.addresses[0], enable_kv_events=True)) as engine:
+        stored = ChunkEvent(tuple(KEYS[:4]), is_removed=False)
+        engine.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
+        assert engine.tier.take_events() == [stored]
+        host.stop()
+        shutil.rmtree(tmp_path / "fabric")
+        with FabricThread(small_plan(tmp_path / "fabric")):
+            heard: list[ChunkEvent] = []
+            until_s = time.monotonic() + PATIENCE_S
+            while not heard and time.monotonic() < until_s:
+                engine.begin("b", KEYS[:6])
+                engine.ask("b", KEYS[:6])
+                engine.tier.end_request("b")
+                heard += engine.tier.take_events()
+            assert heard == [ChunkEvent(tuple(KEYS[:4]), is_removed=True)]
+            engine.store_prompt("c", KEYS[:4], pages(4))
+            assert engine.tier.take_events() == [stored]
+
+
+def test_a_router_hears_of_a_forgotten_chunk_only_after_a_failed_load() -> None:
+    news = ChunkNews(announced_max=2)
+    news.announce(KEYS[:3])
+    news.announce([])
+    news.withdraw_announced(KEYS[:2])
+    news.withdraw(KEYS[:1])
+    news.withdraw_announced(KEYS[:2])
+    assert news.take() == [
+        ChunkEvent(tuple(KEYS[:3]), is_removed=False),
+        ChunkEvent((KEYS[1],), is_removed=True),
+        ChunkEvent((KEYS[0],), is_removed=True),
+    ]
+    assert news.take() == []
 
 
 def test_hints_prefetch_limit_the_keeping_and_end_the_session(tmp_path: Path) -> None:

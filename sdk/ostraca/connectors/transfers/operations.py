@@ -56,6 +56,8 @@ class Ended(NamedTuple):
     answers: list[Answer]
     lost: list[bytes]
     """Chunks of loads that the fabric has no longer."""
+    absent: list[bytes]
+    """Chunks of lookups that the fabric does not have."""
 
 
 class FabricOperations:
@@ -85,7 +87,7 @@ class FabricOperations:
         self._prefetches: dict[Hashable, int] = {}
         """Submitted prefetches, and their chunks."""
         self._transfers = Transfers()
-        self._ended = Ended([], [], [])
+        self._ended = Ended([], [], [], [])
 
     @property
     def has_work(self) -> bool:
@@ -231,7 +233,7 @@ class FabricOperations:
     def poll(self) -> Ended:
         """Return the results of operations that ended since the last call."""
         self._take_completions()
-        ended, self._ended = self._ended, Ended([], [], [])
+        ended, self._ended = self._ended, Ended([], [], [], [])
         return ended
 
     def _take_completions(self) -> None:
@@ -298,6 +300,8 @@ class FabricOperations:
         self.health.record_read(reasons)
         if BlockState.HIT not in codes:
             self._log_explain_command(runs[0].chain, f"none of {len(keys)} chunks is found")
+        pairs = zip(keys, codes, strict=True)
+        self._ended.absent.extend(key for key, code in pairs if code == BlockState.MISS)
         return [(key, code == BlockState.HIT) for key, code in zip(keys, codes, strict=True)]
 
     def _ended_transfer(self, ticket: Hashable, result: object) -> list[TransferJob]:

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
 from ostraca.connectors.transfers.rows import ArrayRows
+from ostraca.connectors.vllm.core.chunk_news import ChunkEvent, ChunkNews
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
@@ -55,13 +55,6 @@ def read_settings(config: Mapping[str, object], *, publishes_events: bool) -> Ti
 def _log_problem(problem: UsageError) -> None:
     """Log why the engine serves without the tier: vLLM would exit on an error."""
     log.error("Ostraca: the engine serves without the tier: %s", problem)
-
-
-class ChunkEvent(NamedTuple):
-    """News for routers: chunks stored, or found missing."""
-
-    keys: tuple[bytes, ...]
-    is_removed: bool
 
 
 HASH_BYTES = 32
@@ -97,7 +90,7 @@ class Tier:
         self._hints: dict[str, RequestHints] = {}
         self._to_prefetch: set[str] = set()
         """Requests with unsent prefetches: vLLM tells a request's keys some steps after the request."""
-        self._events: list[ChunkEvent] = []
+        self._news = ChunkNews(announced_max=settings.table_chunks_max)
         self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._layout())
         self._operations = FabricOperations(
             self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
@@ -184,8 +177,7 @@ class Tier:
 
     def take_events(self) -> list[ChunkEvent]:
         """Return the news since the last call; empty unless ``enable_kv_events``."""
-        events, self._events = self._events, []
-        return events
+        return self._news.take()
 
     def end_step(self) -> None:
         """Send the prefetches and lookups of this step."""
@@ -233,17 +225,19 @@ class Tier:
 
     def _process(self, ended: Ended) -> list[TransferJob]:
         self._lookups.record_answers(ended.answers)
+        if self._settings.enable_kv_events:
+            self._report(ended)
         for job in ended.jobs:
             if job.is_load:
                 self._lookups.record_failed_loads(job.request, job.failed)
-            else:
-                self._announce(job.succeeded, is_removed=False)
-        self._announce(ended.lost, is_removed=True)
         return ended.jobs
 
-    def _announce(self, keys: Sequence[bytes], *, is_removed: bool) -> None:
-        if keys and self._settings.enable_kv_events:
-            self._events.append(ChunkEvent(tuple(keys), is_removed))
+    def _report(self, ended: Ended) -> None:
+        self._news.withdraw_announced(ended.absent)
+        for job in ended.jobs:
+            if not job.is_load:
+                self._news.announce(job.succeeded)
+        self._news.withdraw(ended.lost)
 
     def _missing(self, reason: str) -> ChunkState:
         self.counters.add(LOOKUP_CHUNKS, reason)
