@@ -236,4 +236,4 @@ def _drive_of(admin: Admin, shelf: EnclosureProcess, file: str) -> str:
 
 def _held_off_by(admin: Admin, drive: str) -> set[str]:
     (seen,) = (each for each in _drives(admin) if each["id"] == drive)
-    return {trouble["agent"] for trouble in seen["troubles"]}
+    return {problem["agent"] for problem in seen["problems"]}
