@@ -174,12 +174,23 @@ class FileDrive:
 
         Runs in a thread: a hanging file system blocks no other component, and only one look of its drive.
         """
-        looked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        looked: asyncio.Future[str | None] = loop.create_future()
         if self._looking is not None and not self._looking.done():
             looked.set_result(None)
             return looked
-        self._looking = run_in_background("look", self._look)
-        return asyncio.wrap_future(self._looking)
+        self._looking = looking = run_in_background("look", self._look)
+
+        def give() -> None:
+            if not looked.done():
+                looked.set_result(looking.result())
+
+        def tell(_: Future[str | None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits
+                loop.call_soon_threadsafe(give)
+
+        looking.add_done_callback(tell)
+        return looked
 
     def close(self) -> None:
         """Wait for operations in progress, then close the drive."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -270,6 +271,13 @@ async def test_a_cancelled_future_leaves_the_drive_in_order(file_drive: FileDriv
         await file_drive.submit_flush()
     assert await read(file_drive, at_page(target, 0)) == [True]
     assert np.array_equal(target, pages(64, b"y"))
+
+
+async def test_a_cancelled_look_does_not_hinder_the_close(file_drive: FileDrive) -> None:
+    for _ in range(20):
+        file_drive.submit_look().cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(file_drive.submit_look())
 
 
 @pytest.mark.parametrize("fault", ["missing", "directory"])
