@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +16,7 @@ from tests.support.fabric.fabric_host import FabricThread, content, empty, hashe
 
 from ostraca import Ack, BlockState, PutState, Reason, Volume
 from ostraca_cli.testing import small_plan
+from ostraca_fabric.drives.file_drive import FileDrive
 
 BLOCKS = 8
 
@@ -51,14 +52,14 @@ def test_a_second_put_of_a_block_is_exists_and_writes_nothing(host: FabricThread
 def test_drives_are_flushed_before_a_block_is_committed_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, flushes: bool
 ) -> None:
-    flushed: list[int] = []
-    flush = os.fdatasync
+    flushed: list[asyncio.Future[bool]] = []
+    flush = FileDrive.submit_flush
 
-    def watched(descriptor: int) -> None:
-        flush(descriptor)
-        flushed.append(descriptor)
+    def watched(drive: FileDrive) -> asyncio.Future[bool]:
+        flushed.append(flush(drive))
+        return flushed[-1]
 
-    monkeypatch.setattr(os, "fdatasync", watched)
+    monkeypatch.setattr(FileDrive, "submit_flush", watched)
     with FabricThread(replace(small_plan(tmp_path / "fabric"), flushes=flushes)) as host:
         with host.connect() as client:
             volume, before = volume_of(client), len(flushed)
