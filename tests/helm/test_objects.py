@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +288,27 @@ def test_engines_of_the_examples_use_what_a_release_provides(name: str) -> None:
     assert volumes["agent"]["hostPath"]["path"] == sockets[0]["hostPath"]["path"]
     assert "token" in names["Secret", volumes["token"]["secret"]["secretName"]]["data"]
     assert mounts == {"agent": "/run/ostraca", "token": "/etc/ostraca/worker"}
+
+
+def test_workers_of_dynamo_announce_chunks_to_a_router_that_reads_announcements() -> None:
+    text = (OBJECTS / "dynamo-graph.yaml").read_text()
+    setting = re.search(r"--set worker\.vllm\.settings\.(\w+)=true", text)
+    assert setting, "the example names the setting of the release"
+    values = {"worker": {"vllm": {"settings": {setting[1]: True}}}}
+    connection = json.loads(render(merged(TRIAL, values)).get("ConfigMap", "worker")["data"]["vllm.json"])
+    extra = connection["kv_connector_extra_config"]
+    (entry,) = extra["secondary_tiers"]
+    tier = TierSettings.of({key: value for key, value in entry.items() if key not in OF_VLLM})
+    assert (tier.enable_kv_events, extra["self_describing_kv_events"]) == (True, True)
+    services = yaml.safe_load(text)["spec"]["services"]
+    args = services["VllmDecodeWorker"]["extraPodSpec"]["mainContainer"]["args"]
+    (events,) = (each.partition("=")[2] for each in args if each.startswith("--kv-events-config="))
+    assert json.loads(events)["enable_kv_cache_events"], "or vLLM asks the tier for no announcements"
+    assert json.loads(events)["publisher"] == "zmq", "or nothing leaves the process"
+    (mode,) = services["Frontend"]["extraPodSpec"]["mainContainer"]["env"]
+    assert mode == {"name": "DYN_ROUTER_MODE", "value": "kv"}
+    plain = json.loads(render(TRIAL).get("ConfigMap", "worker")["data"]["vllm.json"])
+    assert "self_describing_kv_events" not in plain["kv_connector_extra_config"]
 
 
 def test_the_example_for_dpus_installs_the_values_for_dpus() -> None:
