@@ -195,7 +195,9 @@ def test_a_fabric_that_goes_away_costs_little_and_is_used_again(tmp_path: Path) 
         for _ in range(200):
             assert not any(rank.find() + rank.get() + rank.put())
         assert watch.took_s < 10, "600 calls without a fabric"
-        assert requests_sent(rank) - sent < 40, "a storm of requests to a fabric that is gone"
+        assert requests_sent(rank) - sent < 40 + 20 * watch.took_s, (
+            "a storm of requests to a fabric that is gone"
+        )
         with host:
             rank.blank()
             until(lambda: all(rank.find()))
