@@ -26,7 +26,7 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 DriveQueue = tuple["DriveId", "deque[NDArray[np.intp]]"]
 """Pending waves of a request from or to a drive."""

@@ -24,7 +24,7 @@ from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 log = logging.getLogger(__name__)
 

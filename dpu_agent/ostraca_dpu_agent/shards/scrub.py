@@ -28,8 +28,7 @@ from ostraca_fabric.model.extent import Generation, Pieces, rounded_up, whole_pa
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.digests import matches
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck, matches
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.messages import Damage

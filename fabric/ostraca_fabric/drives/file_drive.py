@@ -27,7 +27,7 @@ from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.threads import run_in_background
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 from ostraca_fabric.telemetry.requests import current_label, labelled
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.drives.drive_health import DriveCondition, DriveHealth, HealthSettings, IoKind
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 from ostraca_fabric.telemetry.status import DriveStatus
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.limits import check_one_at_least
 from ostraca_fabric.native import at, library
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 log = logging.getLogger(__name__)
 

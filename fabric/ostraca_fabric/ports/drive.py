@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 
 class Drive(Protocol):

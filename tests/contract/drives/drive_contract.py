@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.digests import tags_of
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck, tags_of
 
 DRIVE_BYTES = 8 << 20
 PIECES_QUEUED_MAX = 2048

@@ -143,14 +143,26 @@ async def test_a_hung_drive_stops_no_other(tmp_path: Path) -> None:
     pipe, other = Pipe(tmp_path, engine), new_drive(tmp_path, engine)
     if engine.mode == "io_uring":
         hung = [pipe.drive.submit_read(at_page(pages(LONG_PAGES), 0)) for _ in range(16)]
-        source = pages(4, b"h")
-        for page in range(0, 64, 4):
-            assert await written(other, at_page(source, page)) == [True]
+        source = pages(LONG_PAGES, b"h")
+        for page in range(0, PAGES, LONG_PAGES):
+            assert await asyncio.wait_for(written(other, at_page(source, page)), 30.0) == [True]
         assert not any(each.done() for each in hung)
         pipe.feed(16 * LONG_PAGES)
         assert np.concatenate(await asyncio.gather(*hung)).all()
     pipe.close()
     other.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("io_uring", [True, False])
+async def test_a_flush_asks_the_device(tmp_path: Path, *, io_uring: bool) -> None:
+    engine = IoEngine(FlashIoSettings(io_uring=io_uring))
+    pipe, file = Pipe(tmp_path, engine), new_drive(tmp_path, engine)
+    assert not await pipe.drive.submit_flush(), "a pipe can't be flushed, and says so"
+    assert pipe.drive.last_error.startswith("flush: ")
+    assert await file.submit_flush()
+    pipe.close()
+    file.close()
     engine.close()
 
 

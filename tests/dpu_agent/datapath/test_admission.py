@@ -30,8 +30,7 @@ from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.tables.digests import derive_keys
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck, derive_keys
 from ostraca_fabric.telemetry.status import EstimateCounters
 from ostraca_fabric.wire.messages import GetDone
 

@@ -41,7 +41,7 @@ from ostraca_fabric.model.extent import Generation, Geometry, Pieces, generation
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, OwnerEpoch
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 SEGMENTS = 6
 

@@ -56,9 +56,8 @@ from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
 from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport
-from ostraca_fabric.tables.digests import tag_seeds, tags_of
+from ostraca_fabric.tables.digests import TagCheck, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import Wave
-from ostraca_fabric.tables.tag_check import TagCheck
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled

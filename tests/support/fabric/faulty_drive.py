@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 Ends = NDArray[np.bool_]
 Result = TypeVar("Result")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.connection.network import Accept, Listening, Network
     from ostraca_fabric.model.extent import Pieces
     from ostraca_fabric.model.ids import DriveId
-    from ostraca_fabric.tables.tag_check import TagCheck
+    from ostraca_fabric.tables.digests import TagCheck
     from ostraca_fabric.wire.address import Address
 
     _Ends = NDArray[np.bool_]

@@ -12,7 +12,7 @@ from tests.support.simulated.joined import io_of, ios, resolve
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 
 @dataclass(frozen=True, slots=True)

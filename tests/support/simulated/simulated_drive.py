@@ -19,7 +19,7 @@ from tests.support.simulated.simulated_flash import SimulatedFlash, WriteUnderWa
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 _Ends = NDArray[np.bool_]
 

@@ -21,7 +21,7 @@ from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.sockets.nvme_tcp.commands import IoOpcode, NvmeCommand, block_command
-from ostraca_fabric.tables.tag_check import TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 
 class DrivePath(Protocol):

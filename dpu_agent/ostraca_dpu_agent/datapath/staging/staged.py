@@ -132,7 +132,7 @@ class StagedBlocks:
     def contains(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Return which of *keys*, shape (n, 16), are readable."""
         is_here = np.zeros(len(keys), np.bool_)
-        if len(self):
+        if self._groups:
             staged = self._rows.find(keys)
             for wave in self._readable(np.flatnonzero(staged >= 0), staged[staged >= 0]):
                 is_here[wave.positions] = True
@@ -140,7 +140,9 @@ class StagedBlocks:
 
     def find(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> list[StagedWave]:
         """Find readable blocks of the given lengths: a wave per group."""
-        return list(self._readable(*self._rows.match(keys, self._lengths, lengths))) if len(self) else []
+        if not self._groups:
+            return []
+        return list(self._readable(*self._rows.match(keys, self._lengths, lengths)))
 
     def are_readable(self, wave: StagedWave) -> NDArray[np.bool_]:
         """Return which blocks of a wave, found earlier, are readable now."""
