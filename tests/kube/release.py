@@ -70,6 +70,16 @@ class HelmRelease:
         self._helm.uninstall(self.name, wait="watcher", timeout=_WAIT_S)
         wait_until(lambda: all(map(_is_finished, self.pods())), _GONE_S, f"end of the pods of {self.name}")
 
+    def discard(self) -> None:
+        """Uninstall the release, without the time that Kubernetes takes to remove ended pods."""
+        self._helm.uninstall(self.name, wait="hookOnly", timeout=_WAIT_S)
+
+        def is_gone() -> bool:
+            self.kubectl.run("delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false")
+            return not self.pods()
+
+        wait_until(is_gone, _GONE_S, f"end of the pods of {self.name}")
+
     def wait_ready(self) -> None:
         """Wait until all pods with a readiness probe are ready."""
         wait_until(lambda: all(map(_is_ready, self.pods())), _WAIT_S, f"pods of {self.name} Ready")

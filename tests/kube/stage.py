@@ -59,14 +59,25 @@ class Stage:
         }
 
     @contextmanager
-    def installed(self, name: str, values: Mapping[str, Any], chart: Path = CHART) -> Iterator[HelmRelease]:
-        """Install a release, and uninstall it after success; a failed release stays for its description."""
+    def installed(
+        self, name: str, values: Mapping[str, Any], chart: Path = CHART, *, ends_in_order: bool = False
+    ) -> Iterator[HelmRelease]:
+        """Install a release, and remove it after success; a failed release stays for its description.
+
+        *ends_in_order*: uninstall and wait as a user would. Otherwise the pods are killed, to save time.
+        """
         release = HelmRelease(chart, self.cluster.kubectl, name)
         release.install(values)
         self.say(f"release {name} is installed and ready")
         yield release
-        release.uninstall()
-        self.say(f"release {name} is uninstalled")
+        if ends_in_order:
+            release.uninstall()
+            self.say(f"release {name} is uninstalled")
+        else:
+            release.discard()
+            for node in self.cluster.nodes:
+                node.remove(name)  # drives of all scenarios together would fill a disk
+            self.say(f"release {name} is discarded")
 
     def worker(self, release: HelmRelease, node: Node) -> PodWorker:
         """Return a worker for a node."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -97,9 +98,9 @@ class Node:
             "nsenter", "--target", str(self._init_pid()), *("-m", "-n", "-p", "-u", "-i"), "--", *words
         )
 
-    def path(self, name: str) -> Path:
-        """Return where a path below the node's /var/lib/ostraca lies for the test."""
-        return self._disk / "ostraca" / name
+    def remove(self, name: str) -> None:
+        """Remove what lies at a path below the node's /var/lib/ostraca."""
+        shutil.rmtree(self._disk / "ostraca" / name, ignore_errors=True)
 
     def _init_pid(self) -> int:
         if self._process is None:

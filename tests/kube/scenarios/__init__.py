@@ -7,8 +7,8 @@ from tests.kube.stage import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
     "trial-one-node": trial.on_one_node,
-    "trial-three-nodes": trial.on_three_nodes,
     "install-page": page.word_for_word,
+    "trial-three-nodes": trial.on_three_nodes,
     "upgrade": upgrade.under_load,
     "upgrade-from-first": upgrade.from_first_chart,
     "power-loss": faults.power_loss,

@@ -21,7 +21,10 @@ def leaves_only_data(stage: Stage) -> None:
     values["agent"]["cpu"] = _AGENT_CPU
     with stage.installed("second", values) as second, stage.worker(second, second_node) as neighbour:
         neighbour.put_all(CHAINS)
-        with stage.installed("first", values) as first, stage.worker(first, first_node) as worker:
+        with (
+            stage.installed("first", values, ends_in_order=True) as first,
+            stage.worker(first, first_node) as worker,
+        ):
             assert worker.missing(CHAINS) == list(CHAINS), "a release sees the blocks of another one"
             worker.put_all(CHAINS)
         left = first.kubectl.list(_KINDS, first.labels)
