@@ -251,14 +251,14 @@ class GetAdmission:
         return True
 
     def admit(
-        self, locations: BlockLocations, positions: NDArray[np.intp], *, per_wave: int
+        self, locations: BlockLocations, positions: NDArray[np.intp], *, at_once: int
     ) -> NDArray[np.intp]:
-        """Return the located blocks that are worth loading, *per_wave* per wave.
+        """Return the located blocks that are worth loading, up to *at_once* of a drive at once.
 
         If not all are, the slowest drives are left out one by one, since a slow drive does not affect
         blocks elsewhere.
         """
-        if len(positions) <= per_wave and not self._recompute_s > 0:
+        if len(positions) <= at_once and not self._recompute_s > 0:
             return positions
         load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
         estimate_s = self._worth_s(len(positions), load)
@@ -274,17 +274,16 @@ class GetAdmission:
             estimate_s = self._worth_s(len(positions), load)
         if self._recompute_s > 0:
             self._estimated = self._clock(), estimate_s
-        if len(positions) > per_wave or len(load.by_drive) > 1:
+        if len(positions) > at_once or len(load.by_drive) > 1:
             self._booking.add(self._worker_queue, load.load_bytes)
             for drive, read_bytes in load.by_drive.items():
                 self._booking.add(self._estimator.drives[drive], read_bytes)
         return positions
 
-    def start_reads(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
-        """Remove started reads from the bookings."""
+    def start_read(self, drive: DriveId, lengths: NDArray[np.uint32]) -> None:
+        """Remove a started read from the bookings."""
         if self._booking:
-            for drive, read_bytes in locations.bytes_by_drive(positions).items():
-                self._booking.take(self._estimator.drives[drive], read_bytes)
+            self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
 
     def start_move(self, positions: NDArray[np.intp]) -> int:
         """Count a started move; pass the returned bytes to ``end_move``."""

@@ -11,9 +11,11 @@ I/Os. The memory of such I/Os stays leased until their end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,57 +28,144 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.tables.digests import PieceState, TagCheck
 
-DriveQueue = tuple["DriveId", "deque[NDArray[np.intp]]"]
-"""Pending waves of a request from or to a drive."""
+_Wave = TypeVar("_Wave")
+
+_NO_OFFSETS = np.empty(0, np.int64)
+
+_GOOD = int(PieceState.GOOD)  # an enum's member costs microseconds
+
+_PROGRESSES = 4
+"""Times that the progress of a read is told: each costs the event loop a turn."""
+
+_OF_ENDED = np.array([Reason.DRIVE_ERROR, Reason.NONE, Reason.DAMAGED], np.uint8)
+"""Reason of a block by the ``PieceState`` at the end of the read."""
+
+_OF_ABANDONED = np.array([Reason.DRIVE_SUSPECT, Reason.NONE, Reason.DAMAGED], np.uint8)
+"""The same, by the state when the drive was given up."""
+
+
+class Wakeup:
+    """Sleep of one coroutine until the next of several events."""
+
+    def __init__(self) -> None:
+        """Begin without an event."""
+        self._has_event = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def wake(self, _: object = None) -> None:
+        """Note an event; may serve as callback of a future."""
+        self._has_event = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for an event since the last wait."""
+        if not self._has_event:
+            self._sleeper = asyncio.get_running_loop().create_future()
+            await self._sleeper
+        self._has_event = False
 
 
 @dataclass(slots=True, eq=False)
 class DriveIO:
-    """A read or write."""
-
-    rows: NDArray[np.intp]
-    """Blocks of the wave in this I/O."""
+    """An I/O of a drive."""
 
     ends: asyncio.Future[NDArray[np.bool_]]
     given_up: asyncio.Future[None] | None
     """As returned by the drive at the start."""
 
     is_abandoned: bool = False
-    """Whether the wave continued without this I/O, which may still run."""
+    """Whether its user continued without this I/O, which may still run."""
+
+    def is_over(self) -> bool:
+        """Return whether the I/O has ended, or abandon the I/O with its drive."""
+        if self.is_abandoned or self.ends.done():
+            return True
+        self.is_abandoned = self.given_up is not None and self.given_up.done()
+        return self.is_abandoned
 
     async def wait(self) -> None:
         """Wait until the I/O has ended or is abandoned by the drive."""
-        if self.given_up is None:
-            await asyncio.wait((self.ends,))
-        else:
-            await asyncio.wait((self.ends, self.given_up), return_when=asyncio.FIRST_COMPLETED)
-            self.is_abandoned = not self.ends.done()
+        with self.waking(wakeup := Wakeup()):
+            while not self.is_over():
+                await wakeup.wait()
+
+    @contextlib.contextmanager
+    def waking(self, wakeup: Wakeup) -> Iterator[None]:
+        """Wake a coroutine when the I/O is over."""
+        futures: list[asyncio.Future[Any]] = [self.ends]
+        if self.given_up is not None:
+            futures.append(self.given_up)
+        for each in futures:
+            each.add_done_callback(wakeup.wake)
+        try:
+            yield
+        finally:
+            for each in futures:
+                each.remove_done_callback(wakeup.wake)
+
+
+@dataclass(slots=True, eq=False)
+class PartRead(DriveIO):
+    """Read of a part of a plan."""
+
+    states: NDArray[np.uint8] = field(kw_only=True)
+    """A ``PieceState`` per block, while the read advances."""
+
+    def is_over(self) -> bool:
+        """Return whether the read is over; later blocks of an abandoned read do not count."""
+        was_abandoned, is_over = self.is_abandoned, DriveIO.is_over(self)
+        if self.is_abandoned and not was_abandoned:
+            self.states = self.states.copy()
+        return is_over
+
+    def count_good(self) -> int:
+        """Count the verified blocks so far."""
+        return self.states.tobytes().count(_GOOD)
+
+    def good_rows(self, but_not: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Return the rows of verified blocks that are not marked in *but_not*."""
+        rows: NDArray[np.intp] = np.nonzero((self.states == _GOOD) & ~but_not)[0]
+        return rows
+
+    def reasons(self) -> NDArray[np.uint8]:
+        """Return a Reason per block of a read that is over: NONE for verified blocks.
+
+        Other reasons are DRIVE_ERROR, DRIVE_SUSPECT and DAMAGED.
+        """
+        return (_OF_ABANDONED if self.is_abandoned else _OF_ENDED)[self.states]
+
+
+@dataclass(slots=True, eq=False)
+class GroupWrite(DriveIO):
+    """Write of blocks of a group."""
+
+    rows: NDArray[np.intp] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class WaveIO:
-    """I/Os of a wave. Wait for ``wait``, or after an error ``wait_until_ended``."""
+class GroupIO:
+    """Writes of a group. Wait for ``wait``, or after an error ``wait_until_ended``."""
 
-    ios: list[DriveIO] = field(default_factory=list)
+    ios: list[GroupWrite] = field(default_factory=list)
 
     def add(
         self,
         rows: NDArray[np.intp],
         ends: asyncio.Future[NDArray[np.bool_]],
         given_up: asyncio.Future[None] | None,
-    ) -> DriveIO:
-        """Add an I/O just submitted to a drive.
+    ) -> None:
+        """Add a write of *rows* just submitted to a drive.
 
-        *given_up*: done when the drive abandons I/Os of this kind.
+        *given_up*: done when the drive abandons writes.
         """
-        self.ios.append(DriveIO(rows, ends, given_up))
-        return self.ios[-1]
+        self.ios.append(GroupWrite(ends, given_up, rows=rows))
 
     @property
-    def abandoned(self) -> list[DriveIO]:
-        """Abandoned I/Os."""
+    def abandoned(self) -> list[GroupWrite]:
+        """Abandoned writes."""
         return [each for each in self.ios if each.is_abandoned]
 
     async def wait(self) -> None:
@@ -90,7 +179,61 @@ class WaveIO:
             await asyncio.wait([each.ends for each in self.ios])
 
 
-class Loader:
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Located blocks to read, in columns: by drive, then by part, then by place on the drive.
+
+    A part is a slice of the columns. So Python's cost of a part does not depend on the number of blocks.
+    """
+
+    positions: NDArray[np.intp]
+    """Positions in the request."""
+
+    drive_offsets: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    page_lengths: NDArray[np.uint32]
+    """Bytes of whole pages."""
+
+    seeds: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    queues: list[tuple[DriveId, deque[slice]]]
+    """Parts of each drive."""
+
+    @classmethod
+    def of(
+        cls,
+        locations: BlockLocations,
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.intp],
+        *,
+        per_part: int,
+    ) -> ReadPlan:
+        """Plan the blocks at *positions*, with up to *per_part* blocks of one drive in a part.
+
+        *seeds* are those of the whole request. Parts keep the order of the request.
+        """
+        bases = np.array([source.base for source in locations.sources], np.int64)
+        offsets = bases[locations.source] + locations.offsets.astype(np.int64) if len(bases) else _NO_OFFSETS
+        ordered: list[NDArray[np.intp]] = []
+        queues: list[tuple[DriveId, deque[slice]]] = []
+        first = 0
+        for drive, its in locations.by_drive(positions):
+            parts = np.arange(len(its)) // per_part
+            ordered.append(its[np.lexsort((offsets[its], parts))])
+            last = first + len(its)
+            cuts = range(first, last, per_part)
+            queues.append((drive, deque(slice(at, min(at + per_part, last)) for at in cuts)))
+            first = last
+        order = np.concatenate(ordered) if ordered else positions[:0]
+        lengths = locations.lengths[order]
+        return cls(
+            order, offsets[order], lengths, whole_pages(lengths), seeds[order], locations.tags[order], queues
+        )
+
+
+class PartReader:
     """Reader of located blocks into leased slots."""
 
     def __init__(
@@ -109,49 +252,32 @@ class Loader:
         self._estimator = estimator
         self._clock = clock
 
-    async def load(
+    def begin(
         self,
-        locations: BlockLocations,
-        positions: NDArray[np.intp],
+        plan: ReadPlan,
+        drive_id: DriveId,
+        part: slice,
         lease: StagingLease,
-        seeds: NDArray[np.uint64],
-    ) -> tuple[NDArray[np.uint8], WaveIO]:
-        """Load the blocks at *positions* into the lease's slots, in order.
+        listeners: Sequence[Callable[[], None]] = (),
+    ) -> PartRead | Reason:
+        """Begin to read a part of a plan into the lease's slots, in order.
 
-        Returns a Reason per block: NONE for verified blocks, else DRIVE_ERROR, DRIVE_SUSPECT or DAMAGED.
-        Also returns the reads, with abandoned reads still running. A caller that can't wait must leave
-        this running and keep the lease.
+        Returns the reason if the drive reads nothing now. *listeners* are told about progress.
         """
-        reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-        reads, checks = WaveIO(), list[TagCheck]()
-        try:
-            for drive_id, rows, drive_offsets in _by_drive(locations, positions):
-                drive = self._drives.get(drive_id)
-                if drive is not None and drive.refuses_reads:
-                    reasons[rows] = Reason.DRIVE_SUSPECT
-                elif drive is not None:
-                    lengths = locations.lengths[positions[rows]]
-                    offsets = lease.offsets[rows]
-                    pieces = Pieces(self._staging.array, offsets, drive_offsets, whole_pages(lengths))
-                    chosen = positions[rows]
-                    check = TagCheck(pieces, lengths, seeds[chosen], locations.tags[chosen])
-                    checks.append(check)
-                    read = reads.add(rows, drive.submit_read(pieces, check), drive.reads_given_up)
-                    self._measure(read, self._estimator.drives[drive_id], int(lengths.sum()))
-            await reads.wait()
-        except BaseException:  # on any error, the lease must outlive every started read
-            await reads.wait_until_ended()
-            raise
-        for read, check in zip(reads.ios, checks, strict=True):
-            if read.is_abandoned:
-                reasons[read.rows] = Reason.DRIVE_SUSPECT
-            else:
-                is_damaged = check.was_read & ~read.ends.result()
-                reasons[read.rows[read.ends.result()]] = Reason.NONE
-                reasons[read.rows[is_damaged]] = Reason.DAMAGED
-        return reasons, reads
+        drive, lengths = self._drives.get(drive_id), plan.lengths[part]
+        if drive is None:
+            return Reason.DRIVE_ERROR
+        if drive.refuses_reads:
+            return Reason.DRIVE_SUSPECT
+        pieces = Pieces(self._staging.array, lease.offsets, plan.drive_offsets[part], plan.page_lengths[part])
+        part_bytes = int(lengths.sum())
+        progress_bytes = part_bytes // _PROGRESSES if listeners else 0
+        check = TagCheck(pieces, lengths, plan.seeds[part], plan.tags[part], progress_bytes, list(listeners))
+        read = PartRead(drive.submit_read(pieces, check), drive.reads_given_up, states=check.states)
+        self._measure(read, self._estimator.drives[drive_id], part_bytes)
+        return read
 
-    def _measure(self, read: DriveIO, queue: LoadQueue, read_bytes: int) -> None:
+    def _measure(self, read: PartRead, queue: LoadQueue, read_bytes: int) -> None:
         """Measure a read; the end of an abandoned read tells nothing of others."""
 
         def ended(_: asyncio.Future[NDArray[np.bool_]]) -> None:
@@ -164,30 +290,14 @@ class Loader:
         read.ends.add_done_callback(ended)
 
 
-def _by_drive(
-    locations: BlockLocations, positions: NDArray[np.intp]
-) -> Iterator[tuple[DriveId, NDArray[np.intp], NDArray[np.int64]]]:
-    """Yield per drive the rows of *positions* there, in order, and offsets."""
-    numbers: dict[DriveId, int] = {}
-    of_source = [numbers.setdefault(source.drive, len(numbers)) for source in locations.sources]
-    sources = locations.source[positions]
-    drives = np.array(of_source, np.intp)[sources]
-    bases = np.array([source.base for source in locations.sources], np.int64)
-    offsets = bases[sources] + locations.offsets[positions].astype(np.int64)
-    order = np.lexsort((offsets, drives))
-    ends = np.cumsum(np.bincount(drives, minlength=len(numbers))).tolist()
-    for drive, begin, end in zip(numbers, [0, *ends], ends, strict=False):
-        if begin < end:
-            rows = order[begin:end]
-            yield drive, rows, offsets[rows]
-
-
 def cut_into_waves(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:
     """Cut positions into waves, in order."""
     return [positions[at : at + blocks_per_wave] for at in range(0, len(positions), max(1, blocks_per_wave))]
 
 
-def interleave_drives(queues: Sequence[DriveQueue], *, lanes: int) -> list[DriveQueue]:
+def interleave_drives(
+    queues: Sequence[tuple[DriveId, deque[_Wave]]], *, lanes: int
+) -> list[tuple[DriveId, deque[_Wave]]]:
     """Return each drive's queue once per lane, so that drives alternate.
 
     Drives share *lanes* evenly, with at least one each. A hanging drive thus blocks only its own lanes.

@@ -1,9 +1,10 @@
 """A get: blocks from staging, the DRAM cache or flash into the worker's arena.
 
-Each wave passes its stages independently: lease staging, read and verify, move, report. Several waves of a
-request run at once, so that flash and network overlap. At the deadline the request is answered with the
-delivered blocks. The answer names slots with unsettled transfers; ``Settled`` follows once all have
-settled.
+Blocks on flash are planned once, in columns. Each part of the plan, up to 32 MiB of a drive, leases staging
+and is read as a whole. While the read advances, waves of verified blocks move to the worker and are reported.
+A wave takes all blocks that are there, so a busy agent moves larger waves. At the deadline the request is
+answered with the delivered blocks. The answer names slots with unsettled transfers; ``Settled`` follows once
+all have settled.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import GetAdmission
 from ostraca_dpu_agent.datapath.flash_io import (
-    DriveQueue,
-    WaveIO,
+    PartRead,
+    ReadPlan,
+    Wakeup,
     cut_into_waves,
     interleave_drives,
     waves_of_one_size,
 )
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.request import (
+    PART_WAVES,
     Deadline,
     RequestContext,
     TransferRun,
@@ -32,6 +36,7 @@ from ostraca_dpu_agent.datapath.request import (
     cache_offer,
     wait_for_all,
 )
+from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedWave
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -48,6 +53,10 @@ NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
 
 
+_MOVES_AHEAD = 2
+"""Concurrent transfers of blocks of one part."""
+
+
 @dataclass(frozen=True, slots=True)
 class CachedWave:
     """Blocks found in the DRAM cache, in slots of one size."""
@@ -61,11 +70,21 @@ class CachedWave:
     """The cache's ``removed`` at the time of the search."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Move:
+    """A wave on its way into the arena."""
+
+    positions: NDArray[np.intp]
+    tags: bytes
+    moved_bytes: int
+    end: asyncio.Future[TransferEnd]
+
+
 class GetRun(TransferRun[Get]):
     """A get. ``run`` answers; later waves finish by themselves.
 
-    Waves run in a few sequential *lanes*, those of memory in parallel to those of flash. A wave that no lane
-    has started by the end of the request never starts. Staged and cached blocks are also leased wave by wave,
+    Waves of memory, and parts of the blocks on flash, run in a few sequential *lanes*. A wave or part that no
+    lane has started by the end of the request never starts. Staged and cached blocks are leased wave by wave,
     so that a stalled worker holds few.
     """
 
@@ -83,8 +102,8 @@ class GetRun(TransferRun[Get]):
         """Waves of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
-        self._waves_left = 0
-        """Unfinished waves, plus one while locating blocks continues or is still to come."""
+        self._undecided = len(self._blocks)
+        """Blocks without a final outcome."""
         self._last_wave = (b"", b"")
         """Positions and tags of the last wave, which are part of the answer."""
         self._admission = GetAdmission(
@@ -126,8 +145,7 @@ class GetRun(TransferRun[Get]):
         if not found or self._admission.admit_in_memory(is_here, waves=len(found)):
             self._in_memory.extend(found)
         else:
-            self._outcomes.set(is_here, BlockState.DECLINED, Reason.TOO_SLOW)
-        self._waves_left = len(self._in_memory) + 1
+            self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
         lanes = min(context.settings.waves_ahead, len(self._in_memory))
         in_memory = [context.tasks.spawn(self._memory_lane()) for _ in range(lanes)]
         try:
@@ -138,22 +156,20 @@ class GetRun(TransferRun[Get]):
             await self._load_from_flash(self._is_gone)
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
-        """Deliver the blocks that no wave of memory delivers.
-
-        This call counts as one of the remaining waves.
-        """
+        """Deliver the blocks that no wave of memory delivers."""
         context = self._context
+        if not wanted.any():
+            return
         locations = NO_LOCATIONS
-        waves: list[asyncio.Task[None]] = []
+        parts: list[asyncio.Task[None]] = []
         try:
             locations = await self._locate(wanted)
-            queues = self._admit(locations)
-            self._waves_left += sum(len(waiting) for _, waiting in queues) - 1
-            for drive, waiting in interleave_drives(queues, lanes=context.settings.reads_ahead):
-                waves.append(context.tasks.spawn(self._lane(locations, drive, waiting)))
+            plan = self._admit(locations)
+            queues = interleave_drives(plan.queues, lanes=context.settings.reads_ahead // PART_WAVES)
+            parts.extend(context.tasks.spawn(self._lane(locations, plan, *queue)) for queue in queues)
         finally:
             try:
-                await wait_for_all(waves)
+                await wait_for_all(parts)
             finally:
                 context.locator.release(locations)
         self._admission.end_loads()
@@ -161,6 +177,8 @@ class GetRun(TransferRun[Get]):
     def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
         """Find readable staged blocks, in waves; mark them in *is_here*."""
         waves: list[StagedWave] = []
+        if not self._context.staged.groups:
+            return waves
         for found in self._context.staged.find(self._blocks.keys, self._blocks.lengths):
             is_here[found.positions] = True
             per_wave = self._context.blocks_per_wave(found.slot_bytes)
@@ -185,10 +203,7 @@ class GetRun(TransferRun[Get]):
 
     async def _memory_lane(self) -> None:
         while self._in_memory and not self._deadline.is_over():
-            try:
-                await self._memory_wave(self._in_memory.popleft())
-            finally:
-                self._waves_left -= 1
+            await self._memory_wave(self._in_memory.popleft())
 
     async def _memory_wave(self, wave: StagedWave | CachedWave) -> None:
         staging = self._context.staging
@@ -248,13 +263,11 @@ class GetRun(TransferRun[Get]):
 
     def _load_last(self, positions: NDArray[np.intp]) -> None:
         """Deliver blocks that have left memory last, from flash."""
-        if len(positions):
-            self._waves_left += not self._is_gone.any()
-            self._is_gone[positions] = True
+        self._is_gone[positions] = True
 
     async def _locate(self, wanted: NDArray[np.bool_]) -> BlockLocations:
         within_s = self._deadline.left_s
-        if within_s <= 0 or not wanted.any():
+        if within_s <= 0:
             return NO_LOCATIONS
         locations = await self._context.locator.locate(
             self._context.routes(),
@@ -266,39 +279,30 @@ class GetRun(TransferRun[Get]):
             pin_s=within_s,
         )
         fits = locations.is_found & (locations.lengths == self._blocks.lengths)
-        missing = wanted & ~locations.is_found
-        self._outcomes.set(missing, BlockState.MISS, locations.reasons[missing])
-        self._outcomes.set(locations.is_found & ~fits, BlockState.MISS, Reason.WRONG_LENGTH)
+        missing = np.flatnonzero(wanted & ~locations.is_found)
+        self._decide(missing, BlockState.MISS, locations.reasons[missing])
+        self._decide(np.flatnonzero(locations.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH)
         locations.is_found = fits
         return locations
 
-    def _admit(self, locations: BlockLocations) -> list[DriveQueue]:
-        """Cut located blocks into waves per drive.
-
-        Blocks that are faster to recompute are left out.
-        """
+    def _admit(self, locations: BlockLocations) -> ReadPlan:
+        """Plan the reads of located blocks, without blocks that are faster to recompute."""
         found = np.flatnonzero(locations.is_found)
-        if not len(found):
-            return []
-        per_wave = self._context.blocks_per_wave(self._slot_bytes)
-        admitted = self._admission.admit(locations, found, per_wave=per_wave)
+        per_part = self._context.blocks_per_part(self._slot_bytes)
+        admitted = self._admission.admit(locations, found, at_once=per_part)
         if len(admitted) < len(found):
-            self._outcomes.set(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
-        return [(drive, deque(cut_into_waves(its, per_wave))) for drive, its in locations.by_drive(admitted)]
+            self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
+        return ReadPlan.of(locations, self._blocks.seeds, admitted, per_part=per_part)
 
     async def _lane(
-        self, locations: BlockLocations, drive: DriveId, waiting: deque[NDArray[np.intp]]
+        self, locations: BlockLocations, plan: ReadPlan, drive: DriveId, waiting: deque[slice]
     ) -> None:
         while waiting and not self._deadline.is_over():
-            try:
-                await self._flash_wave(locations, drive, waiting.popleft())
-            finally:
-                self._waves_left -= 1
+            await self._part(locations, plan, drive, waiting.popleft())
 
-    async def _flash_wave(
-        self, locations: BlockLocations, drive_id: DriveId, positions: NDArray[np.intp]
-    ) -> None:
-        context = self._context
+    async def _part(self, locations: BlockLocations, plan: ReadPlan, drive_id: DriveId, part: slice) -> None:
+        """Read a part, and deliver its blocks while the read advances."""
+        context, positions = self._context, plan.positions[part]
         drive = context.drives.get(drive_id)
         if drive is not None and drive.refuses_reads:
             self._refuse(positions, LeaseRefusal.GIVEN_UP)
@@ -320,47 +324,121 @@ class GetRun(TransferRun[Get]):
             context.staging.release(lease)
             return
         self._leases.add(lease)
-        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
-        keep = cache_offer(self._blocks, locations.tags, positions, is_good)
+        self._admission.start_read(drive_id, plan.lengths[part])
+        wakeup, reads = Wakeup(), list[PartRead]()
         try:
-            self._admission.start_reads(locations, positions)
-            reasons, reads = await context.load(locations, self._blocks, positions, lease)
-            is_good[:] = reasons == Reason.NONE
-            if self._deadline.is_over():
-                return
-            self._outcomes.set(positions[~is_good], BlockState.MISS, reasons[~is_good])
-            if is_good.any():
-                verified = positions[is_good]
-                tags = locations.tags[verified].tobytes()
-                if await self._deliver(verified, lease.offsets[is_good], lease.slot_bytes, tags):
-                    context.counters.hits_on[drive_id] += len(verified)
+            begun = context.reader.begin(plan, drive_id, part, lease, [wakeup.wake])
+            if isinstance(begun, Reason):
+                self._decide(positions, BlockState.MISS, begun)
+            else:
+                reads.append(begun)
+                await self._deliver_read(locations, plan, drive_id, part, lease, begun, wakeup)
         finally:
             self._leases.discard(lease)
-            context.release(lease, reads, keep=keep)
+            context.release(lease, reads, keep=self._offer(plan, part, reads))
+
+    def _offer(self, plan: ReadPlan, part: slice, reads: list[PartRead]) -> CacheOffer | None:
+        """Offer verified blocks of a part to the DRAM cache."""
+        if not reads or self._context.staging.cache.limit_bytes == 0:
+            return None
+        is_good = reads[0].reasons() == Reason.NONE
+        return cache_offer(self._blocks, plan.positions[part], plan.tags[part], is_good)
+
+    async def _deliver_read(
+        self,
+        locations: BlockLocations,
+        plan: ReadPlan,
+        drive: DriveId,
+        part: slice,
+        lease: StagingLease,
+        read: PartRead,
+        wakeup: Wakeup,
+    ) -> None:
+        """Deliver the blocks of a read, each wave as soon as its blocks are there."""
+        context, positions = self._context, plan.positions[part]
+        per_wave = context.blocks_per_wave(self._slot_bytes)
+        is_sent, moves, is_read = np.zeros(len(positions), np.bool_), deque[_Move](), False
+        sent, wanted = 0, per_wave // 2
+        try:
+            with read.waking(wakeup):
+                while not is_read or moves:
+                    await wakeup.wait()
+                    while moves and moves[0].end.done():
+                        move = moves.popleft()
+                        if self._end_move(move):
+                            context.counters.hits_on[drive] += len(move.positions)
+                    if not is_read and read.is_over():
+                        is_read = True
+                        if not read.is_abandoned:
+                            context.staging.end_drive_io(lease)
+                        self._note_lost(locations, positions, read)
+                    while len(moves) < _MOVES_AHEAD and not self._deadline.is_over():
+                        ready = read.count_good() - sent
+                        if not ready or (moves and not is_read and ready < wanted):
+                            break  # more blocks will be there before the transfer under way has ended
+                        rows = read.good_rows(is_sent)[:per_wave]
+                        is_sent[rows] = True
+                        sent += len(rows)
+                        tags = plan.tags[part][rows].tobytes()
+                        move = self._begin_move(positions[rows], lease.offsets[rows], lease.slot_bytes, tags)
+                        move.end.add_done_callback(wakeup.wake)
+                        moves.append(move)
+        except BaseException:  # on any error, the lease must outlive all started work
+            ends: list[asyncio.Future[Any]] = [read.ends, *(move.end for move in moves)]
+            await asyncio.wait(ends)
+            raise
+
+    def _note_lost(self, locations: BlockLocations, positions: NDArray[np.intp], read: PartRead) -> None:
+        """Note blocks that a read that is over has not delivered."""
+        reasons = read.reasons()
+        if not reasons.any():
+            return
+        for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
+            self._context.report_damage(locations, self._blocks, int(positions[row]))
+        if not self._deadline.is_over():
+            lost = reasons != Reason.NONE
+            self._decide(positions[lost], BlockState.MISS, reasons[lost])
+
+    def _begin_move(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
+    ) -> _Move:
+        """Begin to move a wave of blocks into the arena."""
+        moved_bytes = self._admission.start_move(positions)
+        end = self._submit(Direction.TO_WORKER, positions, offsets, slot_bytes)
+        return _Move(positions, tags, moved_bytes, end)
+
+    def _end_move(self, move: _Move) -> bool:
+        """Report an ended move to the worker; return whether all blocks count as hits."""
+        self._admission.end_move(move.moved_bytes)
+        self._is_moving[move.positions] = False
+        if self._deadline.is_over():
+            return False
+        if move.end.result() is not TransferEnd.DONE:
+            self._decide(move.positions, BlockState.MISS, Reason.TRANSFER_FAILED)
+            return False
+        self._decide(move.positions, BlockState.HIT, Reason.NONE)
+        landed = move.positions.astype(codec.U32).tobytes()
+        if self._undecided:
+            self._worker.send(GetProgress(self._request.request, landed, move.tags))
+        else:
+            self._last_wave = (landed, move.tags)
+        return True
 
     async def _deliver(
         self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
     ) -> bool:
         """Move blocks into the arena and report; return whether all count as hits."""
-        moved_bytes = self._admission.start_move(positions)
-        end = await self._submit(Direction.TO_WORKER, positions, offsets, slot_bytes)
-        self._admission.end_move(moved_bytes)
-        self._is_moving[positions] = False
-        if self._deadline.is_over():
-            return False
-        if end is not TransferEnd.DONE:
-            self._outcomes.set(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
-            return False
-        self._outcomes.set(positions, BlockState.HIT, Reason.NONE)
-        landed = positions.astype(codec.U32).tobytes()
-        if self._waves_left == 1:
-            self._last_wave = (landed, tags)
-        else:
-            self._worker.send(GetProgress(self._request.request, landed, tags))
-        return True
+        move = self._begin_move(positions, offsets, slot_bytes, tags)
+        await asyncio.wait((move.end,))
+        return self._end_move(move)
+
+    def _decide(
+        self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]
+    ) -> None:
+        """Set the final outcome of blocks."""
+        self._outcomes.set(positions, state, reasons)
+        self._undecided -= len(positions)
 
     def _refuse(self, positions: NDArray[np.intp], refusal: LeaseRefusal) -> None:
         if not self._deadline.is_over():
-            self._outcomes.set(
-                positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal]
-            )
+            self._decide(positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal])

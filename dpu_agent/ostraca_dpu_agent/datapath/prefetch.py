@@ -8,11 +8,11 @@ that cancels is answered at once; the other agent continues until the deadline.
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import WaveIO, cut_into_waves
+from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
@@ -47,7 +47,7 @@ agent accepted the request.
 
 
 class PrefetchRun:
-    """A prefetch. Waves of a drive run in sequence, so that gets take precedence."""
+    """A prefetch. Parts of a drive are read in sequence, so that gets take precedence."""
 
     def __init__(
         self,
@@ -103,8 +103,13 @@ class PrefetchRun:
         blocks = RequestBlocks(self._volume, self._request.spans, lengths)
         try:
             slot_bytes = rounded_up(int(lengths.max(initial=1)))
-            queues = locations.by_drive(np.flatnonzero(locations.is_found))
-            lanes = (self._lane(locations, blocks, *queue, slot_bytes) for queue in queues)
+            plan = ReadPlan.of(
+                locations,
+                blocks.seeds,
+                np.flatnonzero(locations.is_found),
+                per_part=context.blocks_per_part(slot_bytes),
+            )
+            lanes = (self._lane(locations, blocks, plan, *queue, slot_bytes) for queue in plan.queues)
             await wait_for_all([context.tasks.spawn(lane) for lane in lanes])
         finally:
             context.locator.release(locations)
@@ -113,22 +118,24 @@ class PrefetchRun:
         self,
         locations: BlockLocations,
         blocks: RequestBlocks,
+        plan: ReadPlan,
         drive: DriveId,
-        its: NDArray[np.intp],
+        parts: deque[slice],
         slot_bytes: int,
     ) -> None:
-        for positions in cut_into_waves(its, self._context.blocks_per_wave(slot_bytes)):
-            await self._wave(locations, blocks, drive, positions, slot_bytes)
+        for part in parts:
+            await self._part(locations, blocks, plan, drive, part, slot_bytes)
 
-    async def _wave(
+    async def _part(
         self,
         locations: BlockLocations,
         blocks: RequestBlocks,
+        plan: ReadPlan,
         drive_id: DriveId,
-        positions: NDArray[np.intp],
+        part: slice,
         slot_bytes: int,
     ) -> None:
-        context = self._context
+        context, positions = self._context, plan.positions[part]
         if self._deadline.is_over():
             return
         drive = context.drives.get(drive_id)
@@ -147,14 +154,22 @@ class PrefetchRun:
                 state = BlockState.MISS if lease is LeaseRefusal.GIVEN_UP else BlockState.DECLINED
                 self._outcomes.set(positions, state, REFUSAL_REASONS[lease])
             return
-        is_good, reads = np.zeros(len(positions), np.bool_), WaveIO()
-        keep = cache_offer(blocks, locations.tags, positions, is_good, uses=0)
+        reasons, reads = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8), list[PartRead]()
         try:
-            reasons, reads = await context.load(locations, blocks, positions, lease)
-            is_good[:] = reasons == Reason.NONE
+            begun = context.reader.begin(plan, drive_id, part, lease)
+            if isinstance(begun, Reason):
+                reasons[:] = begun
+            else:
+                reads.append(begun)
+                await begun.wait()
+                reasons = begun.reasons()
+                for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
+                    context.report_damage(locations, blocks, int(positions[row]))
         finally:
+            keep = cache_offer(blocks, positions, plan.tags[part], reasons == Reason.NONE, uses=0)
             context.release(lease, reads, keep=keep)
         if not self._deadline.is_over():
+            is_good = reasons == Reason.NONE
             self._loaded_bytes += int(blocks.lengths[positions[is_good]].sum())
             self._outcomes.set(positions[is_good], BlockState.HIT, Reason.NONE)
             self._outcomes.set(positions[~is_good], BlockState.MISS, reasons[~is_good])

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import DriveQueue, WaveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.flash_io import GroupIO, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
     RequestContext,
@@ -78,7 +78,7 @@ class PutRun(TransferRun[Put]):
             ttl_s=request.ttl_s,
             pool=volume.pool,
         )
-        self._waiting: list[DriveQueue] = []
+        self._waiting: list[tuple[DriveId, deque[NDArray[np.intp]]]] = []
         self._pending_checks = 1
         """Groups before the end of their check, plus one while groups may be added."""
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -275,8 +275,8 @@ class PutRun(TransferRun[Put]):
     ) -> None:
         """Process a group from arena to commit; write each wave once checked."""
         context, count = self._context, len(positions)
-        kept, writes, staged = np.zeros(count, np.bool_), WaveIO(), self._staged_group(positions, lease)
-        keep = cache_offer(self._blocks, self._tags, positions, kept)
+        kept, writes, staged = np.zeros(count, np.bool_), GroupIO(), self._staged_group(positions, lease)
+        keep = cache_offer(self._blocks, positions, self._tags[positions], kept)
         is_good, reasons = np.zeros(count, np.bool_), np.full(count, Reason.DRIVE_ERROR, np.uint8)
         fetches = self._fetches(positions, lease)
         try:
@@ -298,7 +298,7 @@ class PutRun(TransferRun[Put]):
             raise
         finally:
             context.staged.remove(staged)
-            staged.end(lambda: context.release(lease, writes, keep=keep))
+            staged.end(lambda: context.release(lease, writes.ios, keep=keep))
 
     def _staged_group(self, positions: NDArray[np.intp], lease: StagingLease) -> StagedGroup:
         blocks = self._blocks
@@ -381,7 +381,7 @@ class PutRun(TransferRun[Put]):
         rows: NDArray[np.intp],
         lease: StagingLease,
         reasons: NDArray[np.uint8],
-        writes: WaveIO,
+        writes: GroupIO,
     ) -> None:
         """Start writing rows of a group, with one I/O for adjacent extents.
 
@@ -404,7 +404,7 @@ class PutRun(TransferRun[Put]):
                 )
                 writes.add(its, drive.submit_write(pieces), drive.writes_given_up)
 
-    async def _wait_for_writes(self, reasons: NDArray[np.uint8], writes: WaveIO) -> None:
+    async def _wait_for_writes(self, reasons: NDArray[np.uint8], writes: GroupIO) -> None:
         """Wait for a group's writes; blocks on flash get the reason NONE."""
         await writes.wait()
         for write in writes.ios:
@@ -418,7 +418,7 @@ class PutRun(TransferRun[Put]):
         positions: NDArray[np.intp],
         is_good: NDArray[np.bool_],
         reasons: NDArray[np.uint8],
-        writes: WaveIO,
+        writes: GroupIO,
     ) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.
 

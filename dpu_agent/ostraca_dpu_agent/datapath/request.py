@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator
-from ostraca_dpu_agent.datapath.flash_io import Loader, WaveIO
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartReader
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
@@ -51,6 +51,9 @@ from ostraca_fabric.wire.messages import Damage, Get, GetProgress, Put, Settled
 _TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
 
 _CHECK_THREADS = 2
+
+PART_WAVES = 4
+"""Waves' bytes in a part of a request, the unit of reads."""
 
 _KINDS = {
     "lookup": EventKind.LOOKED_UP,
@@ -260,7 +263,7 @@ class RequestContext:
         self.staged = StagedBlocks()
         self.locator = Locator(agent, owners, drives)
         self.estimator = LatencyEstimator(settings.flow.wave_bytes)
-        self._loader = Loader(staging, drives, self.estimator, clock)
+        self.reader = PartReader(staging, drives, self.estimator, clock)
         self.counters = DataPathCounters(
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
         )
@@ -312,41 +315,32 @@ class RequestContext:
         """Run a check of many bytes off the loop."""
         return await asyncio.get_running_loop().run_in_executor(self._checkers, check)
 
-    async def load(
-        self,
-        locations: BlockLocations,
-        blocks: RequestBlocks,
-        positions: NDArray[np.intp],
-        lease: StagingLease,
-    ) -> tuple[NDArray[np.uint8], WaveIO]:
-        """Load located blocks into a lease's slots.
+    def blocks_per_part(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in a part of a plan of reads.
 
-        Returns a Reason per block, NONE for verified blocks, and the reads, for ``release``. Damaged
-        blocks are reported to their owners.
+        A part never exceeds an eighth of staging, apart from a single wave.
         """
-        reasons, reads = await self._loader.load(locations, positions, lease, blocks.seeds)
-        if not reads.abandoned:
-            self.staging.end_drive_io(lease)
-        for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-            self._report_damage(locations, blocks, int(positions[row]))
-        return reasons, reads
+        part_bytes = min(PART_WAVES * self.settings.wave_bytes, self.staging.limit_bytes // 8)
+        return max(self.blocks_per_wave(slot_bytes), part_bytes // slot_bytes)
 
-    def release(self, lease: StagingLease, io: WaveIO, *, keep: CacheOffer) -> None:
-        """Release a wave's lease, as ``Staging.release``.
+    def release(self, lease: StagingLease, ios: Sequence[DriveIO], *, keep: CacheOffer | None) -> None:
+        """Release a lease, as ``Staging.release``.
 
         The release waits for the end of I/Os abandoned because of a silent drive.
         """
-        if io.abandoned:
+        abandoned = [io for io in ios if io.is_abandoned]
+        if abandoned:
             self.staging.abandon_to_drive(lease)
-            self.tasks.spawn(self._release_late(lease, io))
+            self.tasks.spawn(self._release_late(lease, abandoned))
         else:
             self.staging.release(lease, keep=keep)
 
-    async def _release_late(self, lease: StagingLease, io: WaveIO) -> None:
-        await io.wait_until_ended()
+    async def _release_late(self, lease: StagingLease, ios: Sequence[DriveIO]) -> None:
+        await asyncio.wait([io.ends for io in ios])
         self.staging.release(lease)
 
-    def _report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:
+    def report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:
+        """Count a damaged block, and tell its owner."""
         self.counters.damaged += 1
         source = locations.sources[int(locations.source[position])]
         self.owners.tell(
@@ -433,16 +427,15 @@ async def wait_for_all(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 def cache_offer(
     blocks: RequestBlocks,
-    tags: NDArray[np.uint8],
     positions: NDArray[np.intp],
+    tags: NDArray[np.uint8],
     is_kept: NDArray[np.bool_],
     *,
     uses: int = 1,
 ) -> CacheOffer:
     """Offer the blocks of a wave to the DRAM cache, for ``Staging.release``.
 
-    *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the whole request.
-    *is_kept* has a value per block of the wave and is read only at the release.
+    *positions* are the wave's blocks in the request, and *tags* (n, 16) those of the wave. *is_kept* has a
+    value per block of the wave and is read only at the release.
     """
-    lengths = blocks.lengths[positions]
-    return CacheOffer(blocks.keys[positions], tags[positions], lengths, is_kept, uses, blocks.tenant)
+    return CacheOffer(blocks.keys[positions], tags, blocks.lengths[positions], is_kept, uses, blocks.tenant)

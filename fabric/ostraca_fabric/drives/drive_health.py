@@ -248,6 +248,10 @@ class DriveHealth:
         elif breaker.failures or not breaker.is_shut:
             breaker.succeed(now_s)
 
+    def hear(self) -> None:
+        """Note that the drive has answered a part of an operation."""
+        self._ended_heard_s = self._heard_s
+
     def withdraw(self, number: int) -> None:
         """Forget an operation that was never submitted; the drive's health is unaffected."""
         operation = self._watched.pop(number)

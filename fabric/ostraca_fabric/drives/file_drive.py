@@ -27,7 +27,7 @@ from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.threads import run_in_background
-from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.tables.digests import PieceState, TagCheck
 from ostraca_fabric.telemetry.requests import current_label, labelled
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class FileDrive:
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         """Write every piece, as defined by the port."""
-        return self._submit(IoOperation.WRITE, pieces, None)
+        return self._submit(IoOperation.WRITE, pieces)
 
     def submit_flush(self) -> asyncio.Future[bool]:
         """Make all earlier writes durable."""
@@ -164,7 +164,7 @@ class FileDrive:
             if not flushed.done():
                 flushed.set_result(not ended.failed)
 
-        if not self._engine.submit(self._handle, IoOperation.FLUSH, None, None, None, end):
+        if not self._engine.submit(self._handle, IoOperation.FLUSH, None, None, end):
             self._queued -= 1
             flushed.set_result(False)
         return flushed
@@ -202,13 +202,17 @@ class FileDrive:
         os.close(self._descriptor)
 
     def _submit(
-        self, operation: IoOperation, pieces: Pieces, check: TagCheck | None
+        self,
+        operation: IoOperation,
+        pieces: Pieces,
+        check: TagCheck | None = None,
     ) -> asyncio.Future[NDArray[np.bool_]]:
         pieces.check()
         future: asyncio.Future[NDArray[np.bool_]] = asyncio.get_running_loop().create_future()
-        is_good, count, label = np.zeros(len(pieces), np.bool_), len(pieces), current_label()
+        count, label = len(pieces), current_label()
+        states = np.zeros(count, np.uint8) if check is None else check.states
         if not count or self._queued + count > self._pieces_queued_max:
-            future.set_result(is_good)
+            future.set_result(np.zeros(count, np.bool_))
             return future
         self._queued += count
         log.debug("drive %s: %d blocks submitted behind %d", self.id, count, self._queued - count)
@@ -218,11 +222,11 @@ class FileDrive:
             with labelled(label):
                 self._count_failures(operation, ended)
             if not future.done():  # a caller may have cancelled the future, against the rules of the port
-                future.set_result(is_good)
+                future.set_result(states == PieceState.GOOD)
 
-        if not self._engine.submit(self._handle, operation, pieces, check, is_good, end):
+        if not self._engine.submit(self._handle, operation, pieces, check, end, states=states):
             self._queued -= count
-            future.set_result(is_good)
+            future.set_result(np.zeros(count, np.bool_))
         return future
 
     def _count_failures(self, operation: IoOperation, ended: IoEnd) -> None:

@@ -94,8 +94,9 @@ class GuardedDrive:
         number = self._begin(IoKind.READ, pieces)
         if number is None:
             return _refused(np.zeros(len(pieces), np.bool_))
-        was_read = None if check is None else check.was_read
-        return self._watched(number, self._drive.submit_read(pieces, check), pieces, was_read)
+        if check is not None and check.progress_bytes:
+            check.listeners.append(self.health.hear)
+        return self._watched(number, self._drive.submit_read(pieces, check), pieces, check)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
         """Write every piece, as defined by the port.
@@ -201,12 +202,12 @@ class GuardedDrive:
         number: int,
         ends: asyncio.Future[NDArray[np.bool_]],
         pieces: Pieces,
-        was_read: NDArray[np.bool_] | None,
+        check: TagCheck | None,
     ) -> asyncio.Future[NDArray[np.bool_]]:
         if ends.done():  # not submitted: no pieces, or a full queue
             self.health.withdraw(number)
             return ends
-        ends.add_done_callback(partial(self._ended, number, pieces, was_read))
+        ends.add_done_callback(partial(self._ended, number, pieces, check))
         self._see_to_turns()
         return ends
 
@@ -214,11 +215,14 @@ class GuardedDrive:
         self,
         number: int,
         pieces: Pieces,
-        was_read: NDArray[np.bool_] | None,
+        check: TagCheck | None,
         ends: asyncio.Future[NDArray[np.bool_]],
     ) -> None:
         # A caller may have cancelled the future, against the rules of the port: the result is unknown.
-        good = np.ones(1, np.bool_) if ends.cancelled() else ends.result() if was_read is None else was_read
+        if ends.cancelled():
+            good = np.ones(1, np.bool_)
+        else:
+            good = ends.result() if check is None else check.was_read
         if good.all():
             self.health.end(self._clock(), number, is_good=True)
         else:

@@ -5,7 +5,8 @@ refuses io_uring, as seccomp profiles of containers do, a bounded pool of thread
 take turns. The bytes under way are limited per drive and in total. Batches up to 256 KiB overtake longer
 batches of the same drive. Threads of the engine check tags right behind each read.
 
-All ended batches wake the event loop through one eventfd.
+All ended batches wake the event loop through one eventfd. So does progress of long batches, if the submitter
+wants to know.
 """
 
 from __future__ import annotations
@@ -32,11 +33,19 @@ from ostraca_fabric.tables.digests import TagCheck
 
 log = logging.getLogger(__name__)
 
-_END = np.dtype([("ticket", np.uint64), ("failed", np.int64), ("offset", np.int64), ("error", np.int64)])
+_END = np.dtype(
+    [
+        ("ticket", np.uint64),
+        ("is_over", np.int64),
+        ("failed", np.int64),
+        ("offset", np.int64),
+        ("error", np.int64),
+    ]
+)
 """``struct io_end`` of ``native/io/io.h``."""
 
 _ENDS_MAX = 256
-"""Ended batches taken in one call."""
+"""Batches with progress or an end taken in one call."""
 
 CHECKERS_MAX = 8
 
@@ -100,8 +109,8 @@ class _Columns(ctypes.Structure):
         ("block_lengths", ctypes.c_void_p),
         ("seeds", ctypes.c_void_p),
         ("tags", ctypes.c_void_p),
-        ("is_moved", ctypes.c_void_p),
-        ("is_good", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("progress_bytes", ctypes.c_uint64),
     )
 
 
@@ -110,7 +119,7 @@ class _Batch(NamedTuple):
 
     pieces: Pieces | None
     check: TagCheck | None
-    is_good: NDArray[np.bool_] | None
+    states: NDArray[np.uint8] | None
     end: Callable[[IoEnd], None]
 
 
@@ -156,29 +165,29 @@ class IoEngine:
         operation: IoOperation,
         pieces: Pieces | None,
         check: TagCheck | None,
-        is_good: NDArray[np.bool_] | None,
         end: Callable[[IoEnd], None],
+        *,
+        states: NDArray[np.uint8] | None = None,
     ) -> bool:
         """Submit a batch on an event loop, which calls *end* later.
 
-        False, with nothing submitted, if a piece lies outside of its memory or no memory is left.
-
-        *is_good* then has for each piece whether its I/O was complete, and with *check* whether the bytes
-        match their tag.
+        False, with nothing submitted, if a piece lies outside of its memory or no memory is left. *states*,
+        those of *check* with a check, then has a ``PieceState`` per piece. Listeners of *check* are called
+        whenever ``progress_bytes`` have been read, once for all since the loop's last turn.
         """
         self._bind()
         columns = _Columns()
-        if pieces is not None and is_good is not None:
+        if pieces is not None:
             columns.memory, columns.memory_bytes = at(pieces.memory), pieces.memory.nbytes
             columns.drive_offsets, columns.offsets = at(pieces.drive_offsets), at(pieces.memory_offsets)
             columns.lengths, columns.pieces = at(pieces.lengths), len(pieces)
-            columns.is_moved = at(is_good)
-        if check is not None and is_good is not None:
+        if check is not None:
             columns.block_lengths, columns.seeds = at(check.lengths), at(check.seeds)
-            columns.tags = at(check.tags)
-            columns.is_moved, columns.is_good = at(check.was_read), at(is_good)
+            columns.tags, columns.progress_bytes = at(check.tags), check.progress_bytes
+        if states is not None:
+            columns.states = at(states)
         ticket = next(self._tickets)
-        self._batches[ticket] = _Batch(pieces, check, is_good, end)
+        self._batches[ticket] = _Batch(pieces, check, states, end)
         submitted = library.ostraca_io_submit(drive, operation, ctypes.byref(columns), ticket)
         if submitted == columns.pieces:
             return True
@@ -210,6 +219,9 @@ class IoEngine:
         count = _ENDS_MAX
         while count == _ENDS_MAX:
             count = library.ostraca_io_take(self._engine, at(self._ends), _ENDS_MAX)
-            for ticket, failed, offset, error in self._ends[:count].tolist():
+            for ticket, is_over, failed, offset, error in self._ends[:count].tolist():
                 with contextlib.suppress(RuntimeError):  # the submitter's loop has ended: no caller waits
-                    self._batches.pop(ticket).end(IoEnd(failed, offset, error))
+                    if is_over:
+                        self._batches.pop(ticket).end(IoEnd(failed, offset, error))
+                    elif (check := self._batches[ticket].check) is not None:
+                        check.tell()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
-from ostraca_fabric.tables.key_table import contiguous_keys, first_of_each
+from ostraca_fabric.tables.digests import contiguous_keys
+from ostraca_fabric.tables.key_table import first_of_each
 from ostraca_fabric.wire.codec import KEY_BYTES
 
 CHUNK_ROWS = 8

@@ -36,7 +36,7 @@ class Drive(Protocol):
         """Read every piece, and check the tags of pieces in memory, outside of the event loop.
 
         *check* is made from the same *pieces*. The drive checks each piece read exactly once, and no other
-        piece.
+        piece. The drive may tell the listeners of *check* about pieces checked before the end of the read.
 
         The future gives per piece whether the read was complete and the tag fits. The future never raises. An
         I/O error, a short read, an offset beyond the drive's end or a full queue gives False. The result

@@ -32,8 +32,9 @@ xxHash specification (doc/xxhash_spec.md of github.com/Cyan4973/xxHash), in cano
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,13 @@ FABRIC_KEY_BYTES = 32
 SECRET_BYTES = 32
 KEY_BYTES = 16
 _RANK_AND_GROUP = struct.Struct("<II")
+
+
+def contiguous_keys(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return keys in C layout: contiguous, 16 bytes each."""
+    whole = np.ascontiguousarray(keys, np.uint8)
+    assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
+    return whole
 
 
 def volume_secret(fabric_key: bytes, *, tenant: TenantId, name: str, incarnation: int) -> bytes:
@@ -238,6 +246,17 @@ def are_good(
     return good
 
 
+class PieceState(IntEnum):
+    """State of a piece of a read, as in ``native/io/io.h``."""
+
+    PENDING = 0
+    """Not read."""
+
+    GOOD = 1
+    DAMAGED = 2
+    """Read, with bytes that do not match the tag."""
+
+
 @dataclass(frozen=True, slots=True)
 class TagCheck:
     """Tags of the blocks of a read, one block per piece: columns of shape (n,).
@@ -254,8 +273,15 @@ class TagCheck:
     tags: NDArray[np.uint8]
     """Tags of shape (n, 16)."""
 
-    was_read: NDArray[np.bool_] = field(init=False)
-    """Pieces read by the drive, filled in by the end of the read. Other pieces are failures of the drive."""
+    progress_bytes: int = 0
+    """Bytes read that are worth telling the listeners before the end of the read; 0: none."""
+
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    """Called on the event loop when states have changed before the end of the read. Drives may skip calls."""
+
+    states: NDArray[np.uint8] = field(init=False)
+    """A ``PieceState`` per piece, filled in as the read advances. After the end of the read, pending pieces
+    are failures of the drive."""
 
     def __post_init__(self) -> None:
         """Assert columns of one length and of the types that C expects."""
@@ -267,13 +293,25 @@ class TagCheck:
         for column in (self.lengths, self.seeds, self.tags):
             assert column.flags.c_contiguous, "C sees an array's items one after another"
         assert (self.lengths <= self.pieces.lengths).all(), "a block lies within its piece"
-        object.__setattr__(self, "was_read", np.zeros(count, np.bool_))
+        object.__setattr__(self, "states", np.zeros(count, np.uint8))
+
+    @property
+    def was_read(self) -> NDArray[np.bool_]:
+        """Pieces read so far, damaged blocks included."""
+        read: NDArray[np.bool_] = self.states != PieceState.PENDING
+        return read
+
+    def tell(self) -> None:
+        """Tell the listeners of progress."""
+        for listener in self.listeners:
+            listener()
 
     def run(self, rows: slice) -> NDArray[np.bool_]:
         """Check pieces just read; return for each whether the bytes match the tag. Releases the GIL."""
-        self.was_read[rows] = True
         at, lengths = self.pieces.memory_offsets[rows], self.lengths[rows]
-        return are_good(self.pieces.memory, at, lengths, self.seeds[rows], self.tags[rows])
+        is_good = are_good(self.pieces.memory, at, lengths, self.seeds[rows], self.tags[rows])
+        self.states[rows] = np.where(is_good, np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED))
+        return is_good
 
 
 def blank_rests(memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.native import at, library
-from ostraca_fabric.tables.digests import KEY_BYTES
+from ostraca_fabric.tables.digests import KEY_BYTES, contiguous_keys
 
 
 class KeyTable:
@@ -78,10 +78,3 @@ def first_of_each(keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
     if len(keys) <= 1:
         return np.ones(len(keys), np.bool_)
     return KeyTable(contiguous_keys(keys)).enter(np.arange(len(keys)))
-
-
-def contiguous_keys(keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return keys in C layout: contiguous, 16 bytes each."""
-    whole = np.ascontiguousarray(keys, np.uint8)
-    assert whole.shape == (len(whole), KEY_BYTES), f"keys of shape {whole.shape}"
-    return whole

@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.tables.digests import PieceState
 
 PAGES = DRIVE_BYTES // PAGE_BYTES
 LONG_PAGES = 128
@@ -186,6 +188,29 @@ async def test_hung_reads_take_few_threads_of_the_pool(tmp_path: Path) -> None:
         for drive in drives:
             drive.close()
         engine.close()
+
+
+async def test_progress_of_a_read_is_told_while_the_rest_hangs(tmp_path: Path, engine: IoEngine) -> None:
+    pipe, told = Pipe(tmp_path, engine), list[int]()
+    wanted = pieces(pages(5), range(5), range(0, 10, 2))
+    some_told = asyncio.Event()
+
+    def tell() -> None:
+        told.append(int(np.count_nonzero(check.states)))
+        if told[-1] >= 4:
+            some_told.set()
+
+    check = replace(tag_check(wanted, pages(5)), progress_bytes=2 * PAGE_BYTES, listeners=[tell])
+    reading = pipe.drive.submit_read(wanted, check)
+    pipe.feed(4)
+    await some_told.wait()
+    assert not reading.done()
+    assert told[-1] == 4
+    assert len(told) <= 2, "once for two pages"
+    pipe.feed(1)
+    assert (await reading).all()
+    assert (check.states == PieceState.GOOD).all()
+    pipe.close()
 
 
 async def test_short_batches_overtake_long_ones_and_do_not_starve_them(tmp_path: Path) -> None:

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 
 import numpy as np
-import pytest
-from tests.support.agent.assembly import SETTINGS, HeldDrive, until
 
-from ostraca_dpu_agent.datapath.admission import LatencyEstimator
-from ostraca_dpu_agent.datapath.flash_io import Loader
+from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, BlockSource
-from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
-from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.model.ids import AgentId, DriveId, ShardId
 
 
-async def test_a_load_that_crashes_ends_only_when_the_reads_it_began_have_ended() -> None:
-    staging, slow, other = Staging(SETTINGS.memory), HeldDrive(), HeldDrive()
-    drives = {DriveId("slow"): slow, DriveId("other"): other}
-    loader = Loader(staging, drives, LatencyEstimator(4096), clock=lambda: 0.0)
-    located = BlockLocations.empty(2)
+def test_parts_are_read_in_the_order_of_the_request_and_their_blocks_in_that_of_the_drive() -> None:
+    located = BlockLocations.empty(7)
     located.sources = [
-        BlockSource(AgentId("a"), ShardId(name), DriveId(name), 0) for name in ("slow", "other")
+        BlockSource(AgentId("a"), ShardId(shard), DriveId(drive), base)
+        for shard, drive, base in (("s0", "one", 0), ("s1", "two", 1 << 20), ("s2", "one", 1 << 30))
     ]
-    located.source[:], located.lengths[:] = [0, 1], 4096
-    located.offsets[1] = 100  # no whole page: no owner of ours says that, and the drive takes it for a bug
-    lease = await staging.lease(2, 4096, Purpose.GET, holder=None, within_s=0)
-    assert isinstance(lease, StagingLease)
-    slow.holds_reads = True
-    loading = asyncio.create_task(loader.load(located, np.arange(2), lease, np.zeros(2, np.uint64)))
-    await until(lambda: len(slow.held) == 1)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not loading.done(), "the caller would give the lease back"
-    slow.let_go()
-    with pytest.raises(AssertionError):
-        await loading
-    staging.release(lease)
+    located.source[:] = [2, 0, 1, 0, 2, 0, 1]
+    located.lengths[:] = 5000
+    located.offsets[:] = np.array([9, 8, 1, 7, 3, 2, 0]) * 8192
+    located.tags[:, 0] = np.arange(7)
+    plan = ReadPlan.of(located, np.arange(7, dtype=np.uint64), np.array([0, 1, 2, 3, 4, 6]), per_part=2)
+    assert plan.positions.tolist() == [1, 0, 3, 4, 6, 2]
+    assert plan.queues == [
+        (DriveId("one"), deque([slice(0, 2), slice(2, 4)])),
+        (DriveId("two"), deque([slice(4, 6)])),
+    ]
+    assert plan.drive_offsets.tolist() == [
+        8 * 8192,
+        (1 << 30) + 9 * 8192,
+        7 * 8192,
+        (1 << 30) + 3 * 8192,
+        1 << 20,
+        (1 << 20) + 8192,
+    ]
+    assert plan.page_lengths.tolist() == [8192] * 6
+    assert plan.seeds.tolist() == plan.tags[:, 0].tolist() == plan.positions.tolist()

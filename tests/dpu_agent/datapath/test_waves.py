@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
-from ostraca_dpu_agent.datapath.flash_io import DriveQueue, interleave_drives
+from ostraca_dpu_agent.datapath.flash_io import interleave_drives
 from ostraca_fabric.model.ids import DriveId
 
 
-def queue(drive: str, waves: int) -> DriveQueue:
-    return DriveId(drive), deque(np.arange(1) for _ in range(waves))
+def queue(drive: str, waves: int) -> tuple[DriveId, deque[slice]]:
+    return DriveId(drive), deque(slice(1) for _ in range(waves))
 
 
 def test_drives_share_the_lanes_evenly_and_take_turns() -> None:

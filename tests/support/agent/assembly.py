@@ -79,7 +79,7 @@ SHARD = shard_id(DRIVE, 0)
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
     flow=FlowSettings(
-        wave_bytes=2 * SLOT_BYTES, put_group_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=2
+        wave_bytes=2 * SLOT_BYTES, put_group_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=8
     ),
     health=HealthSettings(overdue_s=FAR_S, write_overdue_s=FAR_S, breaker=BreakerSettings(failures_max=100)),
     owner=OwnerSettings(opening_wait_s=FAR_S, scrub=ScrubSettings(bytes_s=0)),

@@ -73,7 +73,7 @@ class FaultyDrive:
                 return extended(self._drive.submit_read(some), ends)
             part = TagCheck(some, check.lengths[half], check.seeds[half], check.tags[half])
             read = self._drive.submit_read(some, part)
-            read.add_done_callback(lambda _: check.was_read.__setitem__(half, part.was_read))
+            read.add_done_callback(lambda _: check.states.__setitem__(half, part.states))
             return extended(read, ends)
         return self._drive.submit_read(pieces, check)
 

@@ -103,7 +103,8 @@ class StagedBlocks:
         self._lengths = np.zeros(_ROWS_AT_FIRST, np.uint32)
         self._group = np.zeros(_ROWS_AT_FIRST, np.int64)
         self._row = np.zeros(_ROWS_AT_FIRST, np.intp)
-        self._groups: dict[int, StagedGroup] = {}
+        self.groups: dict[int, StagedGroup] = {}
+        """Groups with staged blocks, by number; read only."""
 
     def __len__(self) -> int:
         """Return the number of blocks, readable or not."""
@@ -119,7 +120,7 @@ class StagedBlocks:
             rows,
         )
         group.staged_rows[rows] = staged
-        self._groups[group.number] = group
+        self.groups[group.number] = group
 
     def remove(self, group: StagedGroup, rows: NDArray[np.intp] | slice = slice(None)) -> None:
         """Remove blocks of a group, by default all."""
@@ -127,12 +128,12 @@ class StagedBlocks:
         self._rows.remove(its[its != _ABSENT])
         group.staged_rows[rows] = _ABSENT
         if (group.staged_rows == _ABSENT).all():
-            self._groups.pop(group.number, None)
+            self.groups.pop(group.number, None)
 
     def contains(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Return which of *keys*, shape (n, 16), are readable."""
         is_here = np.zeros(len(keys), np.bool_)
-        if self._groups:
+        if self.groups:
             staged = self._rows.find(keys)
             for wave in self._readable(np.flatnonzero(staged >= 0), staged[staged >= 0]):
                 is_here[wave.positions] = True
@@ -140,8 +141,6 @@ class StagedBlocks:
 
     def find(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> list[StagedWave]:
         """Find readable blocks of the given lengths: a wave per group."""
-        if not self._groups:
-            return []
         return list(self._readable(*self._rows.match(keys, self._lengths, lengths)))
 
     def are_readable(self, wave: StagedWave) -> NDArray[np.bool_]:
@@ -152,7 +151,7 @@ class StagedBlocks:
     def _readable(self, positions: NDArray[np.int64], staged: NDArray[np.int64]) -> Iterator[StagedWave]:
         groups = self._group[staged]
         for number in np.unique(groups).tolist():
-            group, its = self._groups[number], groups == number
+            group, its = self.groups[number], groups == number
             rows = self._row[staged[its]]
             good = group.are_reserved(rows)
             if good.any():

@@ -145,6 +145,11 @@ class Staging:
         return self._held[Purpose.GET] + self._held[Purpose.PUT]
 
     @property
+    def limit_bytes(self) -> int:
+        """Largest total of leased slots, in bytes."""
+        return self._settings.staging_bytes
+
+    @property
     def put_bytes_max(self) -> int:
         """Largest total of slots leased to puts, in bytes."""
         return int(self._settings.staging_bytes * self._settings.put_share)

@@ -54,18 +54,29 @@ static struct io_drive *unlist_drive(struct io_engine *engine)
     return drive;
 }
 
-/* Tells Python of a batch whose I/Os have all ended. */
-static void list_end(struct io_batch *batch)
+/* Tells Python of progress or the end of a batch. */
+static void list_batch(struct io_batch *batch)
 {
     struct io_engine *engine = batch->drive->engine;
-    if (!engine->ended) {
+    if (batch->is_listed)
+        return;
+    if (!engine->listed) {
         uint64_t one = 1;
         ssize_t written = write(engine->event, &one, sizeof one);
         (void)written; /* fails only at 2^64 - 1, when the event is readable anyway */
     }
-    batch->next = NULL;
-    *engine->ended_last = batch;
-    engine->ended_last = &batch->next;
+    batch->is_listed = 1;
+    batch->next_listed = NULL;
+    *engine->listed_last = batch;
+    engine->listed_last = &batch->next_listed;
+}
+
+/* Ends a batch whose I/Os have all ended. */
+static void end_batch(struct io_batch *batch)
+{
+    struct io_engine *engine = batch->drive->engine;
+    batch->end.is_over = 1;
+    list_batch(batch);
     engine->batches--;
     if (!--batch->drive->batches)
         pthread_cond_broadcast(&engine->drained);
@@ -189,7 +200,7 @@ struct io *io_next(struct io_engine *engine)
         list_drive(drive);
         if (!io) {
             if (!batch->under_way)
-                list_end(batch);
+                end_batch(batch);
             continue;
         }
         batch->under_way++;
@@ -222,7 +233,9 @@ void io_check(struct io *io)
     for (int64_t each = io->first; each < io->last; each++) {
         uint8_t tag[TAG_BYTES];
         tag_of(on->memory + on->offsets[each], on->block_lengths[each], on->seeds[each], tag);
-        on->is_good[each] = !memcmp(tag, on->tags + each * TAG_BYTES, TAG_BYTES);
+        int is_good = !memcmp(tag, on->tags + each * TAG_BYTES, TAG_BYTES);
+        /* Python may look before the end of the batch: the bytes come before their state. */
+        __atomic_store_n(&on->states[each], is_good ? PIECE_GOOD : PIECE_DAMAGED, __ATOMIC_RELEASE);
     }
 }
 
@@ -233,19 +246,24 @@ void io_finish(struct io *io, int64_t error)
     struct io_engine *engine = drive->engine;
 
     pthread_mutex_lock(&engine->lock);
-    if (batch->on.is_moved)
-        memset(batch->on.is_moved + io->first, error < 0, (size_t)(io->last - io->first));
+    if (error < 0 && batch->on.states && !batch->on.tags)
+        memset(batch->on.states + io->first, PIECE_GOOD, (size_t)(io->last - io->first));
     if (error >= 0)
         note_failure(batch, batch->operation == IO_FLUSH ? 0 : io_drive_offset(io), error);
     drive->under_way--;
     drive->bytes_under_way -= io->bytes;
     engine->bytes_under_way -= io->bytes;
+    batch->untold_bytes += io->bytes;
     io->next = engine->spare;
     engine->spare = io;
     int is_over = !--batch->under_way && (batch->operation == IO_FLUSH || batch->begun == batch->on.pieces);
     list_drive(drive);
+    if (batch->on.progress_bytes && batch->untold_bytes >= batch->on.progress_bytes) {
+        batch->untold_bytes = 0;
+        list_batch(batch);
+    }
     if (is_over)
-        list_end(batch); /* last: the drive may be closed from here on, with no batch left */
+        end_batch(batch); /* last: the drive may be closed from here on, with no batch left */
     if (engine->ready)
         engine->backend->wake(engine);
     pthread_mutex_unlock(&engine->lock);
@@ -263,7 +281,7 @@ PUBLIC struct io_engine *ostraca_io_open(int no_uring, uint64_t drive_bytes_max,
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->drained, NULL);
     engine->ready_last = &engine->ready;
-    engine->ended_last = &engine->ended;
+    engine->listed_last = &engine->listed;
     engine->drive_bytes_max = drive_bytes_max;
     engine->bytes_max = bytes_max;
     engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -306,8 +324,8 @@ PUBLIC void ostraca_io_close(struct io_engine *engine)
         next = io->next;
         free(io);
     }
-    for (struct io_batch *batch = engine->ended, *next; batch; batch = next) {
-        next = batch->next;
+    for (struct io_batch *batch = engine->listed, *next; batch; batch = next) {
+        next = batch->next_listed;
         free(batch);
     }
     close(engine->event);
@@ -358,8 +376,8 @@ PUBLIC int64_t ostraca_io_submit(struct io_drive *drive, int operation, const st
     batch->end.ticket = ticket;
     batch->operation = (enum operation)operation;
     batch->is_short = bytes <= SHORT_BYTES;
-    if (on->pieces && on->is_moved)
-        memset(on->is_moved, 0, (size_t)on->pieces);
+    if (on->pieces && on->states)
+        memset(on->states, PIECE_PENDING, (size_t)on->pieces);
 
     pthread_mutex_lock(&engine->lock);
     engine->batches++;
@@ -371,29 +389,32 @@ PUBLIC int64_t ostraca_io_submit(struct io_drive *drive, int operation, const st
     return inside;
 }
 
-/* Takes the results of up to `room` ended batches. Returns the number. */
+/* Takes progress and results of up to `room` listed batches. Returns the number. */
 PUBLIC int64_t ostraca_io_take(struct io_engine *engine, struct io_end *ends, int64_t room)
 {
-    struct io_batch *taken = NULL;
+    struct io_batch *over = NULL;
     int64_t count = 0;
     pthread_mutex_lock(&engine->lock);
-    while (engine->ended && count < room) {
-        struct io_batch *batch = engine->ended;
-        engine->ended = batch->next;
+    while (engine->listed && count < room) {
+        struct io_batch *batch = engine->listed;
+        engine->listed = batch->next_listed;
+        batch->is_listed = 0;
         ends[count++] = batch->end;
-        batch->next = taken;
-        taken = batch;
+        if (batch->end.is_over) {
+            batch->next_listed = over;
+            over = batch;
+        }
     }
-    if (!engine->ended) {
+    if (!engine->listed) {
         uint64_t events;
         ssize_t got = read(engine->event, &events, sizeof events);
         (void)got; /* EAGAIN: nothing was listed since the last call */
-        engine->ended_last = &engine->ended;
+        engine->listed_last = &engine->listed;
     }
     pthread_mutex_unlock(&engine->lock);
-    for (struct io_batch *next; taken; taken = next) {
-        next = taken->next;
-        free(taken);
+    for (struct io_batch *next; over; over = next) {
+        next = over->next_listed;
+        free(over);
     }
     return count;
 }

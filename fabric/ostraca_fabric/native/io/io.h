@@ -2,7 +2,8 @@
  *
  * A *batch* is one call of Python: pieces to read or write, or a flush. The engine cuts a batch into *I/Os*, runs of
  * adjacent pieces. A back end, `uring.c` or `threads.c`, carries the I/Os out. Each ended batch is listed, and an
- * eventfd wakes Python's event loop. All memory of a batch belongs to Python and stays valid until its listing.
+ * eventfd wakes Python's event loop. A batch that tells its progress is listed earlier as well, once for all I/Os
+ * that have ended since Python last took the list. All memory of a batch belongs to Python and stays valid until its listing.
  *
  * One lock protects queues and counts. Nobody holds the lock during I/O or checks. */
 
@@ -35,25 +36,32 @@ struct io_columns {
     const uint32_t *block_lengths; /* NULL: no check of tags */
     const uint64_t *seeds;
     const uint8_t *tags;
-    uint8_t *is_moved; /* per piece: whether its I/O was complete */
-    uint8_t *is_good;  /* with a check, per piece: whether moved and equal to its tag */
+    uint8_t *states; /* per piece: enum piece_state */
+    uint64_t progress_bytes; /* list the batch whenever I/Os of so many bytes have ended; 0: only at its end */
 };
 
-/* Result of a batch. */
+/* State of a piece; values as in `PieceState` in Python. */
+enum piece_state { PIECE_PENDING, PIECE_GOOD, PIECE_DAMAGED };
+
+/* Progress or result of a batch. */
 struct io_end {
     uint64_t ticket;
+    int64_t is_over;
     int64_t failed; /* I/Os */
     int64_t drive_offset; /* of the last failure */
     int64_t error; /* errno of the last failure; 0: the end of the drive */
 };
 
 struct io_batch {
-    struct io_batch *next;
+    struct io_batch *next; /* of the drive's queue */
+    struct io_batch *next_listed;
     struct io_drive *drive;
     struct io_columns on;
     struct io_end end;
     enum operation operation;
     int is_short;
+    int is_listed;
+    uint64_t untold_bytes; /* of I/Os that have ended since the batch was last listed */
     int64_t begun; /* pieces given to I/Os */
     int64_t under_way; /* I/Os */
 };
@@ -81,6 +89,7 @@ struct io_drive {
     uint64_t drive_bytes;
     struct io_queue waiting, waiting_short;
     int is_listed;
+    uint64_t untold_bytes; /* of I/Os that have ended since the batch was last listed */
     int streak; /* short I/Os begun one after another */
     int64_t batches; /* not yet listed as ended */
     uint64_t bytes_under_way;
@@ -95,7 +104,7 @@ struct io_engine {
     uint64_t bytes_max; /* under way in all */
     uint64_t bytes_under_way;
     int64_t batches; /* not yet listed as ended */
-    struct io_batch *ended, **ended_last;
+    struct io_batch *listed, **listed_last; /* with progress or an end that Python has not taken */
     int event; /* eventfd, readable while batches are listed */
     int is_stopping;
     struct io *spare; /* for the next I/Os */

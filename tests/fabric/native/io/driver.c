@@ -43,7 +43,8 @@ struct batch {
     int64_t drive_offsets[PIECES], offsets[PIECES];
     uint32_t lengths[PIECES], block_lengths[PIECES];
     uint64_t seeds[PIECES];
-    uint8_t tags[PIECES][TAG_BYTES], is_moved[PIECES], is_good[PIECES];
+    uint8_t tags[PIECES][TAG_BYTES], states[PIECES];
+    uint8_t firsts[PIECES]; /* first byte of each piece */
     uint8_t *memory;
     atomic_int is_over;
     struct io_end end;
@@ -51,7 +52,7 @@ struct batch {
 
 static struct io_engine *engine;
 static struct io_drive *drives[DRIVES];
-static atomic_long left;
+static atomic_long left, told;
 
 static void *take(void *given)
 {
@@ -63,6 +64,13 @@ static void *take(void *given)
         int64_t count = ostraca_io_take(engine, ends, 16);
         for (int64_t each = 0; each < count; each++) {
             struct batch *batch = (struct batch *)(uintptr_t)ends[each].ticket;
+            if (!ends[each].is_over) {
+                for (int piece = 0; piece < PIECES; piece++)
+                    if (__atomic_load_n(&batch->states[piece], __ATOMIC_ACQUIRE) == PIECE_GOOD)
+                        assert(batch->memory[batch->offsets[piece]] == batch->firsts[piece]);
+                atomic_fetch_add(&told, 1);
+                continue;
+            }
             batch->end = ends[each];
             atomic_store(&batch->is_over, 1);
             atomic_fetch_sub(&left, 1);
@@ -79,13 +87,13 @@ static void run(struct batch *batch, struct io_drive *drive, int operation, int 
         on.offsets = batch->offsets;
         on.lengths = batch->lengths;
         on.pieces = PIECES;
-        on.is_moved = batch->is_moved;
+        on.states = batch->states;
     }
     if (has_check) {
         on.block_lengths = batch->block_lengths;
         on.seeds = batch->seeds;
         on.tags = batch->tags[0];
-        on.is_good = batch->is_good;
+        on.progress_bytes = 3 * PAGE;
     }
     atomic_store(&batch->is_over, 0);
     int64_t submitted = ostraca_io_submit(drive, operation, &on, (uintptr_t)batch);
@@ -113,17 +121,18 @@ static void *submit(void *given)
             batch->seeds[piece] = (uint64_t)number;
             uint8_t *at = batch->memory + batch->offsets[piece];
             memset(at, rand_r(&dice), PAGE);
+            batch->firsts[piece] = at[0];
             tag_of(at, PAGE - 5, batch->seeds[piece], batch->tags[piece]);
         }
         batch->tags[3][0] ^= 1;
         run(batch, drive, IO_WRITE, 0);
-        assert(batch->end.failed == 1 && batch->is_moved[0] && !batch->is_moved[PIECES - 1]);
+        assert(batch->end.failed == 1 && batch->states[0] == PIECE_GOOD && batch->states[PIECES - 1] == PIECE_PENDING);
         memset(batch->memory, 0, PIECES * PAGE);
         run(batch, drive, IO_FLUSH, 0);
         assert(!batch->end.failed);
         run(batch, drive, IO_READ, 1);
         for (int piece = 0; piece < PIECES - 1; piece++)
-            assert(batch->is_moved[piece] && batch->is_good[piece] == (piece != 3));
+            assert(batch->states[piece] == (piece == 3 ? PIECE_DAMAGED : PIECE_GOOD));
     }
     free(batch->memory);
     free(batch);
@@ -154,6 +163,7 @@ int main(int count, char **words)
     for (int half = 0; half < 2; half++)
         pthread_join(submitters[half], NULL);
     pthread_join(taker, NULL);
+    assert(atomic_load(&told) > 0);
     for (int each = 0; each < DRIVES; each++) {
         ostraca_io_detach(drives[each]);
         close(files[each]);
