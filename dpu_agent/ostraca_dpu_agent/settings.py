@@ -93,8 +93,8 @@ class FlowSettings:
     """Concurrent waves of one request from the cache, or groups of a put."""
 
     reads_ahead: int = 16
-    """Waves of one request to read from flash at once. The drives of the request share them evenly, in parts of
-    four waves, with at least one part for each drive."""
+    """Waves of one request to read from flash at once. Its drives share them evenly, in parts of four waves,
+    with at least one part for each drive."""
 
     exists_within_s: float = 0.05
     """Wait of a put, while earlier placement epochs are live, for answers whether blocks exist there. If an

@@ -186,6 +186,9 @@ class ReadPlan:
     A part is a slice of the columns. So Python's cost of a part does not depend on the number of blocks.
     """
 
+    locations: BlockLocations
+    """Of all blocks of the request."""
+
     positions: NDArray[np.intp]
     """Positions in the request."""
 
@@ -229,7 +232,14 @@ class ReadPlan:
         order = np.concatenate(ordered) if ordered else positions[:0]
         lengths = locations.lengths[order]
         return cls(
-            order, offsets[order], lengths, whole_pages(lengths), seeds[order], locations.tags[order], queues
+            locations,
+            order,
+            offsets[order],
+            lengths,
+            whole_pages(lengths),
+            seeds[order],
+            locations.tags[order],
+            queues,
         )
 
 

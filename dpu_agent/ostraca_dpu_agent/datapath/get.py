@@ -52,7 +52,6 @@ _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: Block
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
 
-
 _MOVES_AHEAD = 2
 """Concurrent transfers of blocks of one part."""
 
@@ -71,7 +70,7 @@ class CachedWave:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Move:
+class WaveMove:
     """A wave on its way into the arena."""
 
     positions: NDArray[np.intp]
@@ -166,7 +165,7 @@ class GetRun(TransferRun[Get]):
             locations = await self._locate(wanted)
             plan = self._admit(locations)
             queues = interleave_drives(plan.queues, lanes=context.settings.reads_ahead // PART_WAVES)
-            parts.extend(context.tasks.spawn(self._lane(locations, plan, *queue)) for queue in queues)
+            parts.extend(context.tasks.spawn(self._lane(plan, *queue)) for queue in queues)
         finally:
             try:
                 await wait_for_all(parts)
@@ -294,13 +293,11 @@ class GetRun(TransferRun[Get]):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
         return ReadPlan.of(locations, self._blocks.seeds, admitted, per_part=per_part)
 
-    async def _lane(
-        self, locations: BlockLocations, plan: ReadPlan, drive: DriveId, waiting: deque[slice]
-    ) -> None:
+    async def _lane(self, plan: ReadPlan, drive: DriveId, waiting: deque[slice]) -> None:
         while waiting and not self._deadline.is_over():
-            await self._part(locations, plan, drive, waiting.popleft())
+            await self._part(plan, drive, waiting.popleft())
 
-    async def _part(self, locations: BlockLocations, plan: ReadPlan, drive_id: DriveId, part: slice) -> None:
+    async def _part(self, plan: ReadPlan, drive_id: DriveId, part: slice) -> None:
         """Read a part, and deliver its blocks while the read advances."""
         context, positions = self._context, plan.positions[part]
         drive = context.drives.get(drive_id)
@@ -332,7 +329,7 @@ class GetRun(TransferRun[Get]):
                 self._decide(positions, BlockState.MISS, begun)
             else:
                 reads.append(begun)
-                await self._deliver_read(locations, plan, drive_id, part, lease, begun, wakeup)
+                await self._deliver_read(plan, drive_id, part, lease, begun, wakeup)
         finally:
             self._leases.discard(lease)
             context.release(lease, reads, keep=self._offer(plan, part, reads))
@@ -346,7 +343,6 @@ class GetRun(TransferRun[Get]):
 
     async def _deliver_read(
         self,
-        locations: BlockLocations,
         plan: ReadPlan,
         drive: DriveId,
         part: slice,
@@ -357,7 +353,7 @@ class GetRun(TransferRun[Get]):
         """Deliver the blocks of a read, each wave as soon as its blocks are there."""
         context, positions = self._context, plan.positions[part]
         per_wave = context.blocks_per_wave(self._slot_bytes)
-        is_sent, moves, is_read = np.zeros(len(positions), np.bool_), deque[_Move](), False
+        is_sent, moves, is_read = np.zeros(len(positions), np.bool_), deque[WaveMove](), False
         sent, wanted = 0, per_wave // 2
         try:
             with read.waking(wakeup):
@@ -371,7 +367,7 @@ class GetRun(TransferRun[Get]):
                         is_read = True
                         if not read.is_abandoned:
                             context.staging.end_drive_io(lease)
-                        self._note_lost(locations, positions, read)
+                        self._note_lost(plan, positions, read)
                     while len(moves) < _MOVES_AHEAD and not self._deadline.is_over():
                         ready = read.count_good() - sent
                         if not ready or (moves and not is_read and ready < wanted):
@@ -388,26 +384,26 @@ class GetRun(TransferRun[Get]):
             await asyncio.wait(ends)
             raise
 
-    def _note_lost(self, locations: BlockLocations, positions: NDArray[np.intp], read: PartRead) -> None:
+    def _note_lost(self, plan: ReadPlan, positions: NDArray[np.intp], read: PartRead) -> None:
         """Note blocks that a read that is over has not delivered."""
         reasons = read.reasons()
         if not reasons.any():
             return
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-            self._context.report_damage(locations, self._blocks, int(positions[row]))
+            self._context.report_damage(plan.locations, self._blocks, int(positions[row]))
         if not self._deadline.is_over():
             lost = reasons != Reason.NONE
             self._decide(positions[lost], BlockState.MISS, reasons[lost])
 
     def _begin_move(
         self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
-    ) -> _Move:
+    ) -> WaveMove:
         """Begin to move a wave of blocks into the arena."""
         moved_bytes = self._admission.start_move(positions)
         end = self._submit(Direction.TO_WORKER, positions, offsets, slot_bytes)
-        return _Move(positions, tags, moved_bytes, end)
+        return WaveMove(positions, tags, moved_bytes, end)
 
-    def _end_move(self, move: _Move) -> bool:
+    def _end_move(self, move: WaveMove) -> bool:
         """Report an ended move to the worker; return whether all blocks count as hits."""
         self._admission.end_move(move.moved_bytes)
         self._is_moving[move.positions] = False

@@ -13,7 +13,6 @@ from collections import deque
 import numpy as np
 
 from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan
-from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
     Holder,
@@ -109,14 +108,13 @@ class PrefetchRun:
                 np.flatnonzero(locations.is_found),
                 per_part=context.blocks_per_part(slot_bytes),
             )
-            lanes = (self._lane(locations, blocks, plan, *queue, slot_bytes) for queue in plan.queues)
+            lanes = (self._lane(blocks, plan, *queue, slot_bytes) for queue in plan.queues)
             await wait_for_all([context.tasks.spawn(lane) for lane in lanes])
         finally:
             context.locator.release(locations)
 
     async def _lane(
         self,
-        locations: BlockLocations,
         blocks: RequestBlocks,
         plan: ReadPlan,
         drive: DriveId,
@@ -124,11 +122,10 @@ class PrefetchRun:
         slot_bytes: int,
     ) -> None:
         for part in parts:
-            await self._part(locations, blocks, plan, drive, part, slot_bytes)
+            await self._part(blocks, plan, drive, part, slot_bytes)
 
     async def _part(
         self,
-        locations: BlockLocations,
         blocks: RequestBlocks,
         plan: ReadPlan,
         drive_id: DriveId,
@@ -164,7 +161,7 @@ class PrefetchRun:
                 await begun.wait()
                 reasons = begun.reasons()
                 for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-                    context.report_damage(locations, blocks, int(positions[row]))
+                    context.report_damage(plan.locations, blocks, int(positions[row]))
         finally:
             keep = cache_offer(blocks, positions, plan.tags[part], reasons == Reason.NONE, uses=0)
             context.release(lease, reads, keep=keep)

@@ -14,11 +14,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.get import GetRun
+from ostraca_dpu_agent.datapath.get import GetRun, WaveMove
 from ostraca_dpu_agent.datapath.queries import look_up
 from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.ports.transport import TransferEnd
 from ostraca_fabric.wire.messages import Get, Lookup
 
 
@@ -85,15 +86,21 @@ class ShadowRun(GetRun):
             self._admission.close()
         self._record("shadow_get")
 
-    async def _deliver(
+    def _begin_move(
         self,
         positions: NDArray[np.intp],
         offsets: NDArray[np.int64],  # noqa: ARG002 (no block is moved)
         slot_bytes: int,  # noqa: ARG002
-        tags: bytes,  # noqa: ARG002
-    ) -> bool:
-        """Drop blocks instead of moving them; count hits only here."""
+        tags: bytes,
+    ) -> WaveMove:
+        """Drop blocks instead of moving them."""
         self._admission.cancel_move(positions)
+        end: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
+        end.set_result(TransferEnd.DONE)
+        return WaveMove(positions, tags, 0, end)
+
+    def _end_move(self, move: WaveMove) -> bool:
+        """Count hits, only here."""
         if not self._deadline.is_over():
-            self._outcomes.set(positions, BlockState.HIT, Reason.NONE)
+            self._decide(move.positions, BlockState.HIT, Reason.NONE)
         return False

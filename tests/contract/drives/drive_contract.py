@@ -7,6 +7,7 @@ import mmap
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,9 @@ async def read(drive: Drive, wanted: Pieces) -> list[bool]:
 
 class DriveContract:
     """Drives given by the fixture have ``DRIVE_BYTES`` and take ``PIECES_QUEUED_MAX`` pieces at once."""
+
+    always_tells_progress = False
+    """Whether each I/O tells its progress before the read ends."""
 
     @pytest.fixture
     def drive(self) -> Drive:
@@ -124,6 +128,22 @@ class DriveContract:
         ends = await drive.submit_read(wanted, check)
         assert ends.tolist() == (on % 3 != 0).tolist()
         assert check.was_read.all()
+
+    async def test_progress_of_a_read_is_told_on_the_loop(self, drive: Drive) -> None:
+        count, told = 300, list[tuple[int, int]]()
+        source = pages(count, b"t")
+        assert await written(drive, at_page(source, 0)) == [True]
+        wanted = pieces(pages(count), range(count), range(count))
+
+        def tell() -> None:
+            told.append((threading.get_ident(), int(np.count_nonzero(check.states))))
+
+        check = replace(tag_check(wanted, source), progress_bytes=PAGE_BYTES, listeners=[tell])
+        assert (await drive.submit_read(wanted, check)).all()
+        assert {thread for thread, _ in told} <= {threading.get_ident()}
+        assert sorted(told) == told
+        if self.always_tells_progress:
+            assert told
 
     async def test_the_tag_of_a_piece_that_was_not_read_is_not_checked(self, drive: Drive) -> None:
         beyond, source = DRIVE_BYTES // PAGE_BYTES, pages(5, b"k")

@@ -88,6 +88,8 @@ class TestFileDriveWithoutIoUring(DriveContract):
 
 
 class TestTcpDrive(DriveContract):
+    always_tells_progress = True
+
     @pytest.fixture
     async def drive(self, tmp_path: Path) -> AsyncIterator[TcpDrive]:
         target = TcpTarget(tmp_path, NQN, {NGUID: DRIVE_BYTES})

@@ -224,13 +224,13 @@ async def test_no_more_is_tried_out_at_once_than_requests_may_be_under_way() -> 
 
 async def test_an_agent_that_stops_begins_nothing_more_of_what_is_tried_out() -> None:
     async with assembled() as fabric:
-        await fabric.put(fabric.worker(), range(8))
+        await fabric.put(fabric.worker(), range(24))
         turn(fabric, Switch.SHADOW)
         fabric.drive.holds_reads = True
-        await fabric.get(fabric.worker(), range(8))
+        await fabric.get(fabric.worker(), range(24))
         await until(lambda: len(fabric.drive.held) == 2)
         stopping = asyncio.create_task(fabric.agent.drain())
-        await until(lambda: counted(fabric, "shadow_get") == {("LATE", "CANCELLED"): 8})
+        await until(lambda: counted(fabric, "shadow_get") == {("LATE", "CANCELLED"): 24})
         held = list(fabric.drive.held)
         assert len(held) == 2
         fabric.drive.let_go()

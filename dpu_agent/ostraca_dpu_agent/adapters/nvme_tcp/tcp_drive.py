@@ -7,6 +7,7 @@ operations fail at once, so no write waits for a path's return.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,12 +69,16 @@ class TcpDrive:
     def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
         """Read every piece, as defined by the port."""
         pieces.check()
+        loop = asyncio.get_running_loop()
 
         def read(rows: slice) -> NDArray[np.bool_]:
             is_good = self._move(pieces, rows, IoOpcode.READ)
             if check is not None:
                 for begin, end in good_stretches(is_good):
                     is_good[begin:end] = check.run(slice(rows.start + begin, rows.start + end))
+                if check.progress_bytes:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits
+                        loop.call_soon_threadsafe(check.tell)
             return is_good
 
         return self._threads.submit_pieces(pieces, read)

@@ -1,0 +1,93 @@
+"""A read that advances: its first blocks move to the worker while the others are still being read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.support.agent.assembly import (
+    SETTINGS,
+    Assembly,
+    HeldDrive,
+    assembled,
+    get_states,
+    reasons_of,
+    until,
+)
+
+from ostraca_fabric.drives.drive_health import HealthSettings
+from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.policies.circuit_breaker import BreakerSettings
+from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.wire.messages import GetProgress
+
+COUNT = 8
+"""Blocks of one part."""
+
+FIRST = 3
+HASTY = replace(
+    SETTINGS,
+    health=HealthSettings(
+        overdue_s=0.1, file_overdue_s=0.1, breaker=BreakerSettings(open_s=0.05, open_max_s=0.1)
+    ),
+)
+
+
+class PartlyDrive(HeldDrive):
+    """Reads the first pieces of a held batch at once, and tells so."""
+
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
+        held = super().submit_read(pieces, check)
+        if self.holds_reads and check is not None:
+            self.holds_reads = False
+            its = slice(0, FIRST)
+            part = TagCheck(pieces.some(its), check.lengths[its], check.seeds[its], check.tags[its])
+
+            def tell(_: object) -> None:
+                check.states[its] = part.states
+                check.tell()
+
+            super().submit_read(part.pieces, part).add_done_callback(tell)
+            self.holds_reads = True
+        return held
+
+
+async def test_first_blocks_are_reported_while_the_rest_of_the_read_hangs() -> None:
+    async with assembled(drive=PartlyDrive()) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        fabric.drive.holds_reads = True
+        getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
+        await until(lambda: reported(worker.said) == FIRST)
+        assert not getting.done()
+        fabric.drive.let_go()
+        assert get_states(await getting) == [BlockState.HIT] * COUNT
+        assert [len(wave.lengths) for wave in worker.arena.moved[-5:]] == [2, 1, 2, 2, 1]
+        await fabric.at_rest()
+
+
+async def test_first_blocks_are_hits_when_the_drive_leaves_the_rest_unanswered() -> None:
+    async with assembled(HASTY, drive=PartlyDrive()) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        fabric.drive.holds_reads = True
+        done = await fabric.get(worker, range(COUNT))
+        states = get_states(done)
+        assert (states.count(BlockState.HIT), states.count(BlockState.MISS)) == (FIRST, COUNT - FIRST)
+        assert set(reasons_of(done)) == {Reason.NONE, Reason.DRIVE_SUSPECT}
+        assert is_all_quarantined(fabric), "the drive may still write to the slots"
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+def reported(said: Sequence[object]) -> int:
+    return sum(len(message.positions) // 4 for message in said if isinstance(message, GetProgress))
+
+
+def is_all_quarantined(fabric: Assembly) -> bool:
+    staging = fabric.context.staging
+    return 0 < staging.quarantined_bytes == staging.held_bytes
