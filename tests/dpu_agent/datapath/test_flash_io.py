@@ -1,4 +1,4 @@
-"""Flash into staging, at the level of the loader."""
+"""Plans of reads, and the order of a request's parts over its drives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from ostraca_dpu_agent.datapath.flash_io import ReadPlan
+from ostraca_dpu_agent.datapath.flash_io import ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, BlockSource
 from ostraca_fabric.model.ids import AgentId, DriveId, ShardId
 
@@ -37,3 +37,26 @@ def test_parts_are_read_in_the_order_of_the_request_and_their_blocks_in_that_of_
     ]
     assert plan.page_lengths.tolist() == [8192] * 6
     assert plan.seeds.tolist() == plan.tags[:, 0].tolist() == plan.positions.tolist()
+
+
+def queue(drive: str, waves: int) -> tuple[DriveId, deque[slice]]:
+    return DriveId(drive), deque(slice(1) for _ in range(waves))
+
+
+def test_drives_share_the_lanes_evenly_and_take_turns() -> None:
+    queues = [queue("one", 5), queue("two", 1), queue("three", 5)]
+    assert [drive for drive, _ in interleave_drives(queues, lanes=8)] == [
+        "one",
+        "two",
+        "three",
+        "one",
+        "three",
+    ]
+
+
+def test_each_drive_has_a_lane_however_many_there_are() -> None:
+    queues = [queue(str(number), 3) for number in range(20)]
+    assert [drive for drive, _ in interleave_drives(queues, lanes=16)] == [
+        str(number) for number in range(20)
+    ]
+    assert interleave_drives([], lanes=16) == []
