@@ -91,3 +91,32 @@ def reported(said: Sequence[object]) -> int:
 def is_all_quarantined(fabric: Assembly) -> bool:
     staging = fabric.context.staging
     return 0 < staging.quarantined_bytes == staging.held_bytes
+
+
+async def test_blocks_of_an_abandoned_read_that_arrive_later_do_not_move() -> None:
+    async with assembled(HASTY, drive=PartlyDrive()) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        before = len(worker.arena.moved)
+        fabric.drive.holds_reads = worker.arena.is_held = True
+        getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
+        await until(lambda: fabric.context.drives[fabric.drive.id].refuses_reads)
+        await asyncio.sleep(0)  # the get hears of it
+        await asyncio.sleep(0)
+        fabric.drive.let_go()
+        await until(lambda: not fabric.drive.queued)
+        worker.arena.let_go()
+        assert get_states(await getting).count(BlockState.HIT) == FIRST
+        assert len(worker.arena.moved) - before == 2
+        await fabric.at_rest()
+
+
+async def test_the_last_wave_is_part_of_the_answer() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        done = await fabric.get(worker, range(COUNT))
+        last = len(done.positions) // 4
+        assert last > 0
+        assert reported(worker.said) + last == COUNT
+        await fabric.at_rest()
