@@ -29,6 +29,7 @@ from ostraca_cli.testing import FabricThread, small_plan
 _SOCKET = "agent-0.sock"
 _MIB = 1 << 20
 _TIMEOUT_S = 60.0
+_POLL_S = 0.001
 _NEEDLE_BYTES = 64
 
 _servers = multiprocessing.get_context("forkserver")
@@ -69,8 +70,17 @@ class FaultyFabric:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop the process's threads, until ``thaw``; connections stay open."""
+        """Stop the process's threads, until ``thaw``; connections stay open. Raises TimeoutError.
+
+        Threads on other processors run on for a moment after the signal, so this waits for the last.
+        """
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        until_s = time.monotonic() + _TIMEOUT_S
+        while not _is_stopped(Path(f"/proc/{self._process.pid}/task")):
+            if time.monotonic() > until_s:
+                raise TimeoutError("the fabric did not stop")
+            time.sleep(_POLL_S)
 
     def thaw(self) -> None:
         """Let the process go on."""
@@ -147,6 +157,15 @@ class FaultyFabric:
         assert self._process.exitcode is not None, "the fabric did not end"
         self._process.close()
         self._process = self._control = None
+
+
+def _is_stopped(threads: Path) -> bool:
+    """Tell whether every thread is stopped, by the state after the command's name in its ``stat``."""
+    for thread in threads.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            if (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                return False
+    return True
 
 
 def _hang_up(listener: socket.socket, calls: list[float]) -> None:

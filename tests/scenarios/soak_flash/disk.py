@@ -18,6 +18,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +30,8 @@ _COMMIT_EVERY_S = 300
 """The journal is not written out for its own sake while a life lasts."""
 
 _JOURNAL_MIB = 64
+_CLOSED_S = 30.0
+_POLL_S = 0.01
 
 
 class DiskError(Exception):
@@ -82,8 +85,20 @@ class PowerCutDisk:
             os.close(directory)
 
     def mount_again(self) -> None:
-        """Come back after a cut, when nobody has a file open."""
-        _run("umount", str(self.mount_point))
+        """Come back after a cut, when no process has a file open.
+
+        The kernel closes files of a killed process's asynchronous reads and writes shortly after its end.
+        """
+        until_s = time.monotonic() + _CLOSED_S
+        while True:
+            try:
+                _run("umount", str(self.mount_point))
+            except DiskError as error:
+                if "busy" not in str(error) or time.monotonic() > until_s:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                break
         self._mount()
 
     def _mount(self) -> None:
