@@ -21,7 +21,6 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import TAG_BYTES, are_good, tags_of
 
@@ -38,9 +37,6 @@ _THREADS_MAX = 4
 
 _HASH_BYTES = 32 << 20
 """A few milliseconds of hashing: the most a get overruns its deadline by."""
-
-VERDICT_OF_BAD = np.uint8(BlockVerdict.DAMAGED)
-"""Added to C's 0 or 1 for a bad or good block."""
 
 
 def threads_for(cpus: int) -> int:
@@ -62,6 +58,9 @@ class CopyPool:
     """
 
     def __init__(self, threads: int) -> None:
+        self.threads = threads
+        """Most threads per wave. With 1, the owner may as well do a wave without the pool."""
+
         self._helpers_max = threads - 1
         self._waves: SimpleQueue[_Wave | None] = SimpleQueue()
         self._starting = threading.Lock()
@@ -201,16 +200,6 @@ class _Wave:
         finally:
             del interrupt
         return error
-
-
-def no_verdicts(blocks: int) -> NDArray[np.uint8]:
-    """Return the verdicts of unverified blocks."""
-    return np.zeros(blocks, np.uint8)  # BlockVerdict.UNSEEN
-
-
-def verdicts_of(good: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the verdict of each verified block."""
-    return good + VERDICT_OF_BAD
 
 
 def verified_slices(

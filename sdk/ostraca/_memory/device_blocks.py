@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool, compute_tags, no_verdicts, verdicts_of, verified_slices
+from ostraca._memory.copy_pool import CopyPool, compute_tags, verified_slices
+from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
 

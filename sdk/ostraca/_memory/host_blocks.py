@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import VERDICT_OF_BAD, CopyPool, no_verdicts
+from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
+from ostraca._protocol.operations import VERDICT_OF_BAD, no_verdicts
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at, library
@@ -304,7 +305,7 @@ class HostBlocks:
             if gathered < blocks:
                 raise ValueError(f"block {first + share.start + gathered} would reach outside of memory")
 
-        copy_pool.share(lengths, gather)
+        _share(copy_pool, lengths, gather)
         return tags
 
     def scatter(
@@ -355,8 +356,16 @@ class HostBlocks:
                 raise ValueError("a block would reach outside of memory")
             verdicts[share.start : share.start + handled] += VERDICT_OF_BAD
 
-        copy_pool.share(lengths, scatter)
+        _share(copy_pool, lengths, scatter)
         return verdicts
+
+
+def _share(copy_pool: CopyPool, lengths: NDArray[np.uint32], work: Callable[[slice], None]) -> None:
+    """Call *work* as ``CopyPool.share``, at once where only this thread would do the work."""
+    if copy_pool.threads == 1 or len(lengths) == 1:
+        work(slice(0, len(lengths)))
+    else:
+        copy_pool.share(lengths, work)
 
 
 CallerBlocks = HostBlocks | DeviceBlocks

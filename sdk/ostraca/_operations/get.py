@@ -14,12 +14,20 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import no_verdicts, verdicts_of, verified_slices
+from ostraca._memory.copy_pool import verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
 from ostraca._memory.host_blocks import caller_blocks
 from ostraca._memory.views import BlockViews, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
-from ostraca._protocol.operations import BlockOperation, GetOperation, Verified, Verify, window_blocks
+from ostraca._protocol.operations import (
+    BlockOperation,
+    GetOperation,
+    Verified,
+    Verify,
+    no_verdicts,
+    verdicts_of,
+    window_blocks,
+)
 from ostraca._protocol.specs import GetSpec
 from ostraca.results import GetResult
 from ostraca_fabric.errors import TransportError

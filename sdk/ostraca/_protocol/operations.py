@@ -72,6 +72,20 @@ class BlockVerdict(IntEnum):
     """Bytes match the tag, and were handed over."""
 
 
+VERDICT_OF_BAD = np.uint8(BlockVerdict.DAMAGED)
+"""Added to C's 0 or 1 for a bad or good block."""
+
+
+def no_verdicts(blocks: int) -> NDArray[np.uint8]:
+    """Return the verdicts of unverified blocks."""
+    return np.zeros(blocks, np.uint8)  # BlockVerdict.UNSEEN
+
+
+def verdicts_of(good: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return the verdict of each verified block."""
+    return good + VERDICT_OF_BAD
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """Completion of a ``Verify``.
