@@ -91,6 +91,25 @@ async def test_a_file_is_waited_for_while_a_drive_of_flash_is_given_up(
     patient.unwatch()
 
 
+async def test_a_drive_that_tells_progress_is_waited_for(drive: GuardedDrive, held: HeldDrive) -> None:
+    held.holds_reads = True
+    told: list[None] = []
+    page = at_page(pages(1), 0)
+    check = replace(
+        tag_check(page, page.memory), progress_bytes=PAGE_BYTES, listeners=[lambda: told.append(None)]
+    )
+    reading, given_up = drive.submit_read(check.pieces, check), drive.reads_given_up
+    until_s = time.monotonic() + 5 * HASTY.overdue_s
+    while time.monotonic() < until_s:
+        check.tell()
+        await asyncio.sleep(0)
+    assert told
+    assert not given_up.done()
+    await given_up  # without progress
+    held.let_go()
+    await reading
+
+
 async def test_a_drive_that_answers_again_is_asked_again(drive: GuardedDrive, held: HeldDrive) -> None:
     held.holds_reads = True
     reading = drive.submit_read(at_page(pages(1), 0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from tests.support.agent.assembly import (
     SETTINGS,
@@ -111,11 +112,34 @@ async def test_blocks_of_an_abandoned_read_that_arrive_later_do_not_move() -> No
         await fabric.at_rest()
 
 
-async def test_the_last_wave_is_part_of_the_answer() -> None:
+async def test_the_staging_of_a_part_outlives_a_crash_of_its_delivery() -> None:
+    async with assembled(drive=PartlyDrive()) as fabric:
+        worker, staging = fabric.worker(), fabric.context.staging
+        await fabric.put(worker, range(COUNT))
+        fabric.drive.holds_reads = worker.arena.is_held = True
+        getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
+        await until(lambda: bool(worker.arena.held))
+        (lane,) = (task for task in asyncio.all_tasks() if "GetRun._lane" in repr(task.get_coro()))
+        held_bytes = staging.held_bytes
+        lane.cancel()
+        worker.arena.let_go()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert staging.held_bytes == held_bytes > 0, "the drive still writes to the slots"
+        assert not lane.done()
+        fabric.drive.let_go()
+        await asyncio.wait([lane, getting])
+        assert lane.cancelled()
+        assert getting.cancelled()
+        await fabric.at_rest()
+
+
+@pytest.mark.parametrize("asked", [COUNT, COUNT + 1])
+async def test_the_last_wave_is_part_of_the_answer(asked: int) -> None:
     async with assembled() as fabric:
         worker = fabric.worker()
         await fabric.put(worker, range(COUNT))
-        done = await fabric.get(worker, range(COUNT))
+        done = await fabric.get(worker, range(asked))
         last = len(done.positions) // 4
         assert last > 0
         assert reported(worker.said) + last == COUNT

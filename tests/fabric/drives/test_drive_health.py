@@ -67,6 +67,16 @@ class Watched:
         self.end(number, is_good=is_good)
 
 
+def test_a_drive_that_answers_parts_of_an_operation_is_good_until_it_stops() -> None:
+    watched = Watched()
+    number = watched.begin()
+    for _ in range(100):
+        assert not watched.pass_s(0.15)
+        watched.health.hear()
+    assert watched.pass_s(1.0) == {IoKind.READ}
+    watched.end(number)
+
+
 def test_a_drive_that_answers_within_its_time_is_good_however_much_it_has_to_do() -> None:
     watched = Watched()
     waiting = [watched.begin() for _ in range(100)]
