@@ -12,10 +12,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.settings import ScrubSettings
 from ostraca_dpu_agent.shards.core.ring.ring import Ring
@@ -209,20 +210,37 @@ class DamageChecker:
         self._record = record
         self._drive = drive
         self._events = events
-        self.keys: set[bytes] = set()
-        """Keys of the blocks being read again."""
+        self.checks: dict[bytes, asyncio.Event] = {}
+        """For the key of each block being read again, the end of the check."""
 
     def check(self, report: Damage) -> None:
         """Begin to read a block again, if the index lists it as reported."""
-        if self._shard.is_listed(report) and report.key not in self.keys and len(self.keys) < _CHECKS_MAX:
-            self.keys.add(report.key)
-            self._shard.spawn(self._read_again(report))
+        key, checks = report.key, self.checks
+        if self._shard.is_listed(report) and key not in checks and len(checks) < _CHECKS_MAX:
+            checks[key] = asyncio.Event()
+            self._shard.spawn(self._check(report))
+
+    async def wait(self, keys: NDArray[np.uint8], within_s: float) -> None:
+        """Wait for the checks of blocks: until then, the index lists blocks that may be damaged.
+
+        *keys* has shape (n, 16).
+        """
+        if not self.checks:
+            return
+        ends = [end for row in keys if (end := self.checks.get(row.tobytes())) is not None]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                for end in ends:
+                    await end.wait()
+
+    async def _check(self, report: Damage) -> None:
+        try:
+            await self._read_again(report)
+        finally:
+            self.checks.pop(report.key).set()
 
     async def _read_again(self, report: Damage) -> None:
-        try:
-            is_damaged = await self._is_damaged(report)
-        finally:
-            self.keys.discard(report.key)
+        is_damaged = await self._is_damaged(report)
         if is_damaged and self._shard.drop(report):
             self._events.record(EventKind.DROPPED, np.frombuffer(report.key, np.uint8).reshape(1, -1))
             log.warning("shard %s dropped a damaged block of %d bytes", self._record.id, report.length)

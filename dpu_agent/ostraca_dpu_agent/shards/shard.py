@@ -344,12 +344,13 @@ class OwnedShard:
     ) -> Allocations:
         """Reserve space, as ``ShardCore.reserve``.
 
-        Waits at most *within_s*: for the end of a recovery, though not for long, then for a segment that is
-        being opened.
+        Waits at most *within_s*: for the end of a recovery and for checks of reported blocks, though not for
+        long, then for a segment that is being opened.
         """
         until_s = self._clock() + min(within_s, self._settings.hold_s)
         if self.core.is_recovering:
             await set_within(self._begun, min(until_s - self._clock(), self._settings.recovery_wait_s))
+        await self._damage.wait(keys, min(until_s - self._clock(), self._settings.recovery_wait_s))
         if self._is_quiescing:
             return self.decline(keys, Reason.NO_OWNER)
         if self._drive.refuses_writes:

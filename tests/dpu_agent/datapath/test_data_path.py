@@ -7,9 +7,11 @@ import time
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.support.agent.assembly import (
     BLOCK_BYTES,
     SLOT_BYTES,
+    HeldDrive,
     assembled,
     content_of,
     get_states,
@@ -22,7 +24,9 @@ from tests.support.agent.assembly import (
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.settings import MIB
+from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
+from ostraca_fabric.tables.digests import TagCheck
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Settled
 
@@ -298,6 +302,52 @@ async def test_a_damaged_block_is_a_miss_and_leaves_the_index() -> None:
         await until(lambda: fabric.shard.core.counts().blocks_dropped == 1)
         assert reasons_of(await fabric.get(worker, [0])) == [Reason.NOT_FOUND]
         assert put_states(await fabric.put(worker, [0])) == [PutState.COMMITTED]
+        await fabric.at_rest()
+
+
+class HangingDrive(HeldDrive):
+    """Hangs after so many reads."""
+
+    reads_left = 1 << 30
+
+    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
+        self.holds_reads = self.reads_left <= 0
+        self.reads_left -= 1
+        return super().submit_read(pieces, check)
+
+    def let_go(self) -> None:
+        self.reads_left = 1 << 30
+        super().let_go()
+
+
+async def test_a_block_is_put_again_right_after_the_get_that_found_its_damage() -> None:
+    async with assembled(drive=(drive := HangingDrive())) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(3))
+        for number in range(2):
+            drive.flip_bit(drive.bytes.find(content_of(number)[:64]) + 100)
+        drive.reads_left = 1
+        assert reasons_of(await fabric.get(worker, range(2))) == [Reason.DAMAGED] * 2
+        putting = asyncio.create_task(fabric.put(worker, range(3)))
+        await until(lambda: len(drive.held) == 2)
+        assert put_states(await fabric.put(worker, [2])) == [PutState.EXISTS], "not under check"
+        assert not putting.done()
+        drive.let_go()
+        assert put_states(await putting) == [PutState.COMMITTED, PutState.COMMITTED, PutState.EXISTS]
+        await fabric.at_rest()
+
+
+async def test_a_put_waits_only_briefly_for_the_check_of_a_block_on_a_drive_that_hangs() -> None:
+    async with assembled(drive=(drive := HangingDrive())) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(1))
+        drive.flip_bit(drive.bytes.find(content_of(0)[:64]) + 100)
+        drive.reads_left = 1
+        assert reasons_of(await fabric.get(worker, range(1))) == [Reason.DAMAGED]
+        assert put_states(await fabric.put(worker, range(1))) == [PutState.EXISTS]
+        drive.let_go()
+        await until(lambda: fabric.shard.core.counts().blocks_dropped == 1)
+        assert put_states(await fabric.put(worker, range(1))) == [PutState.COMMITTED]
         await fabric.at_rest()
 
 

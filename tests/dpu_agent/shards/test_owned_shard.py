@@ -270,7 +270,7 @@ async def test_a_block_that_reads_well_the_second_time_stays() -> None:
     async with assembled() as fabric:
         report = await damaged(fabric, 1)
         fabric.service.notice(report)
-        await until(lambda: not fabric.shard._damage.keys)
+        await until(lambda: not fabric.shard._damage.checks)
         assert fabric.shard.core.counts().blocks_dropped == 0
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
 
@@ -294,7 +294,7 @@ async def test_a_damage_report_with_another_length_is_ignored(length: int) -> No
     async with assembled() as fabric:
         report = await damaged(fabric, 1, length=length)
         fabric.service.notice(report)
-        assert fabric.shard._damage.keys == set()
+        assert fabric.shard._damage.checks == {}
         assert await fabric.shard._tasks.finish(within_s=0.05) is False, "only the shard's own loops run"
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
 
@@ -304,7 +304,7 @@ async def test_a_damage_report_whose_read_fails_changes_nothing() -> None:
         report = await damaged(fabric, 1)
         fabric.drive.fail_reads(0, fabric.drive.size_bytes)
         fabric.service.notice(report)
-        await until(lambda: not fabric.shard._damage.keys)
+        await until(lambda: not fabric.shard._damage.checks)
         fabric.drive.mend()
         assert get_states(await fabric.get(fabric.worker(), [1])) == [BlockState.HIT]
 

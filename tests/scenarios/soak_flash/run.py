@@ -16,7 +16,7 @@ from typing import Self
 from tests.scenarios.soak_flash.disk import PowerCutDisk
 from tests.scenarios.soak_flash.flash import FlashReader
 from tests.scenarios.soak_flash.ledger import Ledger
-from tests.scenarios.soak_flash.life import Lives, StartError
+from tests.scenarios.soak_flash.life import START_S, Lives, StartError
 from tests.scenarios.soak_flash.worker import LAYOUT, VOLUME, Worker
 
 MIB = 1 << 20
@@ -145,6 +145,7 @@ class Soak:
         worker.go()
         try:
             time.sleep(self._dice.uniform(0.0, self._options.life_s))
+            self._await_commit()
             if (code := self._lives.died_of()) is not None:
                 self.ledger.violations.append(f"the fabric ended by itself, with {code}")
             self.counts["with puts under way"] += worker.puts_under_way > 0
@@ -152,6 +153,12 @@ class Soak:
         finally:
             worker.rest()
         self.kills += 1
+
+    def _await_commit(self) -> None:
+        """Wait for the first commit of all: an earlier outage has nothing to lose."""
+        until_s = time.monotonic() + START_S
+        while not self.ledger.counts["committed"] and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def _end(self) -> None:
         self._lives.end(cut_to_kill_s=self._dice.choice((0.0, 0.05)))
