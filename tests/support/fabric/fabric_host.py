@@ -6,14 +6,13 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.support.fabric.warm_process import StartedProcess, started
 
 import ostraca
 from ostraca.settings import ClientSettings
@@ -57,7 +56,7 @@ class FabricProcess:
         self.directory = directory
         self._arguments = arguments
         self._is_apart = is_apart
-        self.process: subprocess.Popen[str] | None = None
+        self.process: StartedProcess | None = None
         self.address = ""
         self.log = log or directory.with_name(f"{directory.name}.log")
 
@@ -73,15 +72,8 @@ class FabricProcess:
 
     def launch(self) -> None:
         """Begin to start: for who ends it before it is ready. ``kill``, or ``await_ready``, comes next."""
-        command = [sys.executable, "-m", "ostraca_cli", "up", "--dir", str(self.directory), *self._arguments]
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                process_group=0 if self._is_apart else None,
-            )
+        words = ("up", "--dir", str(self.directory), *self._arguments)
+        self.process = started(*words, log=self.log, is_apart=self._is_apart)
 
     def await_ready(self) -> Self:
         assert self.process is not None

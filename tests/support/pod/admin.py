@@ -8,8 +8,6 @@ import re
 import secrets
 import signal
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.fabric.membership.nodes import PATIENCE, free_ports
+from tests.support.fabric.warm_process import StartedProcess, run_ostraca, started
 from tests.support.pod.processes import UP_WITHIN_S, until
 
 from ostraca_fabric.drives.file_exports import FileExports, write_exports
@@ -72,18 +71,19 @@ class Admin:
         self.log = pod.folder / f"{name}.log"
         self.people = people = pod.folder / "people.toml"
         write_people(people, {role: {who: token_of(who)} for role, who in PEOPLE.items()})
-        self._command = [
-            *(sys.executable, "-m", "ostraca_cli", "serve", "admin", "--id", name, *pod.where, *pod.also),
+        self._words = [
+            *("serve", "admin", "--id", name, *pod.where, *pod.also),
             *("--tokens", f"{pod.files}/tokens.toml"),
             *("--people", str(people), "--listen", f"{host}:{port}"),
             *("--set", "etcd.lease_ttl_s=2", "--set", "etcd.operation_timeout_s=2"),
             *("--set", "secrets_check_s=0.1", *options),
         ]
-        self.process: subprocess.Popen[str] | None = None
+        self.process: StartedProcess | None = None
+        self._is_warm = not pod.also  # a pod with secrets is searched for these
 
     def refused(self) -> str:
         """Start it, which it does not; return what it says."""
-        done = subprocess.run(self._command, capture_output=True, text=True, check=False, timeout=UP_WITHIN_S)
+        done = run_ostraca(*self._words)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         return done.stderr
@@ -94,10 +94,7 @@ class Admin:
 
     def launch(self) -> None:
         """Start the process, without a wait for its service."""
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
-            )
+        self.process = started(*self._words, log=self.log, is_warm=self._is_warm)
 
     def await_ready(self) -> None:
         assert self.process is not None

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
+from tests.support.fabric.warm_process import StartedProcess, started
 from tests.support.pod.processes import TTL_S, UP_WITHIN_S, Pod
 
 SHORT = (f"etcd.lease_ttl_s={TTL_S}", "etcd.operation_timeout_s=2", "turn_s=0.2", "secrets_check_s=0.1")
@@ -28,12 +27,13 @@ class EnclosureProcess:
         self.files = self.folder / "drives"
         self.log = self.folder / "log"
         short = [word for each in SHORT for word in ("--set", each)]
-        self._command = [
-            *(sys.executable, "-m", "ostraca_cli", "serve", "enclosure", "--id", name, *pod.where, *pod.also),
+        self._words = [
+            *("serve", "enclosure", "--id", name, *pod.where, *pod.also),
             *("--state-dir", str(self.folder / "state"), "--files", str(self.files)),
             *("--drives", "2", "--drive-size", "1MiB", *short, *options),
         ]
-        self.process: subprocess.Popen[str] | None = None
+        self.process: StartedProcess | None = None
+        self._is_warm = not pod.also  # a pod with secrets is searched for these
 
     @property
     def said(self) -> str:
@@ -44,10 +44,7 @@ class EnclosureProcess:
         return self.process is not None and self.process.poll() is None
 
     def launch(self, *more: str) -> None:
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [*self._command, *more], stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
-            )
+        self.process = started(*self._words, *more, log=self.log, is_warm=self._is_warm)
 
     def await_ready(self) -> str:
         assert self.process is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.fabric.membership.nodes import HERE, PATIENCE, Cluster, Place, free_ports
+from tests.support.fabric.warm_process import StartedProcess, run_ostraca, started
 from tests.support.pod.work import CHAINS, SMALL, missing
 
 import ostraca
@@ -67,6 +68,8 @@ def command(
     *words: str | Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``ostraca`` with these words, to its end."""
+    if environment is None:
+        return run_ostraca(*map(str, words))
     return subprocess.run(
         [sys.executable, "-m", cli_of(environment), *map(str, words)],
         capture_output=True,
@@ -117,12 +120,14 @@ class AgentProcess:
         self.address = f"unix://{folder}/{name}.sock"
         self.log = folder / f"{name}.log"
         self._interpreter = (*place.before, sys.executable, "-m")
+        self._is_plain = not place.before
+        self._is_warm = scheme == "tcp"  # a pod with secrets is searched for these
         self._words = [
             *("serve", "agent", "--id", name),
             *("--state-dir", str(folder / f"state-{name}"), "--listen", self.address),
             *("--listen", self.reached_at, *options),
         ]
-        self.process: subprocess.Popen[str] | None = None
+        self.process: StartedProcess | None = None
 
     @property
     def runs(self) -> bool:
@@ -130,6 +135,9 @@ class AgentProcess:
 
     def launch(self, *more: str) -> None:
         """Begin to start; ``await_ready`` comes next, or ``ended``."""
+        if self._is_plain and self.environment is None:
+            self.process = started(*self._words, *more, log=self.log, is_warm=self._is_warm)
+            return
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [*self._interpreter, cli_of(self.environment), *self._words, *more],
