@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers at random moments, and 10,000 operations of which many end early."""
+"""Exceptions of signal handlers at random moments, and thousands of operations of which many end early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.interrupts.process import TRANSPORTS, tried
 
 SECONDS = 5.0
-OPERATIONS = 10_000
+OPERATIONS = 3_000
 
 
 @pytest.fixture(autouse=True)
