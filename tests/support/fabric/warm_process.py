@@ -42,6 +42,7 @@ class WarmProcess:
 
     def __init__(self, *words: str, log: Path, is_apart: bool = True) -> None:
         """Start the process. Its errors go to *log*; one that *is_apart* has a process group of its own."""
+        log.touch()
         reader, writer = _servers.Pipe(duplex=False)
         self._process = _servers.Process(
             target=_run, args=(words, dict(os.environ), Path.cwd(), writer, log, is_apart), daemon=True

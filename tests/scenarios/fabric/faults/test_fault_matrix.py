@@ -289,8 +289,10 @@ def test_at_the_limit_of_quarantine_a_worker_is_declined_until_its_agent_goes_on
         WorkerHost(agent.address, transport, quarantine_bytes_max=4 * MIB) as worker,
     ):
         agent.signal(signal.SIGSTOP)
-        assert worker.once("get", 0.1).outcomes == {"LATE DEADLINE"}
-        assert worker.once("put", 0.1).outcomes == {"LATE DEADLINE"}
+        for operation in itertools.islice(itertools.cycle(("get", "put")), 20):
+            assert worker.once(operation, 0.1).outcomes == {"LATE DEADLINE"}
+            if worker.quarantined_bytes >= 4 * MIB:
+                break  # sooner on a quiet machine, which sends more within the deadline
         assert worker.quarantined_bytes >= 4 * MIB
         for operation in ("get", "put"):
             assert worker.once(operation, 5.0).outcomes == {"DECLINED QUARANTINED"}
