@@ -32,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 9
+INTERFACE = 10
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -91,6 +91,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_slots_fit": (_count, [_at, c_int64, _count, c_int]),
     # pool, offsets, how many, state before, state after
     "ostraca_slots_move": (_count, [_at, _at, _count, c_int, c_int]),
+    # offsets, how many, bytes of a chunk and of a slot, numbers made
+    "ostraca_slots_number": (c_int64, [_at, _count, c_int64, c_int64, _at]),
+    # offsets in staging, its size, offsets in the arena, its size, lengths, the longest allowed, how many
+    "ostraca_wave_fits": (c_int64, [_at, c_int64, _at, c_int64, _at, c_int64, _count]),
     # slots, mask, keys by row, keys wanted, rows found, how many
     "ostraca_table_find": (None, [_at, c_uint64, _at, _at, _at, _count]),
     # slots, mask, keys by row, numbers by row, keys and numbers wanted, positions and rows found, how many

@@ -137,3 +137,35 @@ PUBLIC int64_t ostraca_slots_move(const struct pool *pool, const int64_t *offset
         moved += move(pool, offsets[each] / PAGE_BYTES, (uint8_t)to);
     return moved * PAGE_BYTES;
 }
+
+/* Numbers slots chunk by chunk, as if all had `slot_bytes`. Returns whether every slot begins at such a place, and ends
+ * within its chunk. */
+PUBLIC int64_t ostraca_slots_number(const int64_t *offsets, int64_t count, int64_t chunk_bytes, int64_t slot_bytes,
+                                    int32_t *numbers)
+{
+    int64_t per_chunk = chunk_bytes / slot_bytes, is_grid = 1;
+    for (int64_t each = 0; each < count; each++) {
+        int64_t chunk = offsets[each] / chunk_bytes, within = offsets[each] % chunk_bytes;
+        numbers[each] = (int32_t)(chunk * per_chunk + within / slot_bytes);
+        is_grid &= within % slot_bytes == 0 && within + slot_bytes <= chunk_bytes;
+    }
+    return is_grid;
+}
+
+static int lies_within(int64_t offset, int64_t length, int64_t memory_bytes)
+{
+    return offset >= 0 && offset <= memory_bytes - length;
+}
+
+/* Returns whether every block has 1 to `longest` bytes, and lies within both memories. */
+PUBLIC int64_t ostraca_wave_fits(const int64_t *staging, int64_t staging_bytes, const int64_t *arena, int64_t arena_bytes,
+                                 const uint32_t *lengths, int64_t longest, int64_t count)
+{
+    int64_t fits = 1;
+    for (int64_t each = 0; each < count; each++) {
+        int64_t length = lengths[each];
+        fits &= length >= 1 && length <= longest && lies_within(staging[each], length, staging_bytes) &&
+                lies_within(arena[each], length, arena_bytes);
+    }
+    return fits;
+}

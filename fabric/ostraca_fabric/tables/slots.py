@@ -49,14 +49,18 @@ class _Pool(ctypes.Structure):
     )
 
 
-def slot_numbers(offsets: NDArray[np.int64], *, chunk_bytes: int, slot_bytes: int) -> NDArray[np.int32]:
+def slot_numbers(
+    offsets: NDArray[np.int64], *, chunk_bytes: int, slot_bytes: int
+) -> tuple[NDArray[np.int32], bool]:
     """Return the numbers of slots at *offsets*, as if all had *slot_bytes*.
 
-    Slots are numbered chunk by chunk.
+    Slots are numbered chunk by chunk. The flag tells whether each slot begins at such a place and ends within
+    its chunk.
     """
-    chunks, within = np.divmod(offsets, chunk_bytes)
-    numbers: NDArray[np.int64] = chunks * (chunk_bytes // slot_bytes) + within // slot_bytes
-    return numbers.astype(np.int32)
+    offsets, numbers = np.ascontiguousarray(offsets, np.int64), np.empty(len(offsets), np.int32)
+    count = len(numbers)
+    is_grid = library.ostraca_slots_number(at(offsets), count, chunk_bytes, slot_bytes, at(numbers))
+    return numbers, bool(is_grid)
 
 
 class SlotPool:
@@ -155,10 +159,6 @@ class SlotPool:
         assert holder in self._held, f"{holder!r} holds nothing in quarantine"
         self.quarantined_bytes -= self._move(np.concatenate(self._held.pop(holder)), _QUARANTINE, _FREE)
 
-    def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32]:
-        """Return the numbers of slots of *slot_bytes*, as in the wire's ArenaOffer."""
-        return slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
-
     def _assert_size(self, slot_bytes: int) -> None:
         assert 0 < slot_bytes <= self.chunk_bytes, f"slots of {slot_bytes} bytes do not fit a chunk"
         assert slot_bytes % PAGE_BYTES == 0, f"slots of {slot_bytes} bytes are not whole pages"
@@ -196,16 +196,12 @@ class Wave:
         count = len(self.lengths)
         if not len(self.staging) == len(self.arena) == count:
             return False
-        if count == 0:
-            return True
-        largest = min(self.staging_slot_bytes, self.arena_slot_bytes)
-        if not 1 <= int(self.lengths.min()) <= int(self.lengths.max()) <= largest:
-            return False
-        lengths = self.lengths.astype(np.int64)
-        return _are_within(self.staging, lengths, staging_bytes) and _are_within(
-            self.arena, lengths, arena_bytes
+        staging = np.ascontiguousarray(self.staging, np.int64)
+        arena = np.ascontiguousarray(self.arena, np.int64)
+        lengths = np.ascontiguousarray(self.lengths, np.uint32)
+        longest = min(self.staging_slot_bytes, self.arena_slot_bytes)
+        return bool(
+            library.ostraca_wave_fits(
+                at(staging), staging_bytes, at(arena), arena_bytes, at(lengths), longest, count
+            )
         )
-
-
-def _are_within(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size_bytes: int) -> bool:
-    return int(offsets.min()) >= 0 and bool((offsets <= size_bytes - lengths).all())

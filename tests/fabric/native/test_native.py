@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (9, "a1b64dd847928b24")
+KNOWN = (10, "370db86d87b2c22a")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

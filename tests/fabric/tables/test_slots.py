@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from numpy.typing import NDArray
 from tests.support.invariants import check_slots
 
-from ostraca_fabric.tables.slots import SlotPool
+from ostraca_fabric.tables.slots import SlotPool, Wave, slot_numbers
 
 PAGE = 4096
 CHUNK = 16 * PAGE
@@ -151,12 +151,49 @@ def test_quarantined_slots_come_back_only_when_their_holder_is_settled() -> None
     assert pool.holders == {"one"}
 
 
-def test_slot_numbers_count_chunk_by_chunk() -> None:
-    pool = SlotPool(4 * CHUNK, CHUNK)
-    offsets = np.array([0, 7 * PAGE, CHUNK, 3 * CHUNK + 7 * PAGE], np.int64)
-    numbers = pool.numbers(offsets, 7 * PAGE)
-    assert numbers.dtype == np.int32
-    assert numbers.tolist() == [0, 1, 2, 7]
+@given(st.lists(st.integers(0, 4 * CHUNK - PAGE), min_size=1, max_size=5), st.integers(1, 17))
+@example([0, 7 * PAGE, CHUNK, 3 * CHUNK + 7 * PAGE], 7)
+@example([14 * PAGE], 7)
+def test_slots_on_the_grid_begin_at_a_multiple_and_end_within_their_chunk(at: list[int], pages: int) -> None:
+    slot_bytes = pages * PAGE
+    numbers, is_grid = slot_numbers(np.array(at), chunk_bytes=CHUNK, slot_bytes=slot_bytes)
+    within = [offset % CHUNK for offset in at]
+    assert is_grid == all(each % slot_bytes == 0 and each + slot_bytes <= CHUNK for each in within)
+    per_chunk = CHUNK // slot_bytes
+    assert numbers.tolist() == [
+        offset // CHUNK * per_chunk + each // slot_bytes for offset, each in zip(at, within, strict=True)
+    ]
+
+
+OFFSETS = st.sampled_from(
+    [-1, 0, 1, PAGE, 3 * PAGE, 4 * PAGE - 1, 4 * PAGE, 1 << 62, -(1 << 63), (1 << 63) - 1]
+)
+LENGTHS = st.sampled_from([0, 1, 2, PAGE, PAGE + 1, 2 * PAGE, (1 << 32) - 1])
+
+
+@given(st.lists(st.tuples(OFFSETS, OFFSETS, LENGTHS), max_size=3), st.sampled_from([PAGE, 2 * PAGE]))
+@example([(3 * PAGE, 3 * PAGE, PAGE)], PAGE)
+def test_a_wave_fits_if_and_only_if_every_byte_of_a_slot_is_memory(
+    blocks: list[tuple[int, int, int]], slot_bytes: int
+) -> None:
+    staging, arena, lengths = ([each[column] for each in blocks] for column in range(3))
+    wave = Wave(
+        np.array(staging, np.int64),
+        np.array(arena, np.int64),
+        np.array(lengths, np.uint32),
+        staging_slot_bytes=slot_bytes,
+        arena_slot_bytes=2 * PAGE,
+    )
+    assert wave.fits(staging_bytes=4 * PAGE, arena_bytes=2 * PAGE) == all(
+        1 <= length <= slot_bytes and 0 <= one <= 4 * PAGE - length and 0 <= other <= 2 * PAGE - length
+        for one, other, length in blocks
+    )
+
+
+def test_columns_of_different_lengths_fit_nowhere() -> None:
+    offsets, lengths = np.zeros(2, np.int64), np.ones(1, np.uint32)
+    wave = Wave(offsets, offsets[:1], lengths, staging_slot_bytes=PAGE, arena_slot_bytes=PAGE)
+    assert not wave.fits(staging_bytes=PAGE, arena_bytes=PAGE)
 
 
 @pytest.mark.parametrize("bad", [PAGE, -PAGE, 2 * CHUNK, 17, CHUNK])

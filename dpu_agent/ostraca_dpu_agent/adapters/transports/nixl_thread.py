@@ -192,19 +192,16 @@ class NixlSlots:
         self._agent = agent
         self._lists: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
-    def is_grid(self, offsets: NDArray[np.int64], slot_bytes: int) -> bool:
-        """Return whether slots begin at these offsets, each within a chunk."""
-        within = offsets % self.chunk_bytes
-        return not (within % slot_bytes).any() and int(within.max()) + slot_bytes <= self.chunk_bytes
-
     def pick(
         self, offsets: NDArray[np.int64], length: int, slot_bytes: int
-    ) -> tuple[Prepared, NDArray[np.int32]]:
-        """Return a list of all slots, and the numbers of these slots.
+    ) -> tuple[Prepared, NDArray[np.int32]] | None:
+        """Return a list of all slots, and the numbers of these slots; None if a slot is off the grid.
 
         Raises TransportError.
         """
-        numbers = slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
+        numbers, is_grid = slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
+        if not is_grid:
+            return None
         found = self._lists.pop((length, slot_bytes), None)
         if found is None:
             found = self._agent.prepare(self.remote, self._rows(length, slot_bytes))
@@ -241,16 +238,11 @@ def transfer_of(
     """Make the transfer of a wave. Raises TransportError."""
     operation = "WRITE" if direction is Direction.TO_WORKER else "READ"
     length = int(wave.lengths[0])
-    if (
-        bool((wave.lengths == length).all())
-        and own.is_grid(wave.staging, wave.staging_slot_bytes)
-        and arena.is_grid(wave.arena, wave.arena_slot_bytes)
-    ):
-        return agent.pick(
-            operation,
-            own.pick(wave.staging, length, wave.staging_slot_bytes),
-            arena.pick(wave.arena, length, wave.arena_slot_bytes),
-        )
+    if bool((wave.lengths == length).all()):
+        mine = own.pick(wave.staging, length, wave.staging_slot_bytes)
+        theirs = arena.pick(wave.arena, length, wave.arena_slot_bytes)
+        if mine is not None and theirs is not None:
+            return agent.pick(operation, mine, theirs)
     return agent.spell_out(
         operation,
         own.spell_out(wave.staging, wave.lengths),
