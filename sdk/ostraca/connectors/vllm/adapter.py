@@ -3,8 +3,8 @@
 All differences between these versions are in this module, as far as a tier is concerned:
 
 - 0.28: the first with ``module_path``; a job names rows as ``block_ids``
-- 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set); KV events name
-  the tier; the configuration names the KV cache layout
+- 0.29: block hashes are alike in every process without PYTHONHASHSEED (0.28 needs it set); the configuration
+  names the KV cache layout
 - 0.30: rows are ``chunk_ids``; the configuration names KV groups
 - 0.31: requests tell the ends of their keys, and carry KV hints; back-pressure detectors; results tell bytes
 - 0.32: hits are attributed to a tier by its medium
@@ -56,7 +56,6 @@ and vLLM never asks for the first key of a stripe unit in GPU memory.
 """
 
 _HAS_POSITIONS = _POSITIONS in {field.name for field in dataclasses.fields(ReqContext)}
-_EVENT_FIELDS = {field.name for field in dataclasses.fields(OffloadingEvent)}
 _RESULT_FIELDS = {field.name for field in dataclasses.fields(JobResult)}
 
 
@@ -114,15 +113,16 @@ class OstracaTier(SecondaryTierManager):
         return [self._result(finished) for finished in self._tier.take_finished()]
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Return the news for routers, if announced at all."""
-        ownership = {"ownership": self.tier_type} if "ownership" in _EVENT_FIELDS else {}
+        """Return the news for routers, if announced at all.
+
+        Events name no owner, as those of vLLM's own tiers: Dynamo's router drops events with one.
+        """
         return [
             OffloadingEvent(
                 keys=list(event.keys),
                 medium=self.medium,
                 removed=event.is_removed,
                 locality=self.locality,
-                **ownership,
             )
             for event in self._tier.take_events()
         ]

@@ -9,7 +9,6 @@ import json
 COLUMNS = (
     "placement by prefix",
     "KV hints",
-    "events name the tier",
     "back-pressure",
     "KV cache layout in the identity",
 )
@@ -17,7 +16,7 @@ COLUMNS = (
 
 def main() -> None:
     import vllm
-    from vllm.v1.kv_offload.base import OffloadingEvent, ReqContext
+    from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
@@ -29,7 +28,6 @@ def main() -> None:
     offers = (
         "_offload_key_positions" in fields(ReqContext),
         "kv_hints" in fields(ReqContext),
-        "ownership" in fields(OffloadingEvent),
         "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters,
         "kv_cache_layout" in fields(OffloadingConfig),
     )

@@ -417,11 +417,8 @@ def test_a_router_hears_of_stored_chunks_with_their_tokens(host: FabricProcess, 
                     break
     assert {tuple(event["token_ids"]) for event in heard} >= chunks
     for event in heard:
-        assert (event["type"], event["ownership"], event.get("locality")) == (
-            "BlockStored",
-            "OstracaTier",
-            None,
-        )
+        assert event["type"] == "BlockStored"
+        assert event.keys().isdisjoint({"locality", "ownership"}), "or Dynamo's router drops the event"
 
 
 def test_blocks_cross_by_nixl_too(tmp_path: Path, expected: list[list[int]]) -> None:
