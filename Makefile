@@ -23,6 +23,7 @@ READY := .venv/.ready
 READY_VLLM := .venv-vllm/.ready
 READY_LMCACHE := .venv-lmcache/.ready
 READY_SGLANG := .venv-sglang/.ready
+READY_DYNAMO := .venv-dynamo/.ready-dynamo
 CODE := fabric dpu_agent enclosure sdk
 NATIVE := $(wildcard fabric/ostraca_fabric/native/*.[ch] fabric/ostraca_fabric/native/io/*.[ch])
 
@@ -57,6 +58,12 @@ test-lmcache: $(READY_LMCACHE) ## Run LMCache's storage manager and benchmark on
 .PHONY: test-sglang
 test-sglang: $(READY_SGLANG) ## Run SGLang's host pools and HiCache controller on a CPU, in an environment of its own (3 GB)
 	@.venv-sglang/bin/python -m pytest tests/sdk/connectors/sglang/test_adapter.py $(PYTEST_ARGS)
+
+# Dynamo's package brings plug-ins for pytest, which need its own tests.
+.PHONY: test-dynamo
+test-dynamo: $(READY_DYNAMO) ## Run Dynamo's router and vLLM workers on a CPU, in an environment of its own (4 GB)
+	@.venv-dynamo/bin/python -m pytest $(addprefix -p no:,vllm_tests sglang_tests trtllm_tests triton_tests) \
+	  tests/sdk/connectors/dynamo $(PYTEST_ARGS)
 
 .PHONY: structure
 structure: $(READY) ## Measure structure and prose against their goals (STRUCTURE_ARGS: --check, --static, --get-path, --offenders)
@@ -171,7 +178,7 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .venv-vllm .venv-lmcache .venv-sglang .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
+	rm -rf .venv .venv-vllm .venv-lmcache .venv-sglang .venv-dynamo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
 	find $(CODE) tests benchmarks demo scripts __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
@@ -185,3 +192,6 @@ $(READY_SGLANG): scripts/setup-sglang pyproject.toml
 
 $(READY_LMCACHE): scripts/setup-lmcache pyproject.toml
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-lmcache
+
+$(READY_DYNAMO): scripts/setup-dynamo scripts/setup-vllm pyproject.toml
+	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-dynamo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 from dataclasses import replace
@@ -162,6 +163,24 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fill_with_noise(directory: Path) -> None:
+    """Overwrite all written data on the drives, also for cached reads."""
+    dice = random.Random(2)
+    for path in drive_files(directory):
+        with path.open("r+b") as file:
+            descriptor, at, end = file.fileno(), 0, path.stat().st_size
+            while at < end:
+                try:
+                    at = os.lseek(descriptor, at, os.SEEK_DATA)
+                except OSError:
+                    break
+                hole = os.lseek(descriptor, at, os.SEEK_HOLE)
+                os.pwrite(descriptor, dice.randbytes(min(MIB, hole - at)), at)
+                at += min(MIB, hole - at)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def with_dram(plan: FabricPlan, dram_bytes: int) -> FabricPlan:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pickle
 import random
 import signal
@@ -25,7 +24,7 @@ from tests.sdk.connectors.vllm.engine_process import (
     Generated,
 )
 from tests.sdk.connectors.vllm.tiny_model import HYBRID_MODEL, write_adapter
-from tests.support.fabric.fabric_host import FabricProcess, drive_files
+from tests.support.fabric.fabric_host import FabricProcess, fill_with_noise
 
 import ostraca
 from ostraca.connectors.kv_identity.identity import volume_name
@@ -454,21 +453,3 @@ def until_loaded(engine: EngineProcess, expected: list[list[int]]) -> None:
         if engine.metrics().get("load_chunks{hit}", 0.0) > before:
             return
     raise AssertionError("the fabric is not used")
-
-
-def fill_with_noise(directory: Path) -> None:
-    """Overwrite all written data on the drives, also for cached reads."""
-    dice = random.Random(2)
-    for path in drive_files(directory):
-        with path.open("r+b") as file:
-            descriptor, at, end = file.fileno(), 0, path.stat().st_size
-            while at < end:
-                try:
-                    at = os.lseek(descriptor, at, os.SEEK_DATA)
-                except OSError:
-                    break
-                hole = os.lseek(descriptor, at, os.SEEK_HOLE)
-                os.pwrite(descriptor, dice.randbytes(min(MIB, hole - at)), at)
-                at += min(MIB, hole - at)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

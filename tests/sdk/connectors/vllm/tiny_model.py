@@ -4,7 +4,7 @@ vLLM's own dummy weights are so small that the last token alone decides the next
 up and nobody would see it. Here attention is sharp, and weighs as much as the token itself. In 32 bits, so
 that rounding decides nothing.
 
-``python -m tests.sdk.connectors.vllm.tiny_model FOLDER`` writes one for ``vllm serve``.
+``python -m tests.sdk.connectors.vllm.tiny_model FOLDER`` writes one for ``vllm serve`` and Dynamo.
 """
 
 from __future__ import annotations
@@ -63,6 +63,31 @@ def write_model(folder: Path, config: dict[str, Any] = MODEL) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_weights(config), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of one word per token: token 17 is the word ``t17``."""
+    words = {f"t{token}": token for token in range(MODEL["vocab_size"])}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MODEL["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for message in messages %}{{ message.content }} {% endfor %}",
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -126,4 +151,4 @@ def _drawn(dice: np.random.Generator, out: int, into: int) -> NDArray[np.float32
 
 
 if __name__ == "__main__":
-    print(f"wrote {write_model(Path(sys.argv[1]))}")
+    print(f"wrote {write_tokenizer(write_model(Path(sys.argv[1])))}")
