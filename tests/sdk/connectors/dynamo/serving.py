@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.sdk.connectors.vllm.follower import open_port
+from tests.sdk.connectors.vllm.process_group import mapped_files, members
 from tests.sdk.connectors.vllm.tiny_model import write_model, write_tokenizer
 
 MODEL_NAME = "tiny"
@@ -31,8 +32,6 @@ ANSWER_TOKENS = 8
 START_S = 300.0
 ANSWER_S = 120.0
 END_S = 30.0
-PORTS = range(20_000, 32_768)
-"""Dynamo reads the port of a worker's metrics as a signed number of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class DynamoWorker(GroupProcess):
     def __init__(self, folder: Path, name: str, tier: dict[str, Any] | None) -> None:
         """Prepare a worker. *tier* is the tier's entry; None for a worker without offloading."""
         model = write_tokenizer(write_model(folder / MODEL_NAME))
-        self._metrics_port = free_port()
+        self._metrics_port = open_port()
         super().__init__(
             folder,
             name,
@@ -186,7 +185,7 @@ class DynamoFrontend(GroupProcess):
     """Dynamo's HTTP frontend with the KV router."""
 
     def __init__(self, folder: Path) -> None:
-        self._url = f"http://127.0.0.1:{(port := free_port())}"
+        self._url = f"http://127.0.0.1:{(port := open_port())}"
         super().__init__(
             folder,
             "frontend",
@@ -270,20 +269,10 @@ def worker_options(model: Path, tier: dict[str, Any] | None) -> list[str]:
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"tcp://*:{free_port()}",
+            "endpoint": f"tcp://*:{open_port()}",
         }
         options |= {"--kv-transfer-config": json.dumps(transfer), "--kv-events-config": json.dumps(events)}
     return ["--enforce-eager", *(word for option in options.items() for word in option)]
-
-
-def free_port() -> int:
-    """Return a port that nobody listens to."""
-    dice = random.Random()
-    while True:
-        port = dice.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def fetched(url: str, body: str = "") -> bytes:
@@ -298,21 +287,3 @@ def fetched(url: str, body: str = "") -> bytes:
         raise UnavailableError(f"{error.code}: {error.read()!r}") from None
     except urllib.error.URLError as error:
         raise UnavailableError(str(error)) from None
-
-
-def members(group: int) -> Iterator[tuple[int, str]]:
-    """Return the processes of a group that have not ended, with their commands."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (folder / "cmdline").read_text()
-            if command and os.getpgid(int(folder.name)) == group:
-                yield int(folder.name), command
-
-
-def mapped_files(group: int) -> set[Path]:
-    """Return the files of shared memory that processes of a group have mapped."""
-    found = set()
-    for process, _ in members(group):
-        with contextlib.suppress(OSError):
-            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{process}/maps").read_text()))
-    return {Path(name) for name in found}

@@ -19,6 +19,7 @@ class CopyWorker(OffloadingWorker):
 
     def __init__(self, kv_caches: Any, region: Any) -> None:
         self._kv_caches = kv_caches
+        self._region = region
         self._views = [region.create_next_worker_view(each.page_size_bytes) for each in kv_caches.tensors]
         self._finished: list[TransferResult] = []
 
@@ -34,6 +35,11 @@ class CopyWorker(OffloadingWorker):
 
     def wait(self, job_ids: set[int]) -> None:
         """Return at once: no copy is ever under way."""
+
+    def shutdown(self) -> None:
+        """Release the host memory, and remove its file."""
+        self._views.clear()
+        self._region.cleanup()
 
     def _copy(self, job_id: int, engine: Any, host: Any, *, is_store: bool) -> bool:
         begun_s = time.monotonic()
