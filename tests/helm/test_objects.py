@@ -24,6 +24,7 @@ from tests.helm.rendering import (
     render,
 )
 
+from ostraca.connectors.sglang.settings import SglangSettings
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca_admin.api.probes import ANSWER_S
 from ostraca_cli import program
@@ -35,6 +36,9 @@ from ostraca_fabric.sockets.default_paths import ADMIN_URL_VARIABLE, TLS_VARIABL
 
 OBJECTS = ROOT / "helm" / "examples" / "objects"
 OF_VLLM = {"type", "module_path"}
+SGLANG = (ROOT / "docs" / "howto" / "engines" / "sglang.md").read_text()
+PAGE_ON_SGLANG = json.loads(SGLANG.partition("```json")[2].partition("```")[0])
+del PAGE_ON_SGLANG["ostraca"]
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +267,30 @@ def test_the_tier_of_vllm_reads_its_connection(name: str) -> None:
         f"{scheme}://kv-agent.ml.svc.cluster.local:7400",
     )
     assert (tier.token_file, tier.revision, tier.pin_s) == ("/etc/ostraca/worker/token", "r2", 3.0)
+
+
+@pytest.mark.parametrize("name", ["trial", "production"])
+@pytest.mark.parametrize("prefix_keys", [True, False])
+def test_the_backend_of_sglang_reads_its_connection(name: str, *, prefix_keys: bool) -> None:
+    sglang = {"revision": "r2", "settings": {"pin_s": 3, "prefix_keys": prefix_keys}}
+    manifest = render(merged(EXAMPLES[name], {"worker": {"tenant": "a", "sglang": sglang}}))
+    connection = json.loads(manifest.get("ConfigMap", "worker")["data"]["sglang.json"])
+    backend = SglangSettings.of(connection.pop("ostraca"))
+    assert connection == PAGE_ON_SGLANG | {"hicache_storage_pass_prefix_keys": prefix_keys}
+    scheme = "tls" if name == "production" else "tcp"
+    assert backend.agents == (
+        "unix:///run/ostraca/agent.sock",
+        f"{scheme}://kv-agent.ml.svc.cluster.local:7400",
+    )
+    assert (backend.tenant, backend.token_file, backend.revision) == ("a", "/etc/ostraca/worker/token", "r2")
+    assert (backend.pin_s, backend.prefix_keys) == (3.0, prefix_keys)
+    assert backend.tls_ca == ("/etc/ostraca/ca/ca.crt" if name == "production" else "")
+
+
+def test_the_connection_of_sglang_is_by_default_as_on_its_page() -> None:
+    connection = json.loads(render(TRIAL).get("ConfigMap", "worker")["data"]["sglang.json"])
+    assert SglangSettings.of(connection.pop("ostraca")).prefix_keys
+    assert connection == PAGE_ON_SGLANG
 
 
 @pytest.mark.parametrize("name", ["vllm-deployment", "dynamo-graph"])
