@@ -7,18 +7,21 @@ error: the backend logs the reason once, and all pages are misses.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from typing import ClassVar
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from ostraca.connectors.sglang.host_pools import Foreign, HostPool, further_pool, main_pool
 from ostraca.connectors.sglang.page_store import PageStore, Prefix
-from ostraca.connectors.sglang.pages import leading, trailing_ends
+from ostraca.connectors.sglang.pages import HASH_BYTES, leading, trailing_ends
 from ostraca.connectors.sglang.settings import SglangSettings
+from ostraca.connectors.transfers.rows import Block
 from ostraca_fabric.errors import UsageError
 
 log = logging.getLogger(SglangSettings.LOGGER)
@@ -29,11 +32,18 @@ _MAIN = "kv"
 class OstracaHiCache(HiCacheStorage):
     """Storage backend of HiCache for one rank."""
 
+    _clears: ClassVar[int] = 0
+    """Calls of ``clear`` in this process, equal on all ranks."""
+
+    _generation: ClassVar[bytes] = b""
+    """Generation since the last ``clear``, for backends attached afterwards."""
+
     def __init__(self, storage_config: Foreign, kwargs: Mapping[str, object] | None = None) -> None:
         """Read the settings. The connection begins once SGLang registers the main pool."""
         del kwargs
         self._config = storage_config
         self._settings: SglangSettings | None = None
+        self._is_flat = not (storage_config.extra_config or {}).get("interface_v1")
         self._store: PageStore | None = None
         self._pools: dict[str, HostPool] = {}
         self._logged: set[str] = set()
@@ -56,8 +66,14 @@ class OstracaHiCache(HiCacheStorage):
                 self._config,
                 block_bytes=settings.block_bytes,
                 kv_cache_dtype=settings.kv_cache_dtype or _reported_dtype(),
+                is_flat=self._is_flat,
             )
-            self._store = PageStore(settings, identity, block_bytes=self._pools[_MAIN].form.block_bytes)
+            self._store = PageStore(
+                settings,
+                identity,
+                block_bytes=self._pools[_MAIN].form.block_bytes,
+                generation=OstracaHiCache._generation,
+            )
         except Exception as error:  # noqa: BLE001 (SGLang would not start)
             self._log_once(f"no pages are stored or loaded: {error}")
 
@@ -84,13 +100,17 @@ class OstracaHiCache(HiCacheStorage):
         self, keys: Sequence[str], host_indices: Foreign, extra_info: Foreign = None
     ) -> list[bool]:
         """Fill pages of the main pool; return the success of each."""
-        return self._move(_MAIN, keys, host_indices, _prefix(extra_info), is_load=True)
+        return self._move(
+            _MAIN, keys, lambda pool: pool.blocks(host_indices), _prefix(extra_info), is_load=True
+        )
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Foreign, extra_info: Foreign = None
     ) -> list[bool]:
         """Store pages of the main pool; return the success of each."""
-        return self._move(_MAIN, keys, host_indices, _prefix(extra_info), is_load=False)
+        return self._move(
+            _MAIN, keys, lambda pool: pool.blocks(host_indices), _prefix(extra_info), is_load=False
+        )
 
     def batch_exists_v2(
         self,
@@ -123,31 +143,66 @@ class OstracaHiCache(HiCacheStorage):
         """Store pages of several pools; return the success of each page by pool."""
         return self._move_all(transfers, _prefix(extra_info), is_load=False)
 
-    def get(self, *_: Foreign, **__: Foreign) -> None:
-        """Miss: SGLang calls ``get`` to ``batch_set`` without ``interface_v1`` only."""
+    def get(self, key: str, target_location: Foreign = None, target_sizes: Foreign = None) -> Foreign | None:
+        """Fill a flat page, and return the page; None for a miss. SGLang calls ``batch_get`` alone."""
+        return self.batch_get([key], [target_location], target_sizes)[0]
 
-    def batch_get(self, keys: Sequence[str], *_: Foreign, **__: Foreign) -> list[None]:
-        """Miss."""
-        return [None] * len(keys)
+    def batch_get(
+        self,
+        keys: Sequence[str],
+        target_locations: Sequence[Foreign] | None = None,
+        target_sizes: Foreign = None,
+    ) -> list[Foreign | None]:
+        """Fill flat pages; return each, or None for a miss.
 
-    def set(self, *_: Foreign, **__: Foreign) -> bool:
-        """Store nothing."""
-        return False
+        Without ``interface_v1``, SGLang passes new tensors as *target_locations*, and copies the filled ones
+        into the main pool. SGLang passes no *target_sizes* and no keys before the pages.
+        """
+        del target_sizes
+        pages = target_locations or ()
+        are_good = self._move_flat(keys, pages, is_load=True)
+        return [pages[number] if is_good else None for number, is_good in enumerate(are_good)]
 
-    def batch_set(self, *_: Foreign, **__: Foreign) -> bool:
-        """Store nothing."""
-        return False
+    def set(
+        self,
+        key: str,
+        value: Foreign = None,
+        target_location: Foreign = None,
+        target_sizes: Foreign = None,
+    ) -> bool:
+        """Store a flat page; return the success. SGLang calls ``batch_set`` alone."""
+        return self.batch_set([key], [value], target_location, target_sizes)
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: Sequence[Foreign] | None = None,
+        target_locations: Foreign = None,
+        target_sizes: Foreign = None,
+    ) -> bool:
+        """Store flat pages; tell whether all are stored.
+
+        Without ``interface_v1``, SGLang passes copies of pages of the main pool as *values*, and neither
+        *target_locations* nor *target_sizes*.
+        """
+        del target_locations, target_sizes
+        return all(self._move_flat(keys, values or (), is_load=False))
 
     def clear(self) -> bool:
-        """Read ``weights_file`` again. Shared pages stay until their eviction."""
-        if self._store is None:
-            return False
-        try:
-            self._store.read_weights_again()
-        except UsageError as error:
-            log.error("Ostraca: the volume stays the same: %s", error)  # noqa: TRY400 (the cause is enough)
-            return False
-        log.warning("Ostraca: pages shared with other engines stay in the fabric")
+        """Hide all earlier pages from this engine.
+
+        SGLang calls ``clear`` on all ranks for ``POST /hicache/storage-backend/clear``, never for
+        ``/flush_cache``, and ignores the result. SGLang's other backends delete the pages of all engines.
+        Here other engines keep their pages, because only eviction deletes blocks: this engine takes new names
+        for its pages. So it shares pages with no other engine until its restart, unless ``weights_file`` has
+        changed.
+        """
+        OstracaHiCache._clears += 1
+        if self._store is not None:
+            self._store.hide_pages(_common_generation(OstracaHiCache._clears))
+            OstracaHiCache._generation = self._store.generation
+            if self._store.generation:
+                log.warning("Ostraca: earlier pages are hidden, and other engines share none until a restart")
         return True
 
     def get_stats(self) -> StorageMetrics:
@@ -178,15 +233,30 @@ class OstracaHiCache(HiCacheStorage):
     def _move_all(
         self, transfers: Sequence[Foreign], prefix: Prefix, *, is_load: bool
     ) -> dict[str, list[bool]]:
-        return {
-            each.name: self._move(str(each.name), each.keys or (), each.host_indices, prefix, is_load=is_load)
-            for each in transfers
-        }
+        def move(each: Foreign) -> list[bool]:
+            return self._move(
+                str(each.name),
+                each.keys or (),
+                lambda pool: pool.blocks(each.host_indices),
+                prefix,
+                is_load=is_load,
+            )
+
+        return {each.name: move(each) for each in transfers}
+
+    def _move_flat(self, keys: Sequence[str], pages: Sequence[Foreign], *, is_load: bool) -> list[bool]:
+        return self._move(_MAIN, keys, lambda pool: pool.flat_blocks(pages), None, is_load=is_load)
 
     def _move(
-        self, name: str, keys: Sequence[str], host_indices: Foreign, prefix: Prefix, *, is_load: bool
+        self,
+        name: str,
+        keys: Sequence[str],
+        blocks_of: Callable[[HostPool], list[Block]],
+        prefix: Prefix,
+        *,
+        is_load: bool,
     ) -> list[bool]:
-        """Move pages between a host pool and the fabric; return the success of each."""
+        """Move pages between host memory and the fabric; return the success of each."""
         if self._store is None or name not in self._pools:
             return [False] * len(keys)
         pool, began_s = self._pools[name], time.monotonic()
@@ -194,7 +264,7 @@ class OstracaHiCache(HiCacheStorage):
             return [True] * len(keys)
         move = self._store.load if is_load else self._store.store
         try:
-            are_good = move(pool.form, keys, prefix, pool.blocks(host_indices))
+            are_good = move(pool.form, keys, prefix, blocks_of(pool))
         except Exception as error:  # noqa: BLE001 (SGLang's thread goes on)
             self._log_once(f"pages of the pool {name} are neither stored nor loaded: {error}")
             return [False] * len(keys)
@@ -221,13 +291,27 @@ def _settings(extra_config: Mapping[str, Foreign]) -> SglangSettings:
     misplaced = extra_config.keys() & {field.name for field in fields(SglangSettings)}
     if misplaced:
         raise UsageError(f'{min(misplaced)} belongs into "ostraca" of the extra configuration')
-    if not extra_config.get("interface_v1"):
-        raise UsageError('set "interface_v1" to 1 in the extra configuration')
-    return SglangSettings.of(extra_config.get("ostraca", {}))
+    settings = SglangSettings.of(extra_config.get("ostraca", {}))
+    if settings.prefix_keys and not extra_config.get("interface_v1"):
+        raise UsageError('prefix_keys needs "interface_v1": 1 in the extra configuration')
+    return settings
 
 
 def _prefix(extra_info: Foreign) -> Prefix:
     return extra_info.prefix_keys if extra_info is not None else None
+
+
+def _common_generation(number: int) -> bytes:
+    """Return a random generation for the clear of this *number*, common to all ranks of the engine."""
+    proposed = secrets.token_hex(HASH_BYTES)
+    try:
+        from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
+
+        found: bytes = _get_default_store().compare_set(f"ostraca/generation/{number}", "", proposed)
+    except Exception as error:  # noqa: BLE001 (no process group, or another release)
+        log.debug("Ostraca: ranks agree on no generation, and find only their own pages: %s", error)
+        found = proposed.encode()
+    return bytes.fromhex(found.decode())
 
 
 def _reported_dtype() -> str:

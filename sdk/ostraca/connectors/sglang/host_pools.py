@@ -28,9 +28,12 @@ _BITS_8 = "uint8"
 class HostPool:
     """Pool of pages in host memory."""
 
-    def __init__(self, pool: Foreign, part_bytes: tuple[int, ...], form: PageForm) -> None:
+    def __init__(
+        self, pool: Foreign, part_bytes: tuple[int, ...], form: PageForm, *, is_flat: bool = False
+    ) -> None:
         self._pool = pool
         self._part_bytes = part_bytes
+        self._is_flat = is_flat
         self.form = form
 
     def blocks(self, host_indices: Foreign) -> list[Block]:
@@ -40,9 +43,21 @@ class HostPool:
         """
         addresses, sizes = self._pool.get_page_buffer_meta(host_indices)
         count = len(self._part_bytes)
-        if tuple(sizes) != self._part_bytes * (len(addresses) // count):
+        if self._is_flat or tuple(sizes) != self._part_bytes * (len(addresses) // count):
             raise ValueError("the parts of a page differ from the registered pool")
-        pages = (addresses[begin : begin + count] for begin in range(0, len(addresses), count))
+        return self._views([addresses[begin : begin + count] for begin in range(0, len(addresses), count)])
+
+    def flat_blocks(self, pages: Sequence[Foreign]) -> list[Block]:
+        """Return the memory of the blocks of SGLang's flat pages, as views without a copy.
+
+        The caller keeps the pages alive. Raises ValueError for pages of another form.
+        """
+        sizes = {page.nbytes if page.is_contiguous() else -1 for page in pages}
+        if not self._is_flat or sizes - set(self._part_bytes):
+            raise ValueError("the size of a flat page differs from the registered pool")
+        return self._views([[page.data_ptr()] for page in pages])
+
+    def _views(self, pages: Sequence[Sequence[int]]) -> list[Block]:
         return [
             [np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(at)) for at, size in pieces]
             for page in pages
@@ -51,14 +66,17 @@ class HostPool:
 
 
 def main_pool(
-    pool: Foreign, config: Foreign, *, block_bytes: int, kv_cache_dtype: str
+    pool: Foreign, config: Foreign, *, block_bytes: int, kv_cache_dtype: str, is_flat: bool = False
 ) -> tuple[HostPool, RankIdentity]:
     """Return the main pool of a rank, with the rank's identity.
 
-    *kv_cache_dtype* is the type of KV for SGLang. Raises UsageError if an unknown type has 8 bits, and errors
-    of SGLang for a layout without addresses.
+    *kv_cache_dtype* is the type of KV for SGLang. With *is_flat*, SGLang passes copies of pages, in an order
+    of bytes of their own. Raises UsageError if an unknown type has 8 bits, and errors of SGLang for a layout
+    without addresses.
     """
     part_bytes = _part_bytes(pool)
+    if is_flat and part_bytes:
+        part_bytes = (pool.get_dummy_flat_data_page().nbytes,)
     stored = str(pool.dtype).removeprefix("torch.")
     if stored == _BITS_8 and part_bytes and not kv_cache_dtype:
         raise UsageError("the KV cache has 8 bits of an unknown type: set kv_cache_dtype")
@@ -72,13 +90,13 @@ def main_pool(
         context=(getattr(config, "attn_cp_rank", 0), getattr(config, "attn_cp_size", 1)),
         is_replicated=config.is_mla_model,
         packing={
-            "pool": _facts(pool, part_bytes),
+            "pool": _facts(pool, part_bytes) + (" flat" if is_flat else ""),
             "kv_cache_dtype": kv_cache_dtype if stored == _BITS_8 else "",
             "decode_context": f"{getattr(config, 'dcp_rank', 0)}/{getattr(config, 'dcp_size', 1)}",
         },
     )
     form = PageForm(part_bytes, min(block_bytes, sum(part_bytes) or block_bytes), rank=identity.rank)
-    return HostPool(pool, part_bytes, form), identity
+    return HostPool(pool, part_bytes, form, is_flat=is_flat), identity
 
 
 def further_pool(pool: Foreign, config: Foreign, name: str, main: PageForm) -> HostPool:

@@ -30,7 +30,7 @@ from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.transfers.health import FabricHealth
 from ostraca.connectors.transfers.rows import Block
 from ostraca.volume import Volume
-from ostraca_fabric.errors import OstracaError
+from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 _ACCEPTED = frozenset({PutState.STAGED, PutState.COMMITTED, PutState.EXISTS})
@@ -52,10 +52,15 @@ class PageStore:
         identity: RankIdentity,
         *,
         block_bytes: int,
+        generation: bytes = b"",
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect in the background. Raises UsageError for a ``weights_file`` that can't be read."""
+        """Connect in the background. Raises UsageError for a ``weights_file`` that can't be read.
+
+        Pages of another *generation* are not found.
+        """
         self.counters = ConnectorCounters()
+        self.generation = generation
         self._block_bytes = block_bytes
         self._settings = settings
         self._identity = identity
@@ -152,11 +157,21 @@ class PageStore:
             [state in _ACCEPTED or reason == Reason.IN_FLIGHT for state, reason in outcomes]
         )
 
-    def read_weights_again(self) -> None:
-        """Open another volume if ``weights_file`` has changed. Raises UsageError."""
-        layout = self._identity.layout(self._settings, block_bytes=self._block_bytes)
-        if layout != self._layout:
-            self._layout = layout
+    def hide_pages(self, generation: bytes) -> None:
+        """Hide all pages stored so far.
+
+        If ``weights_file`` has changed, another volume is opened, shared with engines of the same weights.
+        Otherwise *generation* begins, a name never used before, and common to ranks with common pages.
+        """
+        try:
+            layout = self._identity.layout(self._settings, block_bytes=self._block_bytes)
+        except UsageError as error:
+            self._log.warning("Ostraca: the volume stays the same: %s", error)
+            layout = self._layout
+        if layout == self._layout:
+            self.generation = generation
+        else:
+            self._layout, self.generation = layout, b""
             self._link.switch_layout(layout)
 
     def close(self) -> None:
@@ -179,7 +194,7 @@ class PageStore:
             self.counters.add(metric, refusal or "no_fabric", len(keys) * form.blocks_per_page)
             return _NO_RUN, None
         # SGLang passes None instead of an empty prefix.
-        run = form.run(keys, (prefix or ()) if self._settings.prefix_keys else None)
+        run = form.run(keys, (prefix or ()) if self._settings.prefix_keys else None, self.generation)
         try:
             result = call(volume, run)
         except OstracaError as error:

@@ -2,7 +2,8 @@
 
 SGLang names a page by a hash of all tokens up to the page's end. A page of the main pool that fits one block
 keeps SGLang's hash, so that ``ostraca explain`` takes the hash from SGLang's log. Hashes of other blocks are
-derived from page, pool and number, so bytes of another pool or form are a miss.
+derived from page, pool and number, so bytes of another pool or form are a miss. A generation, once an engine
+has cleared its storage, changes all hashes.
 """
 
 from __future__ import annotations
@@ -45,29 +46,29 @@ class PageForm:
         """Blocks of a page."""
         return -(-self.page_bytes // self.block_bytes)
 
-    def hashes(self, keys: Sequence[str]) -> list[bytes]:
+    def hashes(self, keys: Sequence[str], generation: bytes = b"") -> list[bytes]:
         """Return the hashes of the blocks of pages, page after page."""
         found = []
         for key in keys:
             page = bytes.fromhex(key) if _HEX_HASH.fullmatch(key) else _digest(key.encode())
-            if not self.facts and self.blocks_per_page == 1:
+            if not self.facts and not generation and self.blocks_per_page == 1:
                 found.append(page)
                 continue
-            root = _digest(page, self.facts.encode())
+            root = _digest(page, self.facts.encode(), generation)
             found.extend(_digest(root, number.to_bytes(4, "big")) for number in range(self.blocks_per_page))
         return found
 
-    def run(self, keys: Sequence[str], prefix: Sequence[str] | None) -> Run:
+    def run(self, keys: Sequence[str], prefix: Sequence[str] | None, generation: bytes = b"") -> Run:
         """Return the run of the blocks of pages that follow *prefix*, all keys from the root.
 
         Without *prefix*, positions are unknown, and each block is placed by its own hash.
         """
-        hashes = self.hashes(keys)
+        hashes = self.hashes(keys, generation)
         if prefix is None:
             return Run(unordered_chain(hashes, rank=self.rank), tuple(hashes))
         position = len(prefix) * self.blocks_per_page
         first_page = unit_start(position) // self.blocks_per_page
-        earlier = self.hashes(prefix[first_page:])
+        earlier = self.hashes(prefix[first_page:], generation)
         unit = earlier[len(earlier) - (position - unit_start(position)) :]
         return Run(chain_at(position, unit, hashes, rank=self.rank), tuple(hashes))
 

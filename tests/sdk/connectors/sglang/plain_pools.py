@@ -16,6 +16,20 @@ ROW_BYTES = 1 << 10
 """Bytes of a token in keys or values of one layer."""
 
 
+class PlainTensor:
+    """Bytes with the attributes of a tensor of torch."""
+
+    def __init__(self, content: bytes | int) -> None:
+        self.array = np.frombuffer(bytearray(content), np.uint8)
+        self.nbytes = self.array.nbytes
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def is_contiguous(self) -> bool:
+        return self.array.flags.c_contiguous
+
+
 class PlainPool:
     """Pool of keys and values: layers first, or pages first, as SGLang lays out its pools."""
 
@@ -40,6 +54,15 @@ class PlainPool:
         is_layer_first = self.layout == "layer_first"
         part = self.kv[:, :, number].swapaxes(0, 1) if is_layer_first else self.kv[:, number]
         return part.tobytes()
+
+    def get_dummy_flat_data_page(self) -> PlainTensor:
+        return PlainTensor(self.size_per_token * PAGE_TOKENS)
+
+    def get_data_page(self, index: int) -> PlainTensor:
+        """Copy a page with all keys first, as SGLang does, in the layout of the pool."""
+        number = index // PAGE_TOKENS
+        is_layer_first = self.layout == "layer_first"
+        return PlainTensor((self.kv[:, :, number] if is_layer_first else self.kv[:, number]).tobytes())
 
     def get_page_buffer_meta(self, indices: np.ndarray) -> tuple[list[int], list[int]]:
         assert len(indices) % PAGE_TOKENS == 0
@@ -86,7 +109,11 @@ def token_indices(*pages: int) -> np.ndarray:
 
 
 def opened(
-    backend_settings: SglangSettings, pool: PlainPool, config: SimpleNamespace | None = None
+    backend_settings: SglangSettings,
+    pool: PlainPool,
+    config: SimpleNamespace | None = None,
+    *,
+    is_flat: bool = False,
 ) -> tuple[PageStore, HostPool]:
     """Return store and pool of a rank, as the adapter opens both."""
     host_pool, identity = main_pool(
@@ -94,5 +121,6 @@ def opened(
         config or rank_config(),
         block_bytes=backend_settings.block_bytes,
         kv_cache_dtype=backend_settings.kv_cache_dtype,
+        is_flat=is_flat,
     )
     return PageStore(backend_settings, identity, block_bytes=host_pool.form.block_bytes), host_pool

@@ -200,6 +200,84 @@ def test_a_second_engine_loads_what_the_first_has_stored(
         assert prefetch(reader, other, indices) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("layout", "is_mla"),
+    [("page_first", False), ("page_first_direct", False), ("layer_first", False), ("layer_first", True)],
+)
+def test_engines_without_interface_v1_share_pages_with_each_other_alone(
+    fabric: FabricThread, layout: str, is_mla: bool
+) -> None:
+    import torch
+
+    old = extra_config(fabric.addresses[0], prefix_keys=False)
+    del old["interface_v1"]
+    with controller(old, layout, is_mla=is_mla) as writer:
+        assert writer.page_set_func == writer._generic_page_set
+        pool = ready(writer).mem_pool_host
+        fill(pool, 1)
+        indices = pool.alloc(len(TOKENS))
+        stored = [pool.get_data_page(index).clone() for index in indices[::PAGE_TOKENS]]
+        assert back_up(writer, TOKENS, indices) == len(TOKENS)
+        assert writer.storage_backend.get_stats().backup_pgs == [8]
+    with controller(old, layout, is_mla=is_mla) as reader:
+        pool = ready(reader).mem_pool_host
+        pool.kv_buffer.zero_()
+        indices = pool.alloc(len(TOKENS))
+        assert prefetch(reader, TOKENS, indices) == (len(TOKENS), len(TOKENS))
+        for index, page in zip(indices[::PAGE_TOKENS], stored, strict=True):
+            assert torch.equal(pool.get_data_page(index), page)
+        (key,) = page_hashes(TOKENS[:PAGE_TOKENS], None, PAGE_TOKENS)
+        filled = reader.storage_backend.get(key, pool.get_dummy_flat_data_page())
+        assert torch.equal(filled, stored[0])
+        assert reader.storage_backend.get("unknown", pool.get_dummy_flat_data_page()) is None
+        assert reader.storage_backend.set("one", stored[0])
+        assert reader.storage_backend.exists("one")
+    with controller(old | {"interface_v1": 1}, layout, is_mla=is_mla) as other:
+        pool = ready(other).mem_pool_host
+        assert prefetch(other, TOKENS, pool.alloc(len(TOKENS))) == (0, 0)
+
+
+def test_after_a_clear_an_engine_finds_only_pages_stored_afterwards(
+    fabric: FabricThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ostraca.connectors.sglang.adapter import OstracaHiCache
+
+    monkeypatch.setattr(OstracaHiCache, "_generation", b"")
+    config = extra_config(fabric.addresses[0])
+    with controller(config) as started:
+        pool = ready(started).mem_pool_host
+        indices = pool.alloc(len(TOKENS))
+        assert back_up(started, TOKENS, indices) == len(TOKENS)
+        started.reset()
+        assert prefetch(started, TOKENS, indices) == (len(TOKENS), len(TOKENS)), "as after /flush_cache"
+        assert started.storage_backend.clear()
+        assert prefetch(started, TOKENS, indices) == (0, 0)
+        assert back_up(started, TOKENS[: 4 * PAGE_TOKENS], indices[: 4 * PAGE_TOKENS]) == 4 * PAGE_TOKENS
+        assert prefetch(started, TOKENS, indices) == (4 * PAGE_TOKENS, 4 * PAGE_TOKENS)
+    with controller(config) as again:
+        indices = ready(again).mem_pool_host.alloc(len(TOKENS))
+        assert prefetch(again, TOKENS, indices) == (4 * PAGE_TOKENS, 4 * PAGE_TOKENS), "attached again"
+    monkeypatch.setattr(OstracaHiCache, "_generation", b"")
+    with controller(config) as other:
+        indices = ready(other).mem_pool_host.alloc(len(TOKENS))
+        assert prefetch(other, TOKENS, indices) == (len(TOKENS), len(TOKENS)), "another engine"
+
+
+def test_ranks_of_a_process_group_agree_on_each_generation(tmp_path: Path) -> None:
+    import torch.distributed
+
+    from ostraca.connectors.sglang.adapter import _common_generation
+
+    assert _common_generation(1) != _common_generation(1), "ranks without a process group are alone"
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        first, second = (_common_generation(number) for number in (1, 2))
+        assert [_common_generation(number) for number in (1, 2)] == [first, second]
+        assert len({first, second}) == 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_injected_failures_and_delays_cost_pages_and_never_bring_wrong_bytes(
     fabric: FabricThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +314,7 @@ def test_injected_failures_and_delays_cost_pages_and_never_bring_wrong_bytes(
         ({}, "no agent could be reached"),
         ({"transports": ["nixl"]}, "no fabric yet"),
         ({"top": {"agents": "unix:///x.sock"}}, 'agents belongs into "ostraca"'),
-        ({"top": {"interface_v1": 0}}, 'set "interface_v1" to 1'),
+        ({"top": {"interface_v1": 0}}, 'prefix_keys needs "interface_v1": 1'),
     ],
 )
 def test_a_wrong_configuration_yields_one_line_and_misses(
@@ -281,5 +359,5 @@ def test_the_longest_prefix_of_several_pools_is_found(fabric: FabricThread) -> N
         further.kv_buffer.zero_()
         assert backend.batch_get_v2([window(3, 5)], after) == {"swa": [True, True]}
         assert torch.equal(further.kv_buffer[48:80], content[48:80])
-        assert backend.clear()
-        assert backend.batch_get(keys) == [None] * 8
+        flat = [pool.get_dummy_flat_data_page() for _ in keys]
+        assert backend.batch_get(keys, flat) == [None] * 8, "the pool's pages have parts"

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import pytest
 from tests.sdk.connectors.sglang.plain_pools import (
+    PAGE_TOKENS,
     PlainPool,
     opened,
     page_keys,
@@ -272,14 +273,70 @@ def test_a_change_of_the_weights_hides_earlier_pages(fabric: FabricThread, tmp_p
     with Rank(fabric.addresses[0], weights_file=str(file)) as rank:
         assert rank.put() == [True] * COUNT
         file.write_text("second")
-        rank.store.read_weights_again()
+        rank.store.hide_pages(b"unused")
         ready(rank.store)
         assert rank.find() == [False] * COUNT
         assert rank.put() == [True] * COUNT
         file.write_text("first")
-        rank.store.read_weights_again()
+        rank.store.hide_pages(b"unused")
         ready(rank.store)
         assert rank.find() == [True] * COUNT
+        file.unlink()
+        rank.store.hide_pages(b"without the file")
+        assert rank.find() == [False] * COUNT
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 20, 5000])
+def test_hidden_pages_are_found_by_other_engines_alone(fabric: FabricThread, block_bytes: int) -> None:
+    address = fabric.addresses[0]
+    with Rank(address, block_bytes=block_bytes) as other, Rank(address, block_bytes=block_bytes) as cleared:
+        content = cleared.pool.fill(1)
+        assert cleared.put() == [True] * COUNT
+        cleared.store.hide_pages(b"1")
+        assert cleared.find() == [False] * COUNT
+        assert other.find() == [True] * COUNT
+        changed = cleared.pool.fill(2)
+        assert cleared.put(0, 5) + cleared.put(5) == [True] * COUNT
+        cleared.blank()
+        assert cleared.find(3) == [True] * (COUNT - 3)
+        assert cleared.get() == other.get() == [True] * COUNT
+        assert np.array_equal(cleared.pool.kv, changed)
+        assert np.array_equal(other.pool.kv, content)
+        cleared.store.hide_pages(b"2")
+        assert cleared.find() == [False] * COUNT
+
+
+def test_ranks_with_common_pages_share_a_generation(fabric: FabricThread) -> None:
+    mla: dict[str, object] = {"is_mla_model": True, "tp_size": 2}
+    with (
+        Rank(fabric.addresses[0], **mla) as first,  # type: ignore[arg-type]
+        Rank(fabric.addresses[0], **mla, tp_rank=1) as second,  # type: ignore[arg-type]
+    ):
+        assert first.put() == [True] * COUNT
+        for rank in (first, second):
+            rank.store.hide_pages(b"1")
+        assert second.find() == [False] * COUNT
+        assert first.put() == [True] * COUNT
+        assert second.get() == [True] * COUNT
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_flat_pages_are_loaded_by_engines_with_flat_pages_alone(fabric: FabricThread, layout: str) -> None:
+    pool = PlainPool(COUNT, layout=layout)
+    pool.fill(1)
+    pages = [pool.get_data_page(number * PAGE_TOKENS) for number in range(COUNT)]
+    backend_settings = settings(fabric.addresses[0], prefix_keys=False)
+    store, host_pool = opened(backend_settings, pool, is_flat=True)
+    with closing(ready(store)):
+        assert store.store(host_pool.form, KEYS, None, host_pool.flat_blocks(pages)) == [True] * COUNT
+    store, host_pool = opened(backend_settings, PlainPool(COUNT, layout=layout), is_flat=True)
+    with closing(ready(store)):
+        filled = [pool.get_dummy_flat_data_page() for _ in KEYS]
+        assert store.load(host_pool.form, KEYS, None, host_pool.flat_blocks(filled)) == [True] * COUNT
+        for page, expected in zip(filled, pages, strict=True):
+            assert np.array_equal(page.array, expected.array)
+    with Rank(fabric.addresses[0], pool=pool, prefix_keys=False) as by_parts:
+        assert by_parts.find() == [False] * COUNT
 
 
 def test_calls_after_the_close_and_without_pages_fail_at_once(fabric: FabricThread) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sdk.connectors.sglang.plain_pools import PlainPool, page_keys, rank_config
+from tests.sdk.connectors.sglang.plain_pools import PlainPool, PlainTensor, page_keys, rank_config
 
 from ostraca.connectors.sglang.host_pools import further_pool, main_pool
 from ostraca.connectors.sglang.pages import PageForm, leading, trailing_ends
@@ -54,6 +55,21 @@ def test_pages_of_one_block_keep_the_engines_hash_and_all_other_hashes_differ() 
     assert {len(each) for each in hashes} == {32}
 
 
+@given(blocks=st.integers(1, 3), facts=st.sampled_from(["", "mamba"]), begin=st.integers(0, 45))
+def test_generations_have_no_hash_in_common_and_cut_prompts_alike(
+    blocks: int, facts: str, begin: int
+) -> None:
+    form = PageForm((10,) * blocks, 10, facts)
+    hashes = [each for generation in (b"", b"1", b"2") for each in form.hashes(KEYS, generation)]
+    assert len(set(hashes)) == len(hashes)
+    whole, part = form.run(KEYS, [], b"1"), form.run(KEYS[begin:], KEYS[:begin], b"1")
+    assert part.keys == whole.keys[begin * blocks :]
+    same = whole.chain[begin * blocks :]
+    assert msgspec.structs.replace(part.chain.span(), chain_blocks=1000) == msgspec.structs.replace(
+        same.span(), chain_blocks=1000
+    )
+
+
 def test_a_page_is_good_if_all_its_blocks_are() -> None:
     form = PageForm((10, 10), 8)
     assert form.are_pages_good([True, True, True, True, False, True]) == [True, False]
@@ -75,12 +91,14 @@ def layouts(changes: list[dict[str, object]]) -> list[bytes]:
 
     def digest(**change: object) -> bytes:
         settings = SglangSettings.of({name: change.pop(name) for name in _SETTINGS & change.keys()})
+        is_flat = bool(change.pop("is_flat", False))
         pool = PlainPool(2, **{name: change.pop(name) for name in _POOL & change.keys()})  # type: ignore[arg-type]
         host_pool, identity = main_pool(
             pool,
             rank_config(**change),
             block_bytes=settings.block_bytes,
             kv_cache_dtype=settings.kv_cache_dtype,
+            is_flat=is_flat,
         )
         return identity.layout(settings, block_bytes=host_pool.form.block_bytes).digest()
 
@@ -104,6 +122,8 @@ def test_facts_that_decide_the_bytes_give_layouts_of_their_own() -> None:
         {"revision": "2"},
         {"block_bytes": 1 << 12},
         {"prefix_keys": True},
+        {"is_flat": True},
+        {"is_flat": True, "layout": "layer_first"},
     ]
     assert len(set(layouts(changes))) == len(changes)
 
@@ -146,6 +166,29 @@ def test_memory_of_pages_is_viewed_in_place() -> None:
     assert b"".join(part.tobytes() for block in blocks for part in block) == pool.page(2) + pool.page(0)
     blocks[0][0][:] = 7
     assert pool.page(2)[:4] == bytes([7] * 4)
+
+
+def test_memory_of_flat_pages_is_viewed_in_place_and_both_kinds_of_pages_are_told_apart() -> None:
+    pool = PlainPool(3, layout="layer_first")
+    pool.fill(1)
+    flat, _ = main_pool(pool, rank_config(), block_bytes=5000, kv_cache_dtype="", is_flat=True)
+    pages = [pool.get_data_page(8), pool.get_data_page(0)]
+    blocks = flat.flat_blocks(pages)
+    assert len(blocks) == 2 * flat.form.blocks_per_page
+    assert b"".join(part.tobytes() for block in blocks for part in block) == b"".join(
+        page.array.tobytes() for page in pages
+    )
+    blocks[0][0][:] = 7
+    assert pages[0].array[0] == 7
+    by_parts, _ = main_pool(pool, rank_config(), block_bytes=5000, kv_cache_dtype="")
+    wrong: list[Callable[[], object]] = [
+        lambda: flat.flat_blocks([PlainTensor(10)]),
+        lambda: flat.blocks(np.arange(4)),
+        lambda: by_parts.flat_blocks(pages),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError, match="differ"):
+            call()
 
 
 def test_pools_without_addresses_or_with_an_unknown_type_are_refused() -> None:
