@@ -139,6 +139,17 @@ def scattered(wave: Wave, copy_pool: CopyPool, until_s: float) -> tuple[list[int
     return verdicts.tolist(), [target[block].tobytes() for block in wave.which]
 
 
+@pytest.mark.parametrize(("threads", "blocks", "is_shared"), [(2, 4, True), (2, 1, False), (1, 4, False)])
+def test_large_waves_of_caller_memory_are_shared_and_single_blocks_are_not(
+    threads: int, blocks: int, *, is_shared: bool
+) -> None:
+    wave = wave_of([4 * SHARE_BYTES] * blocks, set(), seed=1)
+    with copy_pool_of(threads) as copy_pool:
+        verdicts, _ = scattered(wave, copy_pool, time.monotonic() + FAR_S)
+        assert bool(helpers()) == is_shared
+    assert verdicts == [BlockVerdict.GOOD] * blocks
+
+
 WAVES = st.builds(
     wave_of,
     st.lists(st.integers(1, 2 * SHARE_BYTES), min_size=1, max_size=24),
