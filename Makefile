@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12           the interpreter to make .venv from (default: the first of 3.11 to 3.14 that is found)
 #   OSTRACA_TORCH=torch==2.6.0  the torch to install instead of the pinned one
-#   PYTEST_JOBS=1               how many processes run tests at once (default: 3; 0: none but pytest's own, as -s and --pdb need)
+#   PYTEST_JOBS=1               how many processes run tests at once (default: 4; 0: none but pytest's own, as -s and --pdb need)
 #   DEMO_ARGS=, PYTEST_ARGS=, FUZZ_ARGS=, SOAK_ARGS=, SOAK_FLASH_ARGS=, SOAK_POD_ARGS=, SIMULATE_ARGS=, SOAK_SIM_ARGS=,
 #   EXPLORE_ARGS=, SCALE_ARGS=, NVMEOF_ARGS=, KUBE_ARGS=, IMAGES_ARGS=, MUTANTS_ARGS=, BENCH_ARGS=, LOCK_ARGS=, STRUCTURE_ARGS=
 #   are handed on
@@ -16,7 +16,7 @@ SHELL := /bin/bash
 
 PYTHON ?=
 OSTRACA_TORCH ?=
-PYTEST_JOBS ?= 3
+PYTEST_JOBS ?= 4
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PYTEST_JOBS) --dist load --maxschedchunk 1
 READY := .venv/.ready
