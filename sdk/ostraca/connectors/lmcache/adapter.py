@@ -1,24 +1,21 @@
-"""Adapter: the class loaded by LMCache 0.5.6, the only module that knows LMCache.
+"""Adapter: the class loaded by the multi-process server of LMCache 0.5.6.
 
 LMCache's controllers call the methods from two threads. No method waits. A missing fabric raises no error.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
-from ostraca.connectors.lmcache.objects import L2Object, ObjectLayout, ObjectName
+from ostraca.connectors.lmcache.memory_objects import ObjectReader, layout_of
+from ostraca.connectors.lmcache.objects import ObjectName
 from ostraca.connectors.lmcache.settings import LmcacheSettings
 from ostraca.connectors.lmcache.tasks import L2Tasks, TaskKind
-
-log = logging.getLogger(LmcacheSettings.LOGGER)
 
 
 class OstracaL2Adapter(L2AdapterInterface):
@@ -31,7 +28,7 @@ class OstracaL2Adapter(L2AdapterInterface):
         self._tasks = L2Tasks(LmcacheSettings.of(params))
         self._storing: dict[int, tuple[Sequence[Any], list[int]]] = {}
         """Keys and sizes of stores under way, for LMCache's events."""
-        self._has_logged_problem = False
+        self._reader = ObjectReader()
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor signalled by ended stores."""
@@ -47,7 +44,9 @@ class OstracaL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
         """Start to store objects."""
-        number = self._tasks.store([_name(key) for key in keys], [self._object(each) for each in objects])
+        number = self._tasks.store(
+            [_name(key) for key in keys], [self._reader.read(each) for each in objects]
+        )
         self._storing[number] = keys, [each.get_size() for each in objects]
         return number
 
@@ -66,7 +65,7 @@ class OstracaL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: Mapping[int, Any]) -> int:
         """Start to look objects up. The fabric keeps found objects for ``pin_s``."""
         layouts = {
-            group: _layout(description.shapes, description.dtypes)
+            group: layout_of(description.shapes, description.dtypes)
             for group, description in group_layout_descs.items()
             if description.shapes
         }
@@ -81,7 +80,7 @@ class OstracaL2Adapter(L2AdapterInterface):
 
     def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
         """Start to fill objects."""
-        return self._tasks.load([_name(key) for key in keys], [self._object(each) for each in objects])
+        return self._tasks.load([_name(key) for key in keys], [self._reader.read(each) for each in objects])
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Return the loaded and verified objects, once; None if not ended."""
@@ -101,35 +100,9 @@ class OstracaL2Adapter(L2AdapterInterface):
         """End the connection, and close the descriptors."""
         self._tasks.close()
 
-    def _object(self, each: Any) -> L2Object | None:  # noqa: ANN401 (LMCache's classes have no types here)
-        """Return an object's memory; None after logging its problem once."""
-        try:
-            memory = np.frombuffer(each.byte_array, np.uint8)
-            metadata = each.metadata
-            shapes = metadata.shapes or [metadata.shape]
-            layout = _layout(shapes, metadata.dtypes or [metadata.dtype], size_bytes=len(memory))
-        except Exception as error:  # noqa: BLE001 (LMCache's controllers end with an error)
-            if not self._has_logged_problem:
-                self._has_logged_problem = True
-                log.warning(
-                    "Ostraca: objects of %s are neither stored nor loaded: %s", type(each).__name__, error
-                )
-            return None
-        return L2Object(layout, memory)
-
 
 def _name(key: Any) -> ObjectName:  # noqa: ANN401
     return ObjectName(key.chunk_hash, key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
-
-
-def _layout(shapes: Sequence[Any], dtypes: Sequence[Any], *, size_bytes: int | None = None) -> ObjectLayout:
-    """Return the layout of tensors; the size is computed unless given."""
-    if size_bytes is None:
-        pairs = zip(shapes, dtypes, strict=True)
-        size_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in pairs)
-    return ObjectLayout(
-        size_bytes, str([(list(shape), str(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)])
-    )
 
 
 def _bitmap(outcome: Sequence[bool] | None) -> Bitmap | None:
