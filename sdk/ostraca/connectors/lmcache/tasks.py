@@ -1,8 +1,9 @@
-"""Tasks: the plug-in without any LMCache version.
+"""Tasks: the plug-ins without any LMCache version.
 
-LMCache's store and prefetch controllers submit tasks from their threads, and never wait. A thread of the
-plug-in receives the results from the fabric, and signals one of three event descriptors. LMCache then takes
-the results. A failure of the fabric is a miss, or a dropped store. Every task ends by its deadline.
+LMCache's threads submit tasks, and a thread of the plug-in receives the results from the fabric. The thread
+signals one of three event descriptors, and the controllers of LMCache's server then take the results; or the
+thread calls a function. A failure of the fabric is a miss, or a dropped store. Every task ends by its
+deadline.
 """
 
 from __future__ import annotations
@@ -97,10 +98,13 @@ class MemoryRows:
 class L2Tasks:
     """Tasks of one LMCache server. Thread-safe. ``close`` must be called."""
 
-    def __init__(self, settings: LmcacheSettings, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: LmcacheSettings, *, hash_seed: str = "", clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Connect in the background, after ``start_wait_s`` at most.
 
-        Raises UsageError for a ``weights_file`` that can't be read.
+        A *hash_seed* is compared with the other engines' seed, and a difference is logged. Raises UsageError
+        for a ``weights_file`` that can't be read.
         """
         layout = settings.layout()
         self._block_bytes = settings.block_bytes
@@ -113,13 +117,15 @@ class L2Tasks:
         self._transfers: dict[int, L2Task] = {}
         self._lookups: dict[bytes, list[L2Task]] = {}
         """Lookups under way, by block."""
+        self._receivers: dict[int, Callable[[list[bool]], None]] = {}
         self._results: dict[TaskKind, dict[int, list[bool]]] = {kind: {} for kind in TaskKind}
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         self.descriptors = {kind: os.eventfd(0, flags) for kind in TaskKind}
         """Event descriptors, signalled when results can be taken."""
         self._wake = os.eventfd(0, flags)
         self._watched: Client | None = None
-        self._link = FabricLink(settings, block_bytes=settings.block_bytes, layout=layout)
+        self._link = FabricLink(settings, block_bytes=settings.block_bytes, layout=None)
+        self._link.switch_layout(layout, hash_seed=hash_seed)
         self._operations = FabricOperations(
             self._link, settings, self._rows, tokens_per_chunk={}, clock_s=clock_s
         )
@@ -166,6 +172,14 @@ class L2Tasks:
                 task.hashes.append(hashes)
             self._send_lookup(task)
             return task.number
+
+    def call_at_end(self, kind: TaskKind, number: int, receiver: Callable[[list[bool]], None]) -> None:
+        """Call *receiver* with the success of each object, once. *receiver* must not wait, nor call this."""
+        with self._lock:
+            if number in self._results[kind]:
+                receiver(self._results[kind].pop(number))
+            else:
+                self._receivers[number] = receiver
 
     def take(self, kind: TaskKind, number: int) -> list[bool] | None:
         """Take the success of each object of an ended task, once; None if not ended."""
@@ -285,12 +299,15 @@ class L2Tasks:
 
     def _end(self, task: L2Task) -> None:
         outcome = task.outcome()
-        self._results[task.kind][task.number] = outcome
         if task.kind is TaskKind.LOAD:
             loaded_bytes = sum(
                 size for size, is_good in zip(task.sizes_bytes, outcome, strict=True) if is_good
             )
             self.counters.add(LOAD_BYTES, count=loaded_bytes)
+        if receiver := self._receivers.pop(task.number, None):
+            receiver(outcome)
+            return
+        self._results[task.kind][task.number] = outcome
         if not self._is_closed:
             os.eventfd_write(self.descriptors[task.kind], 1)
 

@@ -30,6 +30,6 @@ def other_seed_problem(volume: Volume, seed: str) -> str:
     if not volume.get(chain, into=[found], deadline_s=_DEADLINE_S).prefix or found == own:
         return ""
     return (
-        f"another engine has begun volume {volume.name} with another {VARIABLE} than {seed!r}: engines with "
-        f"different seeds find none of each other's blocks. Set {VARIABLE} to the same number everywhere"
+        f"another engine has begun volume {volume.name} with another {VARIABLE} or hash algorithm: such "
+        f"engines find none of each other's blocks. Set {VARIABLE} to the same number everywhere"
     )

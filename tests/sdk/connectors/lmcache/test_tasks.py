@@ -27,7 +27,7 @@ from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.lmcache.objects import block_hashes
 from ostraca.connectors.lmcache.settings import LmcacheSettings
-from ostraca.connectors.lmcache.tasks import TaskKind
+from ostraca.connectors.lmcache.tasks import L2Tasks, TaskKind
 from ostraca.connectors.transfers.counters import LOAD_BYTES, LOAD_CHUNKS, LOOKUP_CHUNKS, STORE_CHUNKS
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.wire.messages import EndSession, Get, Lookup, Put
@@ -245,6 +245,49 @@ def test_tasks_of_two_threads_end_each_with_its_own_result(server: ServerSteps) 
         assert server.wait(TaskKind.LOOKUP, second) == [True] * (COUNT - 5) + [False], turn
     storing.join()
     assert not wrong
+
+
+def test_a_receiver_gets_the_success_of_each_object_once(server: ServerSteps) -> None:
+    server.store_and_find(NAMES, objects(pages()))
+    ended: list[list[bool]] = []
+    number = server.tasks.look_up([*NAMES, *names(1, model_name="absent")], {0: LAYOUT})
+    server.tasks.call_at_end(TaskKind.LOOKUP, number, ended.append)
+    server.until(lambda: bool(ended))
+    assert ended == [[True] * COUNT + [False]]
+    assert server.tasks.take(TaskKind.LOOKUP, number) is None
+    number = server.tasks.load([], [])
+    server.tasks.call_at_end(TaskKind.LOAD, number, ended.append)
+    assert ended[1:] == [[]], "at once after the end"
+    assert server.tasks.take_all(TaskKind.LOAD) == {}
+
+
+def test_receivers_of_lookups_and_loads_under_way_are_called_by_the_close(tmp_path: Path) -> None:
+    with agent_at(tmp_path / "agent.sock") as agent, ServerSteps(settings(agent.address)) as server:
+        agent.script |= {Lookup: lambda *_: None, Get: lambda *_: None}
+        ended: list[list[bool]] = []
+        lookup = server.wait_for_the_fabric().tasks.look_up(NAMES, {0: LAYOUT})
+        server.tasks.call_at_end(TaskKind.LOOKUP, lookup, ended.append)
+        load = server.tasks.load(NAMES, objects(blank()))
+        server.tasks.call_at_end(TaskKind.LOAD, load, ended.append)
+        server.until(lambda: bool(agent.seen_of(Lookup) and agent.seen_of(Get)))
+        server.tasks.close()
+        assert ended == [[False] * COUNT] * 2
+
+
+def test_engines_with_another_hash_seed_are_told(
+    fabric: FabricThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LmcacheSettings.LOGGER):
+        for seed in ("1", "1", "2"):
+            assert "PYTHONHASHSEED" not in caplog.text
+            tasks = L2Tasks(settings(fabric.addresses[0], start_wait_s=20.0), hash_seed=seed)
+            try:
+                until_s = time.monotonic() + 10.0
+                while seed == "2" and "PYTHONHASHSEED" not in caplog.text:
+                    assert time.monotonic() < until_s, "no log line"
+                    threading.Event().wait(0.01)
+            finally:
+                tasks.close()
 
 
 def test_stores_end_before_the_close_loads_fail_and_later_tasks_fail_at_once(tmp_path: Path) -> None:
