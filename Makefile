@@ -51,9 +51,10 @@ test-vllm: $(READY_VLLM) ## Run the real vLLM engine on a CPU, in an environment
 	@.venv-vllm/bin/python -m pytest -m "vllm or not slow" tests/sdk/connectors/vllm tests/sdk/connectors/conformance $(PYTEST_ARGS)
 
 .PHONY: test-lmcache
-test-lmcache: $(READY_LMCACHE) ## Run LMCache's storage manager and benchmark on a CPU, in an environment of its own (1.7 GB)
+test-lmcache: $(READY_LMCACHE) ## Run LMCache's storage managers and benchmark on a CPU, in an environment of its own (1.8 GB)
 	@LMCACHE_TRACK_USAGE=false .venv-lmcache/bin/python -m pytest -m lmcache \
-	  tests/sdk/connectors/lmcache/test_adapter.py tests/sdk/connectors/conformance $(PYTEST_ARGS)
+	  tests/sdk/connectors/lmcache/test_adapter.py tests/sdk/connectors/lmcache/test_storage_plugin.py \
+	  tests/sdk/connectors/conformance $(PYTEST_ARGS)
 
 .PHONY: test-sglang
 test-sglang: $(READY_SGLANG) ## Run SGLang's host pools and HiCache controller on a CPU, in an environment of its own (3 GB)

@@ -1,9 +1,13 @@
-"""Settings of the plug-in: the keys of ``adapter_params`` in LMCache's configuration."""
+"""Settings of the plug-ins: keys of LMCache's configuration.
+
+The L2 adapter has the keys in ``adapter_params``, the storage plug-in in ``extra_config`` after a prefix.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
 from ostraca.connectors.lmcache.objects import HASH_BYTES
@@ -12,13 +16,15 @@ from ostraca.settings import MIB
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import BLOCK_BYTES_MAX, Layout
 
+_PREFIX = "ostraca."
+
 
 @dataclass(frozen=True, slots=True)
 class LmcacheSettings(ConnectorSettings):
-    """Settings of one L2 adapter, with every limit of the adapter."""
+    """Settings of one plug-in, with every limit of the plug-in."""
 
     LOGGER: ClassVar[str] = "lmcache.ostraca"
-    WHERE: ClassVar[str] = "the Ostraca plug-in's adapter_params"
+    WHERE: ClassVar[str] = "the Ostraca plug-in of LMCache"
 
     MAY_BE_ZERO: ClassVar[frozenset[str]] = ConnectorSettings.MAY_BE_ZERO | {"start_wait_s"}
 
@@ -36,6 +42,17 @@ class LmcacheSettings(ConnectorSettings):
 
     layouts_max: int = 16384
     """Remembered layouts of objects, one for each model, rank and group."""
+
+    @classmethod
+    def of_extra_config(cls, config: Mapping[str, object] | None) -> Self:
+        """Read the settings from keys such as ``ostraca.agents``.
+
+        Raises UsageError with the wrong key and a remedy.
+        """
+        given = (config or {}).items()
+        return cls.of(
+            {name.removeprefix(_PREFIX): value for name, value in given if name.startswith(_PREFIX)}
+        )
 
     def __post_init__(self) -> None:
         """Refuse invalid values. Raises UsageError."""

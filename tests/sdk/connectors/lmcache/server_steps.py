@@ -22,6 +22,8 @@ from ostraca.connectors.transfers.counters import REQUESTS, ConnectorMetric
 
 BLOCK_BYTES = 64 << 10
 OBJECT_BYTES = 2 * BLOCK_BYTES + 4096
+CHUNK_TOKENS = 16
+LAYERS = 4
 LAYOUT = ObjectLayout(OBJECT_BYTES, "[([2, 4, 16, 528], 'torch.bfloat16')]")
 PATIENCE_S = 20.0
 

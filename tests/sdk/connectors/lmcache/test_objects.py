@@ -62,7 +62,7 @@ def test_the_layout_last_seen_counts_and_the_oldest_family_leaves_first() -> Non
     [
         (
             {"lookup_deadline": 1},
-            "adapter_params has no setting 'lookup_deadline'; did you mean lookup_deadli",
+            "plug-in of LMCache has no setting 'lookup_deadline'; did you mean lookup_deadli",
         ),
         ({"block_bytes": 0}, "block_bytes is 0: give a value from 1"),
         ({"block_bytes": BLOCK_BYTES_MAX + 1}, "block_bytes is"),
@@ -89,3 +89,16 @@ def test_revision_weights_and_block_size_have_layouts_of_their_own(tmp_path: Pat
     digests = {LmcacheSettings.of(each).layout().digest() for each in changes}
     assert len(digests) == len(changes)
     assert LmcacheSettings.of({"pin_s": 1.0}).layout() == LmcacheSettings().layout()
+
+
+def test_an_engines_extra_config_holds_the_settings_beside_keys_of_others() -> None:
+    config: dict[str, object] = {
+        "storage_plugin.ostraca.class_name": "OstracaStorageBackend",
+        "dax.device_path": "/dev/dax0.0",
+        "ostraca.agents": "unix:///agent.sock",
+        "ostraca.pin_s": 1,
+    }
+    assert LmcacheSettings.of_extra_config(config) == LmcacheSettings(agents=("unix:///agent.sock",), pin_s=1)
+    assert LmcacheSettings.of_extra_config(None) == LmcacheSettings()
+    with pytest.raises(UsageError, match="did you mean pin_s"):
+        LmcacheSettings.of_extra_config({"ostraca.pins": 1})
