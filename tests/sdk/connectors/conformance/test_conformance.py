@@ -22,6 +22,11 @@ MODULES = {
         "lmcache",
         (pytest.mark.lmcache, pytest.mark.filterwarnings("ignore")),
     ),
+    "LMCache 0.5.6 engine": (
+        "lmcache_engine",
+        "lmcache",
+        (pytest.mark.lmcache, pytest.mark.filterwarnings("ignore")),
+    ),
     "SGLang HiCache": ("sglang_rank", "ostraca", ()),
     "transformers": ("transformers_program", "transformers", ()),
 }
