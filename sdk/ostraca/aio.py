@@ -132,13 +132,24 @@ class AsyncVolume:
         return self.blocking.chain(engine_hashes, rank=rank, group=group, is_chained=is_chained)
 
     async def lookup(
-        self, chains: Chain | Sequence[Chain], *, deadline_s: float, pin_s: float = 0.0
+        self,
+        chains: Chain | Sequence[Chain],
+        *,
+        deadline_s: float,
+        pin_s: float = 0.0,
+        is_counted: bool = True,
     ) -> LookupResult:
         """Run ``Volume.lookup``."""
         return await self._run(
             LookupJob(
                 self._runner.runtime,
-                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+                LookupSpec(
+                    volume=self._spec,
+                    chains=chains,
+                    deadline_s=deadline_s,
+                    pin_s=pin_s,
+                    is_counted=is_counted,
+                ),
             )
         )
 

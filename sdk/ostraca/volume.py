@@ -87,18 +87,32 @@ class Volume:
         return chain
 
     def lookup(
-        self, chains: Chain | Sequence[Chain], *, deadline_s: float, pin_s: float = 0.0
+        self,
+        chains: Chain | Sequence[Chain],
+        *,
+        deadline_s: float,
+        pin_s: float = 0.0,
+        is_counted: bool = True,
     ) -> LookupResult:
         """Ask for the blocks available now.
 
         With *pin_s*, hits stay available for *pin_s* seconds: no hit is evicted meanwhile. The agent's
         settings limit *pin_s*, by default to 10 s. A block without such a promise is then a MISS, even if
         available now.
+
+        With *is_counted* False, the lookup is no read of the blocks found, and part of no statistics: for
+        programs that watch blocks.
         """
         return self._runner.run(
             LookupJob(
                 self._runtime,
-                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+                LookupSpec(
+                    volume=self._spec,
+                    chains=chains,
+                    deadline_s=deadline_s,
+                    pin_s=pin_s,
+                    is_counted=is_counted,
+                ),
             )
         )
 
@@ -260,13 +274,24 @@ class Volume:
     # Without waiting: ``Client.take_completions`` returns the results of tickets.
 
     def submit_lookup(
-        self, chains: Chain | Sequence[Chain], *, deadline_s: float, pin_s: float = 0.0
+        self,
+        chains: Chain | Sequence[Chain],
+        *,
+        deadline_s: float,
+        pin_s: float = 0.0,
+        is_counted: bool = True,
     ) -> Ticket:
         """Start a ``lookup``."""
         return self._runner.submit(
             LookupJob(
                 self._runtime,
-                LookupSpec(volume=self._spec, chains=chains, deadline_s=deadline_s, pin_s=pin_s),
+                LookupSpec(
+                    volume=self._spec,
+                    chains=chains,
+                    deadline_s=deadline_s,
+                    pin_s=pin_s,
+                    is_counted=is_counted,
+                ),
             )
         )
 

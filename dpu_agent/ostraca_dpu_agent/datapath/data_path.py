@@ -30,7 +30,7 @@ from ostraca_fabric.policies.rate_limit import RateLimit
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockPlacements
-from ostraca_fabric.telemetry.requests import STATES, HitWatches, tally_text, unhit_sentence
+from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, HitWatches, tally_text, unhit_sentence
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -69,6 +69,7 @@ class _Operation:
     """States of blocks with possibly transferred bytes."""
 
 
+_RECHECK = _Operation("recheck", LookupDone)
 _PREFETCH = _Operation("prefetch", PrefetchDone, 0.25, (BlockState.HIT, BlockState.LATE))
 
 _OPERATIONS = {
@@ -132,8 +133,8 @@ class DataPath:
             volume,
             request,
             worker.stopped(request.request),
-            partial(look_up, self.context, volume, request, counted_as="lookup"),
-            shadow=lambda: self._shadows.lookup(volume, request),
+            partial(look_up, self.context, volume, request, counted_as=_operation(request).name),
+            shadow=lambda: self._shadows.lookup(volume, request) if request.is_counted else None,
         )
 
     async def prefetch(
@@ -221,7 +222,7 @@ class DataPath:
 
         Raises as *run* does, MalformedError, and RefusedError if too many requests are under way.
         """
-        operation, switch, record = _OPERATIONS[type(request)], self.switch(volume), volume.record
+        operation, switch, record = _operation(request), self.switch(volume), volume.record
         if switch is Switch.OFF:
             return self._decline_by_switch(operation, volume, request, Reason.SWITCHED_OFF)  # type: ignore[no-any-return]  # as ``_OPERATIONS`` says
         if not self._incarnations.is_served(record):
@@ -237,7 +238,7 @@ class DataPath:
                 answer = self._decline_by_switch(operation, volume, request, Reason.SHADOWED)
             else:
                 answer = await self._execute(operation, holder, request, stopped, run)
-                if operation is not _PREFETCH:
+                if operation not in (_PREFETCH, _RECHECK):
                     self._watch_hits(operation.name, volume, answer)
             return answer
         finally:
@@ -276,7 +277,7 @@ class DataPath:
             took_s = self.context.clock() - begun_s
             self.context.counters.tallies[name].timed(took_s)
         if is_debug:
-            tally = tally_text(answer.states, answer.reasons, STATES[name])
+            tally = tally_text(answer.states, answer.reasons, (STATES | OTHER_STATES)[name])
             log.debug("%s answered after %.3f ms: %s", name, 1e3 * took_s, tally)
         return answer
 
@@ -299,6 +300,8 @@ class DataPath:
         self, operation: _Operation, volume: ServedVolume, request: BlockRequest, reason: Reason
     ) -> Any:  # noqa: ANN401 (the answer to it)
         """Decline a request at once, as an operator has ordered."""
+        if operation is _RECHECK:
+            return self._decline(operation, request, reason)
         keys = derive_keys(volume.secret, request.spans)
         outcomes = Outcomes.filled(len(keys), STATES[operation.name]["DECLINED"], reason)
         self.context.record(operation.name, keys, outcomes)
@@ -345,6 +348,11 @@ class DataPath:
             states = np.frombuffer(b"" if answer is None else answer.states, np.uint8)
             used = _lengths(volume, request)[: len(states)][np.isin(states, operation.used)]
             rate.take(int(used.sum()) - charged_bytes)
+
+
+def _operation(request: BlockRequest) -> _Operation:
+    is_recheck = isinstance(request, Lookup) and not request.is_counted
+    return _RECHECK if is_recheck else _OPERATIONS[type(request)]
 
 
 def _lengths(volume: ServedVolume, request: BlockRequest) -> NDArray[np.uint32]:

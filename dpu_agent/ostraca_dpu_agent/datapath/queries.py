@@ -42,6 +42,7 @@ async def look_up(
             within_s=within_s,
             pin_s=request.pin_s,
             is_brief=True,
+            is_counted=request.is_counted,
         )
         is_hit = is_here | locations.is_found
         outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), locations.reasons)

@@ -42,7 +42,7 @@ from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.requests import SHADOWS, STATES, EventRing, OperationTally, Tally
+from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, EventRing, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -183,7 +183,7 @@ class DataPathCounters:
         self._found_earlier = found_earlier
         self._prefetched = prefetched
         self._estimates = estimates
-        self.tallies = {operation: Tally(operation) for operation in (*STATES, *SHADOWS)}
+        self.tallies = {operation: Tally(operation) for operation in (*STATES, *OTHER_STATES)}
         self.get_hits_from_cache = 0
         self.get_hits_from_staging = 0
         self.hits_on: Counter[DriveId] = Counter()
@@ -200,7 +200,7 @@ class DataPathCounters:
 
     def decline(self, operation: str, blocks: int, reason: Reason) -> Outcomes:
         """Count and return a decline of all blocks."""
-        outcomes = Outcomes.filled(blocks, (STATES | SHADOWS)[operation]["DECLINED"], reason)
+        outcomes = Outcomes.filled(blocks, (STATES | OTHER_STATES)[operation]["DECLINED"], reason)
         self.count(operation, outcomes)
         return outcomes
 
@@ -296,9 +296,13 @@ class RequestContext:
     def record(
         self, operation: str, keys: NDArray[np.uint8], outcomes: Outcomes, good_bytes: int = 0
     ) -> None:
-        """Count and record final outcomes of blocks, and bytes moved or stored."""
+        """Count and record final outcomes of blocks, and bytes moved or stored.
+
+        Rechecks are no events: their number would overwrite all others.
+        """
         self.counters.count(operation, outcomes, good_bytes)
-        self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
+        if operation in _KINDS:
+            self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
 
     def blocks_per_wave(self, slot_bytes: int) -> int:
         """Return the number of slots of this size in a wave."""

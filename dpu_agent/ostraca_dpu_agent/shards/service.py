@@ -185,10 +185,7 @@ class OwnerService:
         with labelled(request.label):
             return Resolved(
                 request.request,
-                tuple(
-                    self._resolve(part, keys, pin_s, promises=request.promises, is_brief=request.is_brief)
-                    for part, keys in wanted
-                ),
+                tuple(self._resolve(part, keys, pin_s, request) for part, keys in wanted),
             )
 
     def _turned_over(self, request: RingProgressQuery) -> RingProgressAnswer:
@@ -243,7 +240,7 @@ class OwnerService:
                 assert_never(notice)
 
     def _resolve(
-        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, *, promises: bool, is_brief: bool
+        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, request: Resolve
     ) -> ShardExtents:
         owned = self.shards.get(ShardId(part.shard)) or self._former_shard(ShardId(part.shard))
         if owned is None:
@@ -251,17 +248,17 @@ class OwnerService:
             return ShardExtents(
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
-        is_current = not 0 < part.placement_epoch < self._placement
+        is_counted = request.is_counted and not 0 < part.placement_epoch < self._placement
         offsets = lengths = generations = tags = b""
         pin = 0
-        if is_brief and pin_s <= 0:
-            found = owned.core.has(keys, is_counted=is_current)
+        if request.is_brief and pin_s <= 0:
+            found = owned.core.has(keys, is_counted=is_counted)
         else:
             resolution = owned.core.resolve(
-                self._clock(), keys, pin_s=pin_s, promises=promises, is_counted=is_current
+                self._clock(), keys, pin_s=pin_s, promises=request.promises, is_counted=is_counted
             )
             found, pin = resolution.found, resolution.pin
-            if not is_brief:
+            if not request.is_brief:
                 offsets, lengths = resolution.offsets.tobytes(), resolution.lengths.tobytes()
                 generations, tags = resolution.generations.tobytes(), resolution.tags.tobytes()
         if log.isEnabledFor(logging.DEBUG):

@@ -87,8 +87,13 @@ STATES: dict[str, type[BlockState | PutState]] = {
 }
 """All operations and the possible states of a block after each."""
 
-SHADOWS: dict[str, type[BlockState | PutState]] = {"shadow_lookup": BlockState, "shadow_get": BlockState}
-"""Operations in shadow mode, counted by would-be states of blocks."""
+OTHER_STATES: dict[str, type[BlockState | PutState]] = {
+    "recheck": BlockState,
+    "shadow_lookup": BlockState,
+    "shadow_get": BlockState,
+}
+"""Operations of some agents only: lookups that do not count as reads, and operations in shadow mode, counted
+by would-be states of blocks."""
 
 _STATE_BITS = 3
 _CODES = 256 << _STATE_BITS
@@ -145,9 +150,9 @@ class Tally:
     """Running counts of an operation. Not thread-safe."""
 
     def __init__(self, operation: str) -> None:
-        """Start at zero; *operation* is a key of ``STATES`` or ``SHADOWS``."""
+        """Start at zero; *operation* is a key of ``STATES`` or ``OTHER_STATES``."""
         self._operation = operation
-        self._states = (STATES | SHADOWS)[operation]
+        self._states = (STATES | OTHER_STATES)[operation]
         self._counts = np.zeros(_CODES, np.int64)
         self._buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self._seconds = 0.0

@@ -164,6 +164,8 @@ class Lookup(RequestMessage, frozen=True, tag=12):
     deadline_s: float
     spans: Spans
     pin_s: float = 0.0
+    is_counted: bool = True
+    """Whether the query counts as a read of the blocks found, and among events and statistics of lookups."""
 
 
 class LookupDone(BlocksAnswer, frozen=True, tag=13):
@@ -370,6 +372,7 @@ class Resolve(RequestMessage, frozen=True, tag=40):
     - ``promises``: blocks found can be found again for ``pin_s``. A block without such a promise is reported
       as not found.
     - ``is_brief``: the answer has only ``found``, without locations.
+    - ``is_counted``: the query counts as a read of the blocks found.
     - ``label``, here as in ``Reserve`` and ``Commit``: label of the worker's request behind the query.
     """
 
@@ -379,6 +382,7 @@ class Resolve(RequestMessage, frozen=True, tag=40):
     label: str = ""
     promises: bool = False
     is_brief: bool = False
+    is_counted: bool = True
 
 
 class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -48,7 +48,7 @@ from ostraca._protocol.operations import (
     Verify,
     blocks_per_request,
 )
-from ostraca._protocol.specs import ChainSpec, GetSpec, OperationSpec
+from ostraca._protocol.specs import ChainSpec, GetSpec, LookupSpec, OperationSpec
 from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ClosedError, ProtocolError, UsageError
 from ostraca_fabric.model.chain import Span
@@ -89,6 +89,8 @@ class Meter:
     def count(self, job: Job[OperationSpec, object]) -> None:
         """Count an ended job."""
         spec, outcomes, lengths = job.spec, job.outcomes, job.lengths
+        if isinstance(spec, LookupSpec) and not spec.is_counted:
+            return
         record, took_s = spec.volume.record, time.monotonic() - job.begun_s
         tally = self.tallies[spec.operation]
         if lengths is not None:

@@ -19,7 +19,7 @@ from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Chain, Span
 from ostraca_fabric.model.ids import checked_name
-from ostraca_fabric.model.limits import described, number
+from ostraca_fabric.model.limits import described, flag, number
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
 from ostraca_fabric.model.volume import VolumeIdentity, VolumeRecord
 from ostraca_fabric.wire import codec
@@ -117,9 +117,11 @@ class LookupSpec(OperationSpec):
 
     chains: Chain | Sequence[Chain]
     pin_s: float = 0.0
+    is_counted: bool = True
 
     def __post_init__(self) -> None:
         """Check all arguments."""
+        self.is_counted = flag("is_counted", self.is_counted)
         self.chains = checked_chains(self.chains, hash_bytes=self.volume.hash_bytes)
         super().__post_init__()
         self.pin_s = self._seconds("pin_s", self.pin_s)
@@ -135,7 +137,7 @@ class LookupSpec(OperationSpec):
 
     def message(self, request: int, handle: int, left_s: float, spans: tuple[Span, ...]) -> Lookup:
         """Build the message for some of the blocks."""
-        return Lookup(request, handle, left_s, spans, self.pin_s)
+        return Lookup(request, handle, left_s, spans, self.pin_s, self.is_counted)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -134,7 +134,7 @@ class Locator:
         self.found_earlier = 0
         """Blocks found only under an earlier placement epoch."""
 
-    async def locate(
+    async def locate(  # noqa: PLR0913 (the terms of a query)
         self,
         routes: Routes,
         volume: ServedVolume,
@@ -145,6 +145,7 @@ class Locator:
         within_s: float,
         pin_s: float,
         is_brief: bool = False,
+        is_counted: bool = True,
     ) -> BlockLocations:
         """Locate the *wanted* blocks of a request.
 
@@ -152,9 +153,10 @@ class Locator:
         before this call. Call ``release`` after reading.
 
         *is_brief*: tell which blocks exist, without their positions and at less cost. With a *pin_s*,
-        existing blocks stay available for this time.
+        existing blocks stay available for this time. *is_counted*: count as a read of the blocks found.
         """
-        terms = Resolve(0, within_s, pin_s, (), promises=is_brief and pin_s > 0, is_brief=is_brief)
+        promises = is_brief and pin_s > 0
+        terms = Resolve(0, within_s, pin_s, (), promises=promises, is_brief=is_brief, is_counted=is_counted)
         locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
         parts, unowned = by_owner(volume.placement_secret, spans)
