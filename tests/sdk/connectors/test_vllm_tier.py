@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,11 +32,11 @@ from ostraca.connectors.transfers.counters import (
     STORE_CHUNKS,
 )
 from ostraca.connectors.transfers.jobs import RowJob
-from ostraca.connectors.vllm.core.chunk_news import ChunkEvent, ChunkNews
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.core.prefix import engine_hash
 from ostraca.connectors.vllm.settings import LOGGER
+from ostraca.watch import BlockAnnouncement
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import PutState, Reason
@@ -51,6 +52,12 @@ LONG_STEP_S = 1.5
 
 def pages(chunks: int = len(KEYS)) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return content(chunks, block_bytes=ROW_BYTES)
+
+
+def counted(host: FabricThread, operation: str) -> int:
+    """Return the blocks of an operation, as the agents count."""
+    tallies = [tally for agent in host.status() for tally in agent.operations if tally.operation == operation]
+    return sum(count.blocks for tally in tallies for count in tally.blocks)
 
 
 @pytest.fixture
@@ -158,11 +165,11 @@ def test_stored_and_vanished_chunks_are_announced_on_demand(fabric: FabricThread
         EngineSteps(settings(fabric.addresses[0])) as silent,
     ):
         engine.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
-        assert engine.tier.take_events() == [ChunkEvent(tuple(KEYS[:4]), is_removed=False)]
+        assert engine.tier.take_events() == [BlockAnnouncement(tuple(KEYS[:4]), is_removed=False)]
         assert engine.tier.take_events() == []
         engine.begin("b", KEYS[:6])
         engine.load("b", KEYS[:6], first_row=100)
-        assert engine.tier.take_events() == [ChunkEvent((KEYS[4], KEYS[5]), is_removed=True)]
+        assert engine.tier.take_events() == [], "chunks never announced"
         silent.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
         assert silent.tier.take_events() == []
 
@@ -170,37 +177,59 @@ def test_stored_and_vanished_chunks_are_announced_on_demand(fabric: FabricThread
 def test_a_lookup_withdraws_announced_chunks_that_the_fabric_has_lost(tmp_path: Path) -> None:
     host = FabricThread(small_plan(tmp_path / "fabric")).start()
     with EngineSteps(settings(host.addresses[0], enable_kv_events=True)) as engine:
-        stored = ChunkEvent(tuple(KEYS[:4]), is_removed=False)
+        stored = BlockAnnouncement(tuple(KEYS[:4]), is_removed=False)
         engine.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
         assert engine.tier.take_events() == [stored]
         host.stop()
         shutil.rmtree(tmp_path / "fabric")
         with FabricThread(small_plan(tmp_path / "fabric")):
-            heard: list[ChunkEvent] = []
+            heard: list[BlockAnnouncement] = []
             until_s = time.monotonic() + PATIENCE_S
             while not heard and time.monotonic() < until_s:
                 engine.begin("b", KEYS[:6])
                 engine.ask("b", KEYS[:6])
                 engine.tier.end_request("b")
                 heard += engine.tier.take_events()
-            assert heard == [ChunkEvent(tuple(KEYS[:4]), is_removed=True)]
+            assert heard == [BlockAnnouncement(tuple(KEYS[:4]), is_removed=True)]
             engine.store_prompt("c", KEYS[:4], pages(4))
             assert engine.tier.take_events() == [stored]
 
 
-def test_a_router_hears_of_a_forgotten_chunk_only_after_a_failed_load() -> None:
-    news = ChunkNews(announced_max=2)
-    news.announce(KEYS[:3])
-    news.announce([])
-    news.withdraw_announced(KEYS[:2])
-    news.withdraw(KEYS[:1])
-    news.withdraw_announced(KEYS[:2])
-    assert news.take() == [
-        ChunkEvent(tuple(KEYS[:3]), is_removed=False),
-        ChunkEvent((KEYS[1],), is_removed=True),
-        ChunkEvent((KEYS[0],), is_removed=True),
-    ]
-    assert news.take() == []
+@pytest.mark.parametrize("evicts", [True, False])
+def test_an_eviction_of_chunks_that_no_request_names_is_announced(tmp_path: Path, *, evicts: bool) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric")).start()
+    with EngineSteps(settings(host.addresses[0], enable_kv_events=True, recheck_s=0.05)) as engine:
+        engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        assert engine.tier.has_work, "news to publish"
+        assert engine.tier.take_events() == [BlockAnnouncement(tuple(KEYS), is_removed=False)]
+        host.stop()
+        if evicts:
+            shutil.rmtree(tmp_path / "fabric")
+        threading.Event().wait(0.2)
+        assert engine.tier.take_events() == [], "a fabric that is away has lost nothing"
+        with FabricThread(small_plan(tmp_path / "fabric")) as again:
+            lookups = counted(again, "recheck")
+            heard: list[BlockAnnouncement] = []
+
+            def has_heard() -> bool:
+                heard.extend(engine.tier.take_events())
+                return bool(heard) or (not evicts and counted(again, "recheck") > lookups + 10 * len(KEYS))
+
+            engine.until(has_heard)
+            assert heard == ([BlockAnnouncement(tuple(KEYS), is_removed=True)] if evicts else [])
+            assert counted(again, "lookup") == 0
+
+
+def test_an_engine_without_requests_steps_on_for_evictions_for_a_while(fabric: FabricThread) -> None:
+    with EngineSteps(settings(fabric.addresses[0], enable_kv_events=True)) as engine:
+        engine.wait_for_the_fabric()
+        engine.until(lambda: not engine.tier.has_work)
+        engine.store_prompt("a", KEYS, pages())
+        engine.tier.take_events()
+        watch = Stopwatch()
+        assert engine.tier.has_work
+        engine.until(lambda: not engine.tier.has_work)
+        assert watch.took_s < 1.5
 
 
 def test_hints_prefetch_limit_the_keeping_and_end_the_session(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from ostraca.results import GetResult, LookupResult, PutResult
 from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.model.chain import Chain
-from ostraca_fabric.model.outcome import BlockState, PutState
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 _DRAIN_GRACE_S = 1.0
 """Extra wait of ``drain`` beyond the longest deadline, before an error is logged."""
@@ -55,9 +55,7 @@ class Ended(NamedTuple):
     jobs: list[TransferJob]
     answers: list[Answer]
     lost: list[bytes]
-    """Chunks of loads that the fabric has no longer."""
-    absent: list[bytes]
-    """Chunks of lookups that the fabric does not have."""
+    """Chunks of lookups and loads that the fabric does not have."""
 
 
 class FabricOperations:
@@ -87,7 +85,7 @@ class FabricOperations:
         self._prefetches: dict[Hashable, int] = {}
         """Submitted prefetches, and their chunks."""
         self._transfers = Transfers()
-        self._ended = Ended([], [], [], [])
+        self._ended = Ended([], [], [])
 
     @property
     def has_work(self) -> bool:
@@ -233,7 +231,7 @@ class FabricOperations:
     def poll(self) -> Ended:
         """Return the results of operations that ended since the last call."""
         self._take_completions()
-        ended, self._ended = self._ended, Ended([], [], [], [])
+        ended, self._ended = self._ended, Ended([], [], [])
         return ended
 
     def _take_completions(self) -> None:
@@ -300,8 +298,8 @@ class FabricOperations:
         self.health.record_read(reasons)
         if BlockState.HIT not in codes:
             self._log_explain_command(runs[0].chain, f"none of {len(keys)} chunks is found")
-        pairs = zip(keys, codes, strict=True)
-        self._ended.absent.extend(key for key, code in pairs if code == BlockState.MISS)
+        pairs = zip(keys, reasons, strict=True)
+        self._ended.lost.extend(key for key, reason in pairs if reason == Reason.NOT_FOUND)
         return [(key, code == BlockState.HIT) for key, code in zip(keys, codes, strict=True)]
 
     def _ended_transfer(self, ticket: Hashable, result: object) -> list[TransferJob]:

@@ -45,6 +45,12 @@ class TierSettings(ConnectorSettings):
     then prefers the engine that stored a chunk, although every engine of the pod can load the chunk.
     """
 
+    recheck_s: float = 0.5
+    """Time between two lookups of an announced chunk, so that routers hear of evictions."""
+
+    recheck_chunks_per_s: int = 20_000
+    """Lookups of announced chunks per second, which limit comes first."""
+
     lookup_chunks_max: int = 8192
     """Chunks in one lookup. Further chunks wait for the next step."""
 

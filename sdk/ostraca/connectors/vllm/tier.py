@@ -27,14 +27,15 @@ from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
 from ostraca.connectors.transfers.rows import ArrayRows
-from ostraca.connectors.vllm.core.chunk_news import ChunkEvent, ChunkNews
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
 from ostraca.connectors.vllm.settings import LOGGER, TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes, common_seed, hash_seed_problem
+from ostraca.watch import BlockAnnouncement, BlockNews, BlockWatch, NamedBlocks
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import Layout
+from ostraca_fabric.policies.rounds import Rounds
 
 log = logging.getLogger(LOGGER)
 
@@ -56,6 +57,9 @@ def _log_problem(problem: UsageError) -> None:
     """Log why the engine serves without the tier: vLLM would exit on an error."""
     log.error("Ostraca: the engine serves without the tier: %s", problem)
 
+
+_SETTLE_S = 1.0
+"""Time for which an engine without requests keeps stepping after a job, to publish evictions."""
 
 HASH_BYTES = 32
 """Length of vLLM's hashes, unless keys show another: SHA-256."""
@@ -90,11 +94,20 @@ class Tier:
         self._hints: dict[str, RequestHints] = {}
         self._to_prefetch: set[str] = set()
         """Requests with unsent prefetches: vLLM tells a request's keys some steps after the request."""
-        self._news = ChunkNews(announced_max=settings.table_chunks_max)
+        rounds = Rounds[NamedBlocks](round_s=settings.recheck_s, rate_per_s=settings.recheck_chunks_per_s)
+        self._news = BlockNews(rounds, announced_max=settings.table_chunks_max)
         self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._layout())
         self._operations = FabricOperations(
             self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
         )
+        self._watch = BlockWatch(
+            self._news,
+            lambda: None if self._operations.health.read_refusal else self._link.volume(),
+            deadline_s=settings.lookup_deadline_s,
+        )
+        self._stores: dict[int, list[Run]] = {}
+        """Runs of the stores under way, if announced."""
+        self._steps_until_s = 0.0
         self._lookups = LookupTable(self._operations.failed_loads, entries_max=settings.table_chunks_max)
 
     @property
@@ -114,8 +127,9 @@ class Tier:
 
     @property
     def has_work(self) -> bool:
-        """Whether jobs are under way, or over and not yet taken."""
-        return self._operations.has_work
+        """Whether the engine must keep stepping: to end jobs, and to publish news."""
+        may_lose = len(self._news) > 0 and self._clock_s() < self._steps_until_s
+        return self._operations.has_work or may_lose or bool(self._news.unsent)
 
     def begin_request(
         self, request: str, positions: Mapping[bytes, int] | None, hints: RequestHints | None = None
@@ -167,15 +181,16 @@ class Tier:
         The rows must not change until the job is finished.
         """
         hints = self._hints.get(job.request)
-        self._operations.store(
-            job, *self._prefix(job.request).runs(job.keys), ttl_s=hints.ttl_s if hints else None
-        )
+        runs, strays = self._prefix(job.request).runs(job.keys)
+        if self._settings.enable_kv_events:
+            self._stores[job.job_id] = runs
+        self._operations.store(job, runs, strays, ttl_s=hints.ttl_s if hints else None)
 
     def take_finished(self) -> list[TransferJob]:
         """Return the finished jobs, and pass new answers to lookups."""
         return self._process(self._operations.poll())
 
-    def take_events(self) -> list[ChunkEvent]:
+    def take_events(self) -> list[BlockAnnouncement]:
         """Return the news since the last call; empty unless ``enable_kv_events``."""
         return self._news.take()
 
@@ -212,6 +227,7 @@ class Tier:
 
     def close(self) -> None:
         """End stores under way within ``close_deadline_s``, then the connection, and release the rows."""
+        self._watch.close()
         self._operations.close()
 
     def _submit_lookups(self, pending: Iterable[tuple[str, list[bytes]]]) -> None:
@@ -233,11 +249,12 @@ class Tier:
         return ended.jobs
 
     def _report(self, ended: Ended) -> None:
-        self._news.withdraw_announced(ended.absent)
-        for job in ended.jobs:
-            if not job.is_load:
-                self._news.announce(job.succeeded)
         self._news.withdraw(ended.lost)
+        for job in ended.jobs:
+            self._steps_until_s = self._clock_s() + _SETTLE_S
+            for run in self._stores.pop(job.job_id, ()):
+                self._news.announce(run, frozenset(job.succeeded))
+        self._watch.start()
 
     def _missing(self, reason: str) -> ChunkState:
         self.counters.add(LOOKUP_CHUNKS, reason)

@@ -55,7 +55,9 @@ def known_fields(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def offloading_spec(*, publishes_events: bool = False, layer: str = "layer.0") -> Any:
+def offloading_spec(
+    *, publishes_events: bool = False, layer: str = "layer.0", row_bytes: int = ROW_BYTES
+) -> Any:
     from vllm.v1.kv_offload import config as kinds
 
     group = {"tokens_per_block": TOKENS, "layer_names": (layer,), "group_id": 0}
@@ -73,7 +75,7 @@ def offloading_spec(*, publishes_events: bool = False, layer: str = "layer.0") -
     }
     config = kinds.OffloadingConfig(
         groups=(kinds.OffloadingGroupConfig(**known_fields(kinds.OffloadingGroupConfig, group)),),
-        worker_kv_bytes_per_block=ROW_BYTES,
+        worker_kv_bytes_per_block=row_bytes,
         enable_kv_cache_events=publishes_events,
         extra_config={},
         engine_id="engine",
@@ -161,7 +163,8 @@ class Manager:
         assert self.tier.has_pending_work()
         self.tier.drain_jobs()
         (result,) = self.tier.get_finished_jobs()
-        assert (result.job_id, self.tier.has_pending_work()) == (self._jobs, False)
+        assert result.job_id == self._jobs
+        assert self.tier.has_pending_work() == bool(self.tier._tier._news.unsent)
         return result
 
 
