@@ -1,0 +1,65 @@
+"""Publisher for ZeroMQ subscribers, with a subscriber that knows only the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.sockets import zmtp_publisher
+from ostraca_fabric.sockets.zmtp_publisher import ZmtpPublisher, frame
+
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+SUBSCRIBE = frame(b"\x05READY\x0bSocket-Type\0\0\0\x03SUB", 4) + frame(b"\x01", 0)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    flags, size = await reader.readexactly(2)
+    if flags & 2:
+        size = int.from_bytes(bytes([size]) + await reader.readexactly(7), "big")
+    return flags & ~2, await reader.readexactly(size)
+
+
+async def subscriber(publisher: ZmtpPublisher) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = publisher.address.removeprefix("tcp://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(GREETING)
+    greeting = await reader.readexactly(64)
+    assert (greeting[0], greeting[9], greeting[10], greeting[12:16]) == (0xFF, 0x7F, 3, b"NULL")
+    assert await read_frame(reader) == (4, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB")
+    writer.write(SUBSCRIBE)
+    return reader, writer
+
+
+async def test_subscribers_get_all_messages_from_then_on() -> None:
+    began: list[int] = []
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: began.append(1)) as publisher:
+        publisher.send((b"", b"before"))
+        readers = [await subscriber(publisher) for _ in range(2)]
+        publisher.send((b"", b"number", b"x" * 300))
+        for reader, writer in readers:
+            assert [await read_frame(reader) for _ in range(3)] == [(1, b""), (1, b"number"), (0, b"x" * 300)]
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        assert began == [1, 1]
+    assert not publisher.subscribers
+
+
+async def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_publisher, "_UNREAD_BYTES_MAX", 1 << 20)
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: None) as publisher:
+        _, writer = await subscriber(publisher)
+        for _ in range(200):
+            publisher.send((bytes(1 << 18),))
+            await asyncio.sleep(0)
+        assert not publisher.subscribers
+        writer.close()
+
+
+async def test_an_address_in_use_is_named() -> None:
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: None) as first:
+        with pytest.raises(ConnectError, match=first.address):
+            await ZmtpPublisher(first.address, on_subscriber=lambda: None).__aenter__()
