@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -22,9 +23,11 @@ from ostraca_dpu_agent.controller.recovery import read_superblock
 from ostraca_dpu_agent.controller.unavailable import shard_counts
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.location.routing import PreviousOwners, RouteTable
+from ostraca_dpu_agent.datapath.names import BlockNames
 from ostraca_dpu_agent.datapath.request import RequestContext
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
+from ostraca_dpu_agent.feed.router_feed import RouterFeed
 from ostraca_dpu_agent.lifecycle import Lifecycle, tenant_statuses
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.paths.manager import PathManager
@@ -121,10 +124,19 @@ class Agent:
             membership=membership,
         )
         self._incarnations = Incarnations(membership, clock, self._apply_flash_shares)
+        feed = settings.router_feed
         self._data_path = DataPath(
-            agent, context, membership, self._incarnations, unhit_volumes_max=settings.unhit_volumes_max
+            agent,
+            context,
+            membership,
+            self._incarnations,
+            names=BlockNames(feed.volume, names_max=feed.names_max, first=time.time_ns()),
+            unhit_volumes_max=settings.unhit_volumes_max,
         )
         volumes = Volumes(membership, fabric_key, self._incarnations)
+        self._router_feed = (
+            RouterFeed(feed, context, volumes, lambda: tuple(membership.map.agents)) if feed.bind else None
+        )
         self._dispatcher = RequestDispatcher(
             settings.requests,
             data_path=self._data_path,
@@ -209,6 +221,8 @@ class Agent:
         self._loops.spawn(self._incarnations.run())
         self._loops.spawn(self._epoch_retirement.run())
         self._loops.spawn(self._watch_conditions())
+        if self._router_feed is not None:
+            self._loops.spawn(self._router_feed.run())
         requests = self._settings.requests
         handshake = AgentHandshake(
             agent=self.id,

@@ -18,6 +18,7 @@ from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
 from ostraca_fabric.model.target import check_nqn
 from ostraca_fabric.policies.endurance import EnduranceSettings
 from ostraca_fabric.telemetry.http.app import HttpSettings
+from ostraca_fabric.wire.address import TcpAddress, parse_address
 
 MIB = 1 << 20
 KERNEL, USERSPACE = "kernel", "userspace"
@@ -323,6 +324,50 @@ class NvmeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterFeedSettings:
+    """Feed of a shared cache for Dynamo's router."""
+
+    volume: str = ""
+    """Volume of the feed, as TENANT/NAME; empty: no agent keeps names. Same at all agents."""
+
+    bind: str = ""
+    """Address at which this agent announces pages, ``tcp://HOST:PORT``; empty at all agents but one."""
+
+    key_prefix: str = "ostraca"
+    """Prefix of pages' names, as in the workers' declaration."""
+
+    router_tenant: str = "default"
+    """Tenant of the pages at the router, as in the workers' declaration."""
+
+    names_max: int = 65_536
+    """Names kept by each agent until the feed has them, about 100 bytes each."""
+
+    pages_max: int = 200_000
+    """Known pages, about 500 bytes each; the oldest are withdrawn. The router forgets everything above a
+    million."""
+
+    round_s: float = 1.0
+    """Time between two lookups of a page ..."""
+
+    pages_per_s: int = 20_000
+    """... unless more pages than this limit are known."""
+
+    repeat_s: float = 30.0
+    """Time after which pages are announced again: a router that has missed a message forgets all pages."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits without any capacity, and a feed without a volume."""
+        check_one_at_least(self, "names_max", "pages_max", "pages_per_s")
+        check_above_zero(self, "round_s", "repeat_s")
+        if self.volume.count("/") != bool(self.volume) or (self.bind and not self.volume):
+            raise UsageError(
+                f"router_feed.volume is {shown(self.volume)}: give TENANT/NAME, or neither volume nor bind"
+            )
+        if self.bind and not isinstance(parse_address(self.bind), TcpAddress):
+            raise UsageError(f"router_feed.bind is {shown(self.bind)}: give tcp://HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of one agent."""
 
@@ -337,6 +382,7 @@ class AgentSettings:
     flash_io: FlashIoSettings = field(default_factory=FlashIoSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     nvme: NvmeSettings = field(default_factory=NvmeSettings)
+    router_feed: RouterFeedSettings = field(default_factory=RouterFeedSettings)
 
     events_max: int = 65_536
     """Events kept for `ostraca explain`, 59 bytes each: 3.9 MB. Each block looked up, got, put or evicted is

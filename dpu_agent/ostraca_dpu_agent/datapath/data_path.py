@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.get import GetRun
+from ostraca_dpu_agent.datapath.names import BlockNames
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.queries import explain, look_up
@@ -91,12 +92,14 @@ class DataPath:
         membership: Membership,
         incarnations: Incarnations,
         *,
+        names: BlockNames,
         unhit_volumes_max: int,
     ) -> None:
         """Serve for *agent*, with the overrides of *membership* and the erasures of *incarnations*.
 
-        Hits of up to *unhit_volumes_max* volumes are watched.
+        Blocks put and got go to *names*. Hits of up to *unhit_volumes_max* volumes are watched.
         """
+        self.names = names
         self._agent = agent
         self.context = context
         self._membership = membership
@@ -107,6 +110,7 @@ class DataPath:
 
     async def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> GetDone:
         """Load blocks into the worker's arena."""
+        self.names.record(volume, request.spans)
         return await self._serve(
             worker,
             volume,
@@ -118,6 +122,7 @@ class DataPath:
 
     async def put(self, worker: WorkerConnection, volume: ServedVolume, request: Put) -> PutDone:
         """Store blocks from the worker's arena."""
+        self.names.record(volume, request.spans)
         return await self._serve(
             worker,
             volume,

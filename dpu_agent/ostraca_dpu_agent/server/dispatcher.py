@@ -47,6 +47,7 @@ from ostraca_fabric.wire.messages import (
     Hello,
     Inspect,
     Lookup,
+    NamesQuery,
     OpenVolume,
     OperatorRequest,
     OwnerNotice,
@@ -220,6 +221,8 @@ class RequestDispatcher:
         """Answer an agent of this process. Raises as ``OwnerService.answer``."""
         if isinstance(request, PrefetchFor):
             return self._prefetch_until_closed(request)
+        if isinstance(request, NamesQuery):
+            return self._data_path.names.answer(request)
         return self._owner.answer(request)
 
     def notice(self, notice: OwnerNotice) -> None:
@@ -262,8 +265,8 @@ class RequestDispatcher:
     def handle(self, connection: ServerConnection, request: Request) -> Answer | Awaitable[Answer]:
         """Serve a request."""
         match request:
-            case Resolve() | Reserve() | Commit() | Inspect() | RingProgressQuery():
-                return self._owner.answer(request)
+            case Resolve() | Reserve() | Commit() | Inspect() | RingProgressQuery() | NamesQuery():
+                return self.answer(request)
             case PrefetchFor():
                 return self._prefetch_for(request, connection.cancelled(request.request))
             case PlacementQuery():

@@ -623,6 +623,25 @@ class PrefetchFor(RequestMessage, frozen=True, tag=50):
     label: str = ""
 
 
+class NamesQuery(RequestMessage, frozen=True, tag=58):
+    """Query for names of blocks of a volume, ``TENANT/NAME``, that passed the receiver lately.
+
+    ``first``: number of the first wanted span; 0 for all.
+    """
+
+    deadline_s: float
+    volume: str
+    first: int
+    label: str = ""
+
+
+class NamesAnswer(RequestMessage, frozen=True, tag=59):
+    """Answer to NamesQuery: the oldest spans, and the number after the last."""
+
+    next: int
+    spans: Spans
+
+
 # --- operator to agent
 # --------------------------------------------------------------------------------------------------
 
@@ -680,8 +699,8 @@ AgentAnswer = (
 OwnerRequest = Resolve | Reserve | Commit | Inspect | RingProgressQuery
 OwnerAnswer = Resolved | Reserved | Committed | Inspected | RingProgressAnswer | Failure
 OwnerNotice = Release | Damage | SessionEnded
-AgentRequest = OwnerRequest | PrefetchFor
-AnswerToAgent = OwnerAnswer | PrefetchDone
+AgentRequest = OwnerRequest | PrefetchFor | NamesQuery
+AnswerToAgent = OwnerAnswer | PrefetchDone | NamesAnswer
 OperatorRequest = Ping | StatusRequest | FlashWork | PlacementQuery | PrefetchFor
 AnswerToOperator = Pong | StatusDone | FlashWorkResult | PlacementAnswer | PrefetchDone | Failure
 
@@ -703,6 +722,7 @@ AnyMessage = (
     | Leaving
     | AgentRequest
     | OwnerAnswer
+    | NamesAnswer
     | OwnerNotice
     | FlashWork
     | FlashWorkResult

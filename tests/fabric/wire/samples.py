@@ -52,6 +52,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Inspected(1, b"body"),
     m.RingProgressQuery(1, 0.5),
     m.RingProgressAnswer(1, (m.ShardRingProgress("e/d/0", 3),)),
+    m.NamesQuery(1, 0.5, "tenant/volume", 7),
+    m.NamesAnswer(1, 9, SPANS),
     m.FlashWork(1, 30.0, b"body"),
     m.FlashWorkResult(1, b"body"),
     m.PlacementQuery(1, "tenant", "volume", SPANS),

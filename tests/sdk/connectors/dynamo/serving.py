@@ -13,9 +13,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from tests.sdk.connectors.vllm.follower import open_port
@@ -184,13 +185,19 @@ class DynamoWorker(GroupProcess):
 class DynamoFrontend(GroupProcess):
     """Dynamo's HTTP frontend with the KV router."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, options: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._url = f"http://127.0.0.1:{(port := open_port())}"
         super().__init__(
             folder,
             "frontend",
-            ["dynamo.frontend", "--router-mode", "kv", "--http-host", "127.0.0.1", "--http-port", str(port)],
-            {"DYN_LOG": "info,dynamo_kv_router::scheduling::selector=trace"},
+            [
+                "dynamo.frontend",
+                *("--router-mode", "kv", "--http-host", "127.0.0.1", "--http-port", str(port)),
+                *options,
+            ],
+            {"DYN_LOG": "info,dynamo_kv_router::scheduling::selector=trace", **environment},
         )
 
     def ask(self, prompt: list[int], *, worker: DynamoWorker | None = None) -> ServedAnswer:
